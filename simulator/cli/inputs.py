@@ -62,8 +62,8 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
         found[name] = convert(name, value)
     if options.get("power_cap"):
         watts, _, part = options["power_cap"].partition("/")
-        if part.strip() not in ("", "gpu", "node"):
-            raise ConfigError(f"--power-cap {options['power_cap']}: per gpu or per node", hint="--power-cap 6kW/node")
+        if part.strip() not in ("", "gpu", "node", "rack"):
+            raise ConfigError(f"--power-cap {options['power_cap']}: per gpu, node or rack", hint="--power-cap 6kW/node")
         found[f"power.{part.strip() or 'gpu'}_cap"] = watts.strip()
     for name, one in SETTINGS.items():
         said = os.environ.get(f"SIMULATE_PLAN__{name.upper()}")

@@ -40,7 +40,7 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         "network_trouble": Flag(
             bool, "What hashed flows, failed spines, slow links and incast cost, and what rerouting gives back.", "--network-trouble"
         ),
-        "power_cap": Flag(Text, "What a GPU or node may draw: 500W or 6kW/node; clocks fall with it."),
+        "power_cap": Flag(Text, "What a GPU, node or rack may draw: 500W, 6kW/node, 40kW/rack; clocks fall with it."),
         "unfold": Flag(bool, "Simulate every rank and micro-batch, not one per class and period.", "--unfold"),
     },
     "Other jobs and sites": {

@@ -53,11 +53,9 @@ def run_main(options: dict[str, Any]) -> None:
             detail=_is_detailed(options), say=say,
         )  # fmt: skip
         results, placed = _on_their_nodes(options, settings, results, say)
-        extras = _extras(options, results, request, say)._replace(**placed, **_others(options, results, say))
+        extras = _extras(options, results, request, say)._replace(**placed, **_others(options, results, request, say))
         nearby = _nearby(options, results[-1], request, say)
     write_warnings(results[-1].idle_inputs(given), said=said)
-    if request and options["flapping"]:
-        write_warnings(["--flapping is about the step: the whole run is without it"], said=said, kind="note")
     _write_files(options, results, extras, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
     if options["json_output"]:
         print(json.dumps(document(results, **extras._asdict())))
@@ -157,7 +155,9 @@ def _is_detailed(options: dict[str, Any]) -> bool:
     return bool(options["trace"] or options["report"] or options["explain"])
 
 
-def _others(options: dict[str, Any], results: Sequence[Result], say: Callable[[str], None]) -> dict[str, Any]:
+def _others(
+    options: dict[str, Any], results: Sequence[Result], request: RunRequest | None, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Train site by site, or around what is wrong with the network."""
     found: dict[str, Any] = {}
     if options["local_steps"] is not None:
@@ -166,20 +166,22 @@ def _others(options: dict[str, Any], results: Sequence[Result], say: Callable[[s
         say("sites by themselves")
         found["local_steps"] = local_steps(results[-1], options["local_steps"])
     if options["flapping"] or options["network_trouble"]:
-        found["network_trouble"] = _trouble(options, results[-1], say)
+        found |= _trouble(options, results[-1], request, say)
     return found
 
 
-def _trouble(options: dict[str, Any], result: Result, say: Callable[[str], None]) -> list[Trouble]:
-    """Simulate the step without what is wrong with its network, and around links that flap."""
-    from simulator.explore.network_trouble import REROUTE_S, Flapping, network_trouble
+def _trouble(
+    options: dict[str, Any], result: Result, request: RunRequest | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Simulate the step without what is wrong with its network, and around links that flap, which the whole run meets."""
+    from simulator.explore.network_trouble import REROUTE_S, Flapping, in_the_run, network_trouble
     from simulator.explore.training_run import parse_time
 
-    reroute = options["reroute_time"]
-    return network_trouble(
-        result, [Flapping.parse(text) for text in options["flapping"] or ()],
-        REROUTE_S if reroute is None else parse_time(reroute, "--reroute-time"), say,
-    )  # fmt: skip
+    reroute, flapping = options["reroute_time"], [Flapping.parse(text) for text in options["flapping"] or ()]
+    reroute_s = REROUTE_S if reroute is None else parse_time(reroute, "--reroute-time")
+    found = network_trouble(result, flapping, reroute_s, say)
+    met = request and replace(request, links=in_the_run(found, flapping))
+    return {"network_trouble": found, "request": met}
 
 
 def _extras(

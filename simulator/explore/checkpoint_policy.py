@@ -1,4 +1,4 @@
-"""How checkpoints are taken: while training waits, behind its back, or in the memory of other nodes.
+"""How checkpoints are taken: while training waits, behind its back, in the memory of other nodes, or in tiers.
 
 What is written behind training's back takes links from the steps that it overlaps; both are played on one network
 (:mod:`simulator.explore.overlapped`). Training then stands still only while states are copied to the host, and a checkpoint counts
@@ -7,7 +7,9 @@ once it has arrived.
 References
 ----------
 Mohan et al., "CheckFreq", FAST 2021: snapshot, then persist beside the steps. Wang et al., "GEMINI", SOSP 2023: checkpoints
-in the host memory of peers, storage behind them. Jiang et al., "MegaScale", NSDI 2024: two stages, the second of them hidden.
+in the host memory of peers, storage behind them. Moody et al., "Design, Modeling, and Evaluation of a Scalable Multi-level
+Checkpointing System" (SCR), SC 2010: local drives for what leaves the node alive, peers, storage. Jiang et al., "MegaScale",
+NSDI 2024: two stages, the second of them hidden.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ import numpy as np
 from simulator.answer import Result
 from simulator.collectives import plan_transfer
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.goodput import Checkpoint, checkpoint_of, writers_of
+from simulator.explore.goodput import Checkpoint, checkpoint_of, local_s, writers_of
 from simulator.explore.overlapped import overlap
 from simulator.kernels.host import COPY_LATENCY_S, copy_bytes_per_s
 from simulator.network.base import Flow
 from simulator.topology import Topology
 
-POLICIES = ("sync", "async", "peers")
+POLICIES = ("sync", "async", "peers", "tiers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,9 @@ class Policy:
     )
     lag_s: float = 0.0  #: From the moment that it is taken until it counts.
     storage: Checkpoint  #: The same in storage, to which a failure of peers goes back.
+    shared: Checkpoint | None = (
+        None  #: In tiers, the same in the memory of peers, to which the loss of a node goes back.
+    )
 
 
 def check_policy(name: str) -> str:
@@ -74,7 +79,8 @@ def policy_of(name: str, result: Result, stored: Checkpoint | None = None) -> Po
         return Policy(name=name, checkpoint=behind, lag_s=snapshot_s + written.traffic_beside_s, storage=behind)
     if topology.n_nodes == 1:
         raise InfeasiblePlanError(
-            "--checkpoint-policy peers: the job has one node, and its memory goes with it", hint="async, or more nodes"
+            f"--checkpoint-policy {name}: the job has one node, and its memory goes with it",
+            hint="async, or more nodes",
         )
     pairs = tuple((rank, (rank + topology.gpus_per_node) % topology.n_gpus) for rank in writers)
     sent = overlap(
@@ -86,7 +92,18 @@ def policy_of(name: str, result: Result, stored: Checkpoint | None = None) -> Po
         read_s=sent.traffic_s,
         source="memory of the next node, over the NICs",
     )
-    return Policy(name=name, checkpoint=held, lag_s=snapshot_s + sent.traffic_beside_s, storage=behind)
+    lag_s = snapshot_s + sent.traffic_beside_s
+    if name == "peers":
+        return Policy(name=name, checkpoint=held, lag_s=lag_s, storage=behind)
+    # states are copied to the host once, and go from there to drives, peers and storage
+    drives_s = local_s(stored, writers, topology)
+    local = replace(
+        stored, write_s=snapshot_s, read_s=drives_s, source="drives of each node, peers and storage behind them"
+    )
+    return Policy(
+        name=name, checkpoint=local, lag_s=max(lag_s, snapshot_s + drives_s),
+        storage=replace(behind, write_s=written.delay_s), shared=replace(held, write_s=sent.delay_s),
+    )  # fmt: skip
 
 
 def storage_flow(writers: Sequence[int], checkpoint: Checkpoint, topology: Topology) -> Flow:

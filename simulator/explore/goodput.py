@@ -89,6 +89,8 @@ def expected_run(
     lag_s: float = 0.0,
     domain_share: float = 0.0,
     stored_every: int = 1,
+    hardware_share: float = 0.0,
+    shared_every: int = 1,
 ) -> RunTime:
     """Return the expected time of a run under failures, exactly for the process described above.
 
@@ -96,8 +98,8 @@ def expected_run(
     of its ``exp(L / M) - 1`` failures, a restart of ``M (exp(R / M) - 1)``: together Daly's
     ``M exp(R / M) (exp(L / M) - 1)``. The run ends with a checkpoint. Where a checkpoint counts only a lag of ``D`` after it was
     taken, a failure finds ``exp(-D / M) / (exp(L / M) - 1)`` finished stretches behind it on average, so that ``exp(D / M)`` as many
-    failures come. Where a share of the failures takes the memory of peers, too, the run goes back to the last checkpoint in
-    storage: see :func:`failed_stretches`.
+    failures come. Where a share of the failures takes what checkpoints lie on, the run goes back to the last one that lies
+    further away: see :func:`failed_stretches`.
 
     Parameters
     ----------
@@ -111,6 +113,8 @@ def expected_run(
         From the moment that a checkpoint is taken until it counts.
     domain_share, stored_every
         Share of the failures that go back to storage, and checkpoints of which one is there.
+    hardware_share, shared_every
+        Share of the other failures that take a node with its drives, and checkpoints of which one lies beyond it.
 
     Raises
     ------
@@ -128,10 +132,13 @@ def expected_run(
         math.expm1((n * iteration_s + write_s) / mtbf_s) if n else 0.0
         for n in (full and iterations_per_checkpoint, rest)
     )
-    back = _share_going_back(domain_share, restart_s / mtbf_s)
+    n_restarts = restart_s / mtbf_s
+    back = _share_going_back(domain_share, n_restarts)
+    beyond_node = domain_share + (1.0 - domain_share) * hardware_share if shared_every > 1 else domain_share
+    back_shared = _share_going_back(beyond_node, n_restarts) - back
     n_groups, n_beyond = divmod(full, stored_every)
-    n_failed = n_groups * failed_stretches([each] * stored_every, back)
-    n_failed += failed_stretches([each] * n_beyond + [last] * bool(rest), back)
+    n_failed = n_groups * failed_stretches([each] * stored_every, back, back_shared, shared_every)
+    n_failed += failed_stretches([each] * n_beyond + [last] * bool(rest), back, back_shared, shared_every)
     running_s = mtbf_s * n_failed * math.exp(lag_s / mtbf_s)
     restarting_s = running_s * math.expm1(restart_s / mtbf_s)
     return RunTime(
@@ -153,11 +160,12 @@ def _check_that_it_ends(longest_s: float, restart_s: float, mtbf_s: float) -> No
             )
 
 
-def failed_stretches(odds: Sequence[float], back: float) -> float:
+def failed_stretches(odds: Sequence[float], back: float, back_shared: float = 0.0, shared_every: int = 1) -> float:
     """Return the expected number of failed stretches from one checkpoint in storage to the next.
 
-    A stretch fails ``e = exp(L / M) - 1`` times on average before it succeeds, and a share ``b`` of its failures repeats all
-    before it: ``F(j + 1) = F(j) + e (1 + b F(j))``, of ``k`` equal ones ``((1 + b e)^k - 1) / b``.
+    A stretch fails ``e = exp(L / M) - 1`` times on average before it succeeds. A share ``b`` of its failures repeats all
+    before it, ``F(j + 1) = F(j) + e (1 + b F(j))``, of ``k`` equal ones ``((1 + b e)^k - 1) / b``; another share repeats what came
+    since the last checkpoint beyond its node, ``F(j) - F(i)``.
 
     Parameters
     ----------
@@ -165,23 +173,27 @@ def failed_stretches(odds: Sequence[float], back: float) -> float:
         ``e`` of each stretch.
     back : float
         Share of the failed stretches after which the run goes back to storage.
+    back_shared, shared_every
+        Share after which it goes back to a checkpoint beyond its node, and checkpoints of which one lies there.
 
     Examples
     --------
     >>> failed_stretches([0.5, 0.5], 0.0), failed_stretches([0.5, 0.5], 1.0)
     (1.0, 1.25)
     """
-    n_failed = 0.0
-    for one in odds:
-        n_failed += one * (1.0 + back * n_failed)
+    n_failed = n_shared = 0.0
+    for number, one in enumerate(odds):
+        if number % shared_every == 0:
+            n_shared = n_failed
+        n_failed += one * (1.0 + back * n_failed + back_shared * (n_failed - n_shared))
     return n_failed
 
 
 def _share_going_back(domain_share: float, restarts: float) -> float:
-    """Return after which share of the failed stretches a failure of a domain comes before the run goes on.
+    """Return after which share of the failed stretches a failure of such a share comes before the run goes on.
 
     A restart that lasts so many mean times between failures is disturbed with ``q = 1 - exp(-restarts)``, again and again; none of
-    the failures is of a domain with ``(1 - d) (1 - q) / (1 - (1 - d) q)``.
+    the failures is one of them with ``(1 - d) (1 - q) / (1 - (1 - d) q)``.
     """
     stays, disturbed = 1.0 - domain_share, -math.expm1(-restarts)
     return 1.0 - stays * (1.0 - disturbed) / (1.0 - stays * disturbed)
@@ -228,6 +240,15 @@ def writers_of(plan: ParallelPlan, gpus_per_node: int) -> list[int]:
     mesh = Mesh(plan, gpus_per_node)
     replicas = range(mesh.sharding_group)
     return [mesh.rank(tp=t, replica=r, pp=p) for p in range(plan.pp) for r in replicas for t in range(plan.tp)]
+
+
+def local_s(checkpoint: Checkpoint, writers: Sequence[int], topology: Topology) -> float:
+    """Return how long the busiest node takes to write its part of a checkpoint to its own drives, or to read it."""
+    said = topology.storage.local_bandwidth_bytes_per_s if topology.storage is not None else None
+    rate = said or operation_defaults().storage.local_bandwidth_bytes_per_s
+    assert rate is not None, "the defaults say it"
+    busiest = max(Counter(topology.node_of(rank) for rank in writers).values())
+    return checkpoint.n_bytes * busiest / len(writers) / rate
 
 
 def _storage(topology: Topology) -> tuple[StorageSpec, str]:

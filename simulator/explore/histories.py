@@ -18,6 +18,8 @@ from simulator.errors import InfeasiblePlanError
 _Floats = NDArray[np.float64]
 #: failures in one history beyond which the run practically never ends
 _MOST_FAILURES = 1_000_000
+#: a link that goes down within so many seconds is the one that just did
+_SAME_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,11 @@ class FailureProcess:
     domain_share: float = 0.0
     domain_nodes: int = 1
     stored_every: int = 1  #: Checkpoints of which one is in storage, too; those between are lost with a domain.
+    shared_every: int = 1  #: Checkpoints of which one lies beyond its node, too; those between are lost with a node.
+    stalls: float = 1.0  #: How many times as long work takes for links that come and go.
+    ended_every_s: tuple[
+        float, ...
+    ] = ()  #: From one time to the next that each link goes down for so long that the job ends.
     #: Share of its speed that a job loses while a node is missing and it goes on without; None where it waits.
     elastic_loss: float | None = None
 
@@ -61,18 +68,19 @@ class Histories:
 class _Spares:
     """When each spare node of each history is free again."""
 
-    def __init__(self, process: FailureProcess, n_histories: int, rng: np.random.Generator) -> None:
-        self._process, self._rng = process, rng
+    def __init__(self, process: FailureProcess, n_histories: int) -> None:
+        self._process = process
         self._free_s = np.zeros((n_histories, process.n_spares or 0))
 
-    def wait_s(self, who: NDArray[np.int64], now_s: _Floats, is_domain: NDArray[np.bool_]) -> _Floats:
+    def wait_s(
+        self, who: NDArray[np.int64], now_s: _Floats, is_node: NDArray[np.bool_], is_domain: NDArray[np.bool_]
+    ) -> _Floats:
         """Take spares for every history whose failure broke nodes; return how long each waits for the last of them."""
         process = self._process
         waits = np.zeros(len(who))
         if process.n_spares is None:
             return waits
-        is_broken = self._rng.random(len(who)) < process.hardware_share
-        for n_nodes, which in ((1, is_broken & ~is_domain), (process.domain_nodes, is_domain)):
+        for n_nodes, which in ((1, is_node), (process.domain_nodes, is_domain)):
             chosen = np.flatnonzero(which)
             if n_nodes > process.n_spares:  # the broken nodes themselves must come back
                 waits[chosen] = process.repair_s
@@ -85,50 +93,78 @@ class _Spares:
         return waits
 
 
+class _Failures:
+    """What fails when, and what it takes with it."""
+
+    def __init__(self, process: FailureProcess, n_histories: int, rng: np.random.Generator) -> None:
+        self._process, self._rng = process, rng
+        #: ``[link, history]``: when each link goes down first
+        self._first_s = [rng.random(n_histories) * every_s for every_s in process.ended_every_s]
+
+    def next_s(self, who: NDArray[np.int64], now_s: _Floats) -> tuple[_Floats, NDArray[np.bool_]]:
+        """Return how long each history has until something fails, and whether that is a link."""
+        gap_s = self._rng.exponential(self._process.mtbf_s, len(who))
+        is_link = np.zeros(len(who), dtype=bool)
+        for first_s, every_s in zip(self._first_s, self._process.ended_every_s, strict=True):
+            down_s = np.mod(first_s[who] - now_s, every_s)
+            down_s[down_s < _SAME_S] += every_s  # this is the time that it is down now
+            is_link |= down_s < gap_s
+            gap_s = np.minimum(gap_s, down_s)
+        return gap_s, is_link
+
+    def breaks(self, is_link: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Tell which failures take a node, and which take a domain; links take neither."""
+        process, n = self._process, len(is_link)
+        is_domain, is_node = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+        if process.domain_share:
+            is_domain = (self._rng.random(n) < process.domain_share) & ~is_link
+        if process.n_spares is not None or process.shared_every > 1:
+            is_node = (self._rng.random(n) < process.hardware_share) & ~is_domain & ~is_link
+        return is_node, is_domain
+
+
 def play_histories(process: FailureProcess, n_histories: int, seed: int = 0) -> Histories:
     """Play a run many times."""
     rng = np.random.default_rng(seed)
-    spares = _Spares(process, n_histories, rng)
-    left_s = np.full(n_histories, float(process.useful_s))
+    spares, failures = _Spares(process, n_histories), _Failures(process, n_histories, rng)
+    left_s = np.full(n_histories, process.useful_s * process.stalls)
     total_s, checkpoint_s, lost_s, restart_s, waiting_s = (np.zeros(n_histories) for _ in range(5))
     n_failures = np.zeros(n_histories, dtype=np.int64)
     runs = np.ones(n_histories, dtype=bool)
-    cycle_s = process.work_s + process.write_s
+    work_s = process.work_s * process.stalls
+    cycle_s = work_s + process.write_s
     active = np.arange(n_histories)
     while len(active):
-        gap_s = rng.exponential(process.mtbf_s, len(active))
+        gap_s, is_link = failures.next_s(active, total_s[active])
         running = runs[active]
-        cycles_left = np.ceil(left_s[active] / process.work_s)
+        cycles_left = np.ceil(left_s[active] / work_s)
         need_s = np.where(running, left_s[active] + cycles_left * process.write_s, process.restart_s)
         fails = gap_s < need_s
         spent_s = np.where(fails, gap_s, need_s)
         total_s[active] += spent_s
         finished = np.floor(np.maximum(0.0, gap_s - process.lag_s) / cycle_s)
         cycles = np.where(running, np.where(fails, finished, cycles_left), 0.0)
-        kept_s = np.minimum(cycles * process.work_s, left_s[active])
+        kept_s = np.minimum(cycles * work_s, left_s[active])
         left_s[active] -= kept_s
         checkpoint_s[active] += cycles * process.write_s
         lost_s[active] += np.where(running & fails, spent_s - kept_s - cycles * process.write_s, 0.0)
         restart_s[active] += np.where(running, 0.0, spent_s)
         n_failures[active] += fails
         failed = active[fails]
-        is_domain = (
-            rng.random(len(failed)) < process.domain_share if process.domain_share else np.zeros(len(failed), bool)
-        )
-        hit = failed[is_domain]
-        n_kept = np.rint((process.useful_s - left_s[hit]) / process.work_s)
-        back_s = np.mod(n_kept, process.stored_every) * process.work_s
-        left_s[hit] += back_s
-        lost_s[hit] += back_s
-        waits = spares.wait_s(failed, total_s[failed], is_domain)
+        is_node, is_domain = failures.breaks(is_link[fails])
+        for hit, every in ((failed[is_node], process.shared_every), (failed[is_domain], process.stored_every)):
+            n_kept = np.rint((process.useful_s * process.stalls - left_s[hit]) / work_s)
+            back_s = np.mod(n_kept, every) * work_s
+            left_s[hit] += back_s
+            lost_s[hit] += back_s
+        waits = spares.wait_s(failed, total_s[failed], is_node, is_domain)
         if process.elastic_loss is not None:  # slower instead of idle, and another restart when the node is back
             loss = np.minimum(1.0, process.elastic_loss * np.where(is_domain, process.domain_nodes, 1))
             waits = np.where(waits > 0.0, waits * loss + process.restart_s, 0.0)
         total_s[failed] += waits
         waiting_s[failed] += waits
-        ended = running & ~fails
         runs[active] = ~fails  # a failure leads to a restart, an undisturbed restart to iterations
-        active = active[~ended]
+        active = active[~running | fails]
         if len(active) and n_failures.max() > _MOST_FAILURES:
             raise InfeasiblePlanError(
                 f"after {_MOST_FAILURES:,} failures a played run has not ended",

@@ -23,7 +23,7 @@ import numpy as np
 
 from simulator.answer import Result
 from simulator.errors import ConfigError
-from simulator.explore.training_run import parse_time
+from simulator.explore.training_run import LinksInRun, parse_time
 from simulator.faults import Faults, find_links
 from simulator.simulation import simulate_on
 from simulator.topology import Topology, Transport
@@ -121,6 +121,26 @@ def network_trouble(
             Trouble(trouble=words, without_s=seconds, with_s=step_s, rerouted_s=seconds if is_rerouting else None)
         )
     return found
+
+
+def in_the_run(found: Sequence[Trouble], flapping: Sequence[Flapping]) -> LinksInRun:
+    """Return what links that come and go do to a whole run, whose traffic goes around them where it can.
+
+    What several cost comes on top of each other: they are seldom down at once.
+
+    Parameters
+    ----------
+    found : sequence of Trouble
+        What :func:`network_trouble` says of the links, in their order.
+    """
+    stalls, ended_every_s = 1.0, []
+    for row, one in zip(found[: len(flapping)], flapping, strict=True):
+        step_s = row["rerouted_s"] or row["with_s"]
+        if step_s is None:
+            ended_every_s.append(one.every_s)
+        else:
+            stalls *= step_s / row["without_s"]
+    return LinksInRun(stalls=stalls, ended_every_s=tuple(ended_every_s))
 
 
 def mean_step_s(step_s: float, around_s: float | None, link: Flapping, reroute_s: float) -> float:

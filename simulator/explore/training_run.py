@@ -69,6 +69,14 @@ class Mtbf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinksInRun:
+    """What links that come and go do to a run."""
+
+    stalls: float = 1.0  #: How many times as long a step takes in the mean.
+    ended_every_s: tuple[float, ...] = ()  #: From one time to the next that each link that ends the job goes down.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """How long a run is and how it is operated; what is None is taken from the cluster file or the defaults."""
 
@@ -91,6 +99,7 @@ class RunRequest:
     domain_share: float = 0.0
     domain_nodes: int = 1
     is_elastic: bool = False  #: Whether the job goes on with fewer replicas while a node is missing.
+    links: LinksInRun = LinksInRun()  #: That come and go.
 
     @property
     def has_length(self) -> bool:
@@ -219,6 +228,7 @@ class RunSeconds(TypedDict):
     """What the time of a run is spent on."""
 
     useful_s: float  #: Iterations that count.
+    stalled_s: float  #: Standing still, or going slower, for links that come and go.
     checkpoint_s: float  #: Writing checkpoints that were finished.
     lost_s: float  #: Work, and begun checkpoints, that failures undid.
     restart_s: float  #: From failures until the job runs again.
@@ -232,6 +242,10 @@ class RunEnergy(TypedDict):
     host_w_per_gpu: float  #: Power of the rest of the node, per GPU.
     pue: float  #: Energy of the building over that of its computers.
     mean_w: float  #: Mean power of the building.
+    #: Energy of the building for a token, and where the time of a step and the powers are at the ends of their intervals.
+    j_per_token: float
+    low_j_per_token: float
+    high_j_per_token: float
     kg_co2: float  #: What making the electricity emits, as carbon dioxide.
     kg_co2_per_kwh: float  #: Of the grid.
 
@@ -241,9 +255,10 @@ class RunCheckpoint(TypedDict):
 
     bytes: int  #: Its size.
     writers: int  #: Ranks that write.
-    policy: str  #: How it is taken: ``sync``, ``async`` or ``peers``.
+    policy: str  #: How it is taken: ``sync``, ``async``, ``peers`` or ``tiers``.
     write_s: float  #: How long training stands still for it, and what it takes from the steps that it overlaps.
     lag_s: float  #: From the moment that it is taken until it counts.
+    shared_every: int  #: Checkpoints of which one leaves its node; 1 where all do.
     stored_every: int  #: Checkpoints of which one goes to storage; 1 where all do.
     interval_iterations: int  #: Optimizer steps between two.
     interval_s: float  #: The same as time.
@@ -275,6 +290,9 @@ class PlayedRuns(TypedDict):
     p90_days: float  #: A tenth of them took more.
     goodput: float  #: Mean share of the time that makes progress.
     failures: float  #: Mean number of failures.
+    gpu_hours: float  #: Of a history, in the mean.
+    cost: float | None  #: The same at the price of a GPU hour; null without one.
+    kwh: float  #: Mean energy of the building.
     waiting_days: float  #: Mean time lost to nodes that are missing: waiting, or going on with fewer replicas.
     is_elastic: bool  #: Whether the job went on with fewer replicas.
     spares: int | None  #: Nodes that stood by; null for as many as were needed.
@@ -338,24 +356,51 @@ def whole_run(
         for seconds in (iteration_s, answer["confidence"]["low_s"], answer["confidence"]["high_s"])
     )
     power = power_model(topology, pue=request.pue, kg_co2_per_kwh=request.kg_co2_per_kwh)
-    price = price_of(topology, request.price)
-    gpu_hours = plan.gpus * time.total_s / 3600.0
+    bill = _Bill(
+        n_gpus=plan.gpus, power=power, gpu_w=power.gpu_w(answer["breakdown"]), price=price_of(topology, request.price)
+    )
     n_samples = n_iterations * plan.global_batch
-    assumptions = (*run.assumptions, *_power_assumptions(power, price))
+    n_tokens = n_samples * plan.sequence_length
+    stalled_s = time.useful_s - n_iterations * iteration_s
+    assumptions = (*run.assumptions, *_power_assumptions(power, bill.price))
     return {
-        "tokens": n_samples * plan.sequence_length, "samples": n_samples, "iterations": n_iterations,
+        "tokens": n_tokens, "samples": n_samples, "iterations": n_iterations,
         "total_s": time.total_s, "days": time.total_s / S_PER_DAY, "low_days": low.total_s / S_PER_DAY,
-        "high_days": high.total_s / S_PER_DAY, "goodput": time.goodput,
+        "high_days": high.total_s / S_PER_DAY, "goodput": (time.useful_s - stalled_s) / time.total_s,
         "time": RunSeconds(
-            useful_s=time.useful_s, checkpoint_s=time.checkpoint_s, lost_s=time.lost_s, restart_s=time.restart_s),
-        "gpu_hours": gpu_hours, "cost": gpu_hours * price.gpu_hour if price else None,
-        "currency": price.currency if price else "",
-        "energy": _energy(plan.gpus, time, power, power.gpu_w(answer["breakdown"])),
+            useful_s=time.useful_s - stalled_s, stalled_s=stalled_s, checkpoint_s=time.checkpoint_s, lost_s=time.lost_s,
+            restart_s=time.restart_s),
+        "gpu_hours": bill.gpu_hours(time.total_s), "cost": bill.cost(time.total_s),
+        "currency": bill.price.currency if bill.price else "",
+        "energy": _energy(bill, (time, low, high), n_tokens),
         "checkpoint": _checkpoint(run, iteration_s, time.n_checkpoints),
         "failures": _failures(run, time.n_failures),
-        "played": _played(request, run.process),
+        "played": _played(request, run.process, bill),
         "assumptions": [{"what": what, "value": value, "source": source} for what, value, source in assumptions],
     }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bill:
+    """What time costs in money and energy."""
+
+    n_gpus: int
+    power: PowerModel
+    gpu_w: float  #: Mean power of a board during iterations.
+    price: Price | None
+
+    def gpu_hours(self, total_s: float) -> float:
+        """Return GPUs times hours."""
+        return self.n_gpus * total_s / 3600.0
+
+    def cost(self, total_s: float) -> float | None:
+        """Return the price of the GPU hours; None where nobody says one."""
+        return self.gpu_hours(total_s) * self.price.gpu_hour if self.price else None
+
+    def kwh(self, running_s: float, total_s: float) -> float:
+        """Return the building's energy: boards run while iterations do and wait otherwise; nodes and building always draw."""
+        boards_kwh = energy_kwh(self.gpu_w, running_s) + energy_kwh(self.power.idle_w, total_s - running_s)
+        return self.n_gpus * (boards_kwh + energy_kwh(self.power.host_w, total_s)) * self.power.pue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,21 +424,25 @@ def _operated(
         checkpoint, write_source = replace(checkpoint, write_s=request.write_s), "--checkpoint-time"
     mtbf = _mtbf(request, topology)
     mtbf_s = mtbf.job_s(topology.n_gpus, topology.n_nodes)
+    any_s = _with_links_s(mtbf_s, request.links.ended_every_s)
     phases, restart_source = restart_of(request.restart, topology)
-    restart = mean_restart(phases, load_s=_read_s(request, policy), hardware_share=mtbf.hardware_share)
+    hardware_share = mtbf.hardware_share * any_s / mtbf_s if math.isfinite(mtbf_s) else 0.0
+    restart = mean_restart(phases, load_s=_read_s(request, policy, mtbf), hardware_share=hardware_share)
     per_checkpoint, interval_source = _interval(
-        request, n_iterations, iteration_s, checkpoint.write_s, mtbf_s, least_s=policy.lag_s
+        request, n_iterations, iteration_s, checkpoint.write_s, any_s, least_s=policy.lag_s
     )
-    stored_every = _stored_every(request, policy, per_checkpoint * iteration_s, mtbf_s)
-    checkpoint = _with_storage(policy, checkpoint, stored_every)
+    shared_every, stored_every = _every(request, policy, mtbf, per_checkpoint * iteration_s, mtbf_s)
+    checkpoint = _with_tiers(policy, checkpoint, shared_every, stored_every)
     process = FailureProcess(
         useful_s=n_iterations * iteration_s, work_s=iteration_s * per_checkpoint, write_s=checkpoint.write_s, mtbf_s=mtbf_s,
         restart_s=total_s(restart), hardware_share=mtbf.hardware_share, n_spares=request.n_spares,
         repair_s=request.repair_s, lag_s=policy.lag_s, domain_share=request.domain_share, domain_nodes=request.domain_nodes,
-        stored_every=stored_every, elastic_loss=_lost_share(plan, topology) if request.is_elastic else None,
+        shared_every=shared_every, stored_every=stored_every, stalls=request.links.stalls,
+        ended_every_s=request.links.ended_every_s, elastic_loss=_lost_share(plan, topology) if request.is_elastic else None,
     )  # fmt: skip
     assumptions = (
         ("mean time between failures", _mtbf_words(mtbf, mtbf_s), mtbf.source),
+        *_link_assumptions(request.links),
         ("restart", f"{format_duration(process.restart_s)}: {in_words(restart)}", restart_source),
         ("checkpoint", f"{format_bytes(checkpoint.n_bytes)} in {format_duration(checkpoint.write_s)}", write_source),
         ("checkpoint interval", f"{per_checkpoint:,} iteration{'s' if per_checkpoint > 1 else ''}", interval_source),
@@ -421,13 +470,36 @@ def written_beside(
     return replace(checkpoint, write_s=factor * checkpoint.write_s)
 
 
+def _with_links_s(mtbf_s: float, ended_every_s: Sequence[float]) -> float:
+    """Return the mean time between failures where links end the job, too, as if they went down at random."""
+    rate = 1.0 / mtbf_s + sum(1.0 / every_s for every_s in ended_every_s)
+    return 1.0 / rate if rate else math.inf
+
+
+def _link_assumptions(links: LinksInRun) -> list[tuple[str, str, str]]:
+    found = []
+    if links.stalls > 1.0:
+        found.append(
+            ("links that come and go", f"steps of {links.stalls:.4f} times the length in the mean", "--flapping")
+        )
+    if links.ended_every_s:
+        every = ", ".join(f"every {format_duration(every_s)}" for every_s in links.ended_every_s)
+        found.append(("links that end the job", f"{every}, each a failure with its restart", "--flapping"))
+    return found
+
+
 def _expected(run: _Operated, n_iterations: int, iteration_s: float) -> RunTime:
-    """Return the expected time of the run where an iteration takes so long."""
+    """Return the expected time of the run where an iteration takes so long while all links are up."""
     process = run.process
+    mtbf_s = _with_links_s(process.mtbf_s, process.ended_every_s)
+    random_share = mtbf_s / process.mtbf_s if math.isfinite(process.mtbf_s) else 0.0
+    domain_share = random_share * process.domain_share
+    node_share = random_share * (1.0 - process.domain_share) * process.hardware_share
     return expected_run(
-        n_iterations, iteration_s, iterations_per_checkpoint=run.per_checkpoint, write_s=process.write_s,
-        mtbf_s=process.mtbf_s, restart_s=process.restart_s, lag_s=process.lag_s, domain_share=process.domain_share,
-        stored_every=process.stored_every,
+        n_iterations, iteration_s * process.stalls, iterations_per_checkpoint=run.per_checkpoint, write_s=process.write_s,
+        mtbf_s=mtbf_s, restart_s=process.restart_s, lag_s=process.lag_s, domain_share=domain_share,
+        stored_every=process.stored_every, hardware_share=node_share / (1.0 - domain_share) if domain_share < 1.0 else 0.0,
+        shared_every=process.shared_every,
     )  # fmt: skip
 
 
@@ -443,33 +515,49 @@ def _power_assumptions(power: PowerModel, price: Price | None) -> list[tuple[str
     return found
 
 
-def _energy(n_gpus: int, time: RunTime, power: PowerModel, gpu_w: float) -> RunEnergy:
-    """Return what the run draws: boards run while iterations do and wait otherwise; nodes and building always draw."""
-    running_s = time.useful_s + time.lost_s
-    boards_kwh = energy_kwh(gpu_w, running_s) + energy_kwh(power.idle_w, time.total_s - running_s)
-    kwh = n_gpus * (boards_kwh + energy_kwh(power.host_w, time.total_s)) * power.pue
-    mean_w = kwh * J_PER_KWH / time.total_s
+def _energy(bill: _Bill, times: tuple[RunTime, RunTime, RunTime], n_tokens: int) -> RunEnergy:
+    """Return what the run draws, and for a token at both ends of the intervals of time and power, which are independent."""
+    kwh, low_kwh, high_kwh = (bill.kwh(time.useful_s + time.lost_s, time.total_s) for time in times)
+    power, deviation = bill.power, operation_defaults().power.deviation
+    j_per_token = kwh * J_PER_KWH / n_tokens if n_tokens else 0.0
     return {
-        "kwh": kwh, "gpu_w": gpu_w, "host_w_per_gpu": power.host_w, "pue": power.pue, "mean_w": mean_w,
+        "kwh": kwh, "gpu_w": bill.gpu_w, "host_w_per_gpu": power.host_w, "pue": power.pue,
+        "mean_w": kwh * J_PER_KWH / times[0].total_s, "j_per_token": j_per_token,
+        "low_j_per_token": j_per_token * (1.0 - math.hypot(1.0 - low_kwh / kwh, deviation)),
+        "high_j_per_token": j_per_token * (1.0 + math.hypot(high_kwh / kwh - 1.0, deviation)),
         "kg_co2": kwh * power.kg_co2_per_kwh, "kg_co2_per_kwh": power.kg_co2_per_kwh,
     }  # fmt: skip
 
 
-def _stored_every(request: RunRequest, policy: Policy, interval_s: float, mtbf_s: float) -> int:
-    """Return of how many checkpoints in peers' memory one goes to storage: Young's optimum for failures of whole domains."""
-    if policy.name != "peers" or not request.domain_share or math.isinf(mtbf_s):
-        return 1 if policy.name != "peers" else _SELDOM
-    optimum_s = young_interval_s(policy.storage.write_s, mtbf_s / request.domain_share)
-    return max(1, round(optimum_s / interval_s))
+def _every(request: RunRequest, policy: Policy, mtbf: Mtbf, interval_s: float, mtbf_s: float) -> tuple[int, int]:
+    """Return of how many checkpoints one leaves its node, and of how many one goes to storage.
+
+    Young's optimum for the failures that need it: those of whole domains, those of nodes and domains.
+    """
+
+    def optimum(write_s: float, share: float) -> int:
+        if not share or math.isinf(mtbf_s):
+            return _SELDOM
+        return max(1, round(young_interval_s(write_s, mtbf_s / share) / interval_s))
+
+    if policy.name not in ("peers", "tiers"):
+        return 1, 1
+    stored_every = optimum(policy.storage.write_s, request.domain_share)
+    if policy.shared is None:
+        return 1, stored_every
+    beyond = request.domain_share + (1.0 - request.domain_share) * mtbf.hardware_share
+    shared_every = min(stored_every, optimum(policy.shared.write_s, beyond))
+    return shared_every, max(1, round(stored_every / shared_every)) * shared_every
 
 
 def _checkpoint(run: _Operated, iteration_s: float, count: int) -> RunCheckpoint:
-    mtbf_s, checkpoint = run.process.mtbf_s, run.policy.checkpoint
+    process, checkpoint = run.process, run.policy.checkpoint
+    mtbf_s = _with_links_s(process.mtbf_s, process.ended_every_s)
     fails = math.isfinite(mtbf_s)
     return {
         "bytes": checkpoint.n_bytes, "writers": checkpoint.n_writers, "policy": run.policy.name, "write_s": checkpoint.write_s,
-        "lag_s": run.policy.lag_s, "stored_every": run.process.stored_every, "interval_iterations": run.per_checkpoint,
-        "interval_s": run.per_checkpoint * iteration_s, "count": count,
+        "lag_s": run.policy.lag_s, "shared_every": process.shared_every, "stored_every": process.stored_every,
+        "interval_iterations": run.per_checkpoint, "interval_s": run.per_checkpoint * iteration_s, "count": count,
         "young_interval_s": young_interval_s(checkpoint.write_s, mtbf_s) if fails else None,
         "daly_interval_s": daly_interval_s(checkpoint.write_s, mtbf_s) if fails else None,
     }  # fmt: skip
@@ -482,23 +570,31 @@ def _lost_share(plan: ParallelPlan, topology: Topology) -> float:
 
 def _failures(run: _Operated, expected: float) -> RunFailures:
     process = run.process
+    mtbf_s = _with_links_s(process.mtbf_s, process.ended_every_s)
+    n_random = expected * mtbf_s / process.mtbf_s if math.isfinite(process.mtbf_s) else 0.0
+    by_part = by_component(n_random, run.mtbf.components)
+    if process.ended_every_s:
+        by_part["links that come and go"] = expected - n_random
     return {
-        "mtbf_s": process.mtbf_s if math.isfinite(process.mtbf_s) else None, "expected": expected,
+        "mtbf_s": mtbf_s if math.isfinite(mtbf_s) else None, "expected": expected,
         "restart_s": process.restart_s, "restart_phases": run.restart, "domain_nodes": process.domain_nodes,
-        "domain_share": process.domain_share, "by_component": by_component(expected, run.mtbf.components),
+        "domain_share": process.domain_share, "by_component": by_part,
     }  # fmt: skip
 
 
-def _played(request: RunRequest, process: FailureProcess) -> PlayedRuns | None:
+def _played(request: RunRequest, process: FailureProcess, bill: _Bill) -> PlayedRuns | None:
     """Return what the histories that are asked for say."""
-    if not request.n_histories or math.isinf(process.mtbf_s):
+    if not request.n_histories or (math.isinf(process.mtbf_s) and not process.ended_every_s):
         return None
     found = play_histories(process, request.n_histories, request.seed)
+    mean_s, waiting_s = float(found.total_s.mean()), float(found.waiting_s.mean())
+    still_s = float((found.checkpoint_s + found.restart_s).mean()) + (0.0 if request.is_elastic else waiting_s)
     return {
-        "histories": len(found.total_s), "seed": request.seed, "mean_days": float(found.total_s.mean()) / S_PER_DAY,
+        "histories": len(found.total_s), "seed": request.seed, "mean_days": mean_s / S_PER_DAY,
         "p10_days": found.quantile_s(0.1) / S_PER_DAY, "p50_days": found.quantile_s(0.5) / S_PER_DAY,
         "p90_days": found.quantile_s(0.9) / S_PER_DAY, "goodput": float((process.useful_s / found.total_s).mean()),
-        "failures": float(found.n_failures.mean()), "waiting_days": float(found.waiting_s.mean()) / S_PER_DAY,
+        "failures": float(found.n_failures.mean()), "gpu_hours": bill.gpu_hours(mean_s), "cost": bill.cost(mean_s),
+        "kwh": bill.kwh(mean_s - still_s, mean_s), "waiting_days": waiting_s / S_PER_DAY,
         "is_elastic": request.is_elastic, "spares": request.n_spares, "repair_s": request.repair_s,
     }  # fmt: skip
 
@@ -511,6 +607,10 @@ def _mtbf(request: RunRequest, topology: Topology) -> Mtbf:
     source = f"cluster file: {said.source or 'no source given'}" if said else ""
     if said and (said.node_mtbf_s or said.gpu_mtbf_s):
         return _stated(said, source)
+    device = topology.device(0).name
+    for name, rate in failure_rates().items():
+        if device.startswith(rate.devices):
+            return parse_mtbf(name)
     defaults = operation_defaults().failures
     return _stated(defaults, defaults.source)
 
@@ -523,17 +623,23 @@ def _stated(said: FailureSpec, source: str) -> Mtbf:
     return Mtbf(seconds=said.gpu_mtbf_s, per="gpu", source=source)
 
 
-def _read_s(request: RunRequest, policy: Policy) -> float:
-    """Return how long reading a checkpoint takes in the mean: a failed domain takes the peers' memory with it."""
-    from_storage = request.domain_share if policy.name == "peers" else 0.0
-    return (1.0 - from_storage) * policy.checkpoint.read_s + from_storage * policy.storage.read_s
+def _read_s(request: RunRequest, policy: Policy, mtbf: Mtbf) -> float:
+    """Return how long reading a checkpoint takes in the mean: what fails takes checkpoints with it."""
+    if policy.name not in ("peers", "tiers"):
+        return policy.checkpoint.read_s
+    stays = (1.0 - mtbf.hardware_share) * policy.checkpoint.read_s
+    shared = policy.shared or policy.checkpoint
+    return request.domain_share * policy.storage.read_s + (1.0 - request.domain_share) * (
+        stays + mtbf.hardware_share * shared.read_s
+    )
 
 
-def _with_storage(policy: Policy, checkpoint: Checkpoint, stored_every: int) -> Checkpoint:
-    """Return a checkpoint with its share of those that go from peers' memory to storage."""
-    if policy.name != "peers":
+def _with_tiers(policy: Policy, checkpoint: Checkpoint, shared_every: int, stored_every: int) -> Checkpoint:
+    """Return a checkpoint with its share of those that leave their node, and of those that go to storage."""
+    if policy.name not in ("peers", "tiers"):
         return checkpoint
-    return replace(checkpoint, write_s=checkpoint.write_s + policy.storage.write_s / stored_every)
+    shared_s = policy.shared.write_s / shared_every if policy.shared else 0.0
+    return replace(checkpoint, write_s=checkpoint.write_s + shared_s + policy.storage.write_s / stored_every)
 
 
 def _interval(

@@ -329,8 +329,10 @@ def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float, st
     if run["cost"] is not None:
         yield "cost", "cost", run["cost"], f"{run['cost']:,.0f} {run['currency']}".strip()
     energy = run["energy"]
+    low, middle, high = (f"{energy[f'{end}j_per_token']:.3g}" for end in ("low_", "", "high_"))
     per_gpu = (
-        f"{energy['gpu_w']:.0f} W per GPU and {energy['host_w_per_gpu']:.0f} W of its node, PUE {energy['pue']:.3g}"
+        f"{energy['gpu_w']:.0f} W per GPU and {energy['host_w_per_gpu']:.0f} W of its node, PUE {energy['pue']:.3g}; "
+        f"{middle} J per token, {low} to {high}"
     )
     yield "energy", "energy.kwh", energy["kwh"], f"{_energy(energy['kwh'])} ({per_gpu})"
     grid = f"{_mass(energy['kg_co2'])} ({energy['kg_co2_per_kwh']:.3g} kg per kWh)"
@@ -357,6 +359,8 @@ def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float, st
         middle, low, high = (format_duration(played[f"{key}_days"] * 86400.0) for key in ("p50", "p10", "p90"))
         words = f"{middle} at the median of {played['histories']:,} (80 % between {low} and {high}), goodput {played['goodput']:.2%}"
         waiting = format_duration(played["waiting_days"] * 86400.0)
+        money = "" if played["cost"] is None else f", {played['cost']:,.0f} {run['currency']}".rstrip()
+        words += f"{money}, {_energy(played['kwh'])}"
         yield (
             "played",
             "played.p50_days",
@@ -377,7 +381,7 @@ def _energy(kwh: float) -> str:
 
 
 def _losses(run: Mapping[str, Any]) -> str:
-    names = {"checkpoint_s": "checkpoints", "lost_s": "lost work", "restart_s": "restarts"}
+    names = {"stalled_s": "links down", "checkpoint_s": "checkpoints", "lost_s": "lost work", "restart_s": "restarts"}
     parts = [f"{label} {run['time'][key] / run['total_s']:.2%}" for key, label in names.items() if run["time"][key] > 0]
     return f" ({', '.join(parts)})" if parts else ""
 

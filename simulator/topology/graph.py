@@ -163,7 +163,7 @@ class Topology:
     @cached_property
     def _device(self) -> Device:
         device = load_device(self.spec.node.device)
-        cap_w = self.spec.power.cap_w(self.gpus_per_host) if self.spec.power is not None else None
+        cap_w = self.spec.power.cap_w(self.node.gpus, self.node.hosts) if self.spec.power is not None else None
         return device if cap_w is None else replace(device, power_cap_w=cap_w)
 
     def nics_of(self, rank: int) -> tuple[int, ...]:

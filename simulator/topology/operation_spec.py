@@ -29,6 +29,7 @@ class StorageSpec(Spec):
     node_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="node_bandwidth", gt=0)
     write_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="write_bandwidth", gt=0)
     node_write_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="node_write_bandwidth", gt=0)
+    local_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="local_bandwidth", gt=0)
     latency_s: Time = Field(default=0.0, alias="latency", ge=0)
 
     @model_validator(mode="after")
@@ -49,24 +50,41 @@ class PowerSpec(Spec):
     host_w: Power | None = Field(default=None, alias="host", ge=0)
     gpu_cap_w: Power | None = Field(default=None, alias="gpu_cap", gt=0)
     node_cap_w: Power | None = Field(default=None, alias="node_cap", gt=0)
+    rack_cap_w: Power | None = Field(default=None, alias="rack_cap", gt=0)
+    nodes_per_rack: int | None = Field(default=None, ge=1)
     pue: float | None = Field(default=None, ge=1, le=10)
     kg_co2_per_kwh: float | None = Field(default=None, ge=0, le=5)
 
-    def cap_w(self, gpus_per_host: int) -> float | None:
+    def cap_w(self, n_gpus: int, n_hosts: int) -> float | None:
         """Return what a board may draw at most by the operator's will; None where the file says nothing of it.
 
-        A limit of a node is shared by its boards once the rest of the node has its part.
+        A limit of a node or rack is shared by its boards once the rest of them has its part.
+
+        Parameters
+        ----------
+        n_gpus, n_hosts : int
+            Of what NVLink joins: a rack where these are several hosts, a node otherwise.
         """
+        rest_w = operation_defaults().host.per_gpu_w if self.host_w is None else self.host_w / n_gpus
         caps = [] if self.gpu_cap_w is None else [self.gpu_cap_w]
-        if self.node_cap_w is not None:
-            rest_w = operation_defaults().host.per_gpu_w * gpus_per_host if self.host_w is None else self.host_w
-            if self.node_cap_w <= rest_w:
+        for what, watts, n_boards in (
+            ("node", self.node_cap_w, n_gpus // n_hosts), ("rack", self.rack_cap_w, self._rack(n_hosts) * n_gpus),
+        ):  # fmt: skip
+            if watts is None:
+                continue
+            if watts <= n_boards * rest_w:
                 raise ConfigError(
-                    f"power.node_cap: {self.node_cap_w:,.0f} W leave nothing for GPUs beside {rest_w:,.0f} W of the rest of a node",
-                    hint="raise it, or say the rest of the node: power.host",
+                    f"power.{what}_cap: {watts:,.0f} W leave nothing for GPUs beside {n_boards * rest_w:,.0f} W of the rest of a {what}",
+                    hint="raise it, or say the rest of a node: power.host",
                 )
-            caps.append((self.node_cap_w - rest_w) / gpus_per_host)
+            caps.append(watts / n_boards - rest_w)
         return min(caps, default=None)
+
+    def _rack(self, n_hosts: int) -> int:
+        """Return how many nodes share a rack."""
+        if self.nodes_per_rack is None and self.rack_cap_w is not None and n_hosts == 1:
+            raise ConfigError("power.rack_cap: how many nodes share a rack?", hint="--set power.nodes_per_rack=4")
+        return self.nodes_per_rack or 1
 
 
 class PriceSpec(Spec):
@@ -123,6 +141,7 @@ class PowerShares(Spec):
     gpu_compute: Share
     gpu_communication: Share
     gpu_idle: Share
+    deviation: Share
 
 
 class HostPower(Spec):
@@ -169,6 +188,7 @@ class FailureRate(FailureSpec):
 
     hardware: Share = 1.0
     components: dict[str, Share] = Field(default_factory=dict)
+    devices: tuple[str, ...] = ()  #: Beginnings of the names of devices that have it by default.
 
 
 class FailureRates(Spec):

@@ -70,6 +70,18 @@ def test_peers_send_at_the_rate_of_their_nics():
     )  # it arrives no sooner than it takes alone, after it was copied to the host
 
 
+def test_drives_hold_what_leaves_a_node_alive():
+    """Four nodes write 14 bytes of each parameter to drives of 8 GB/s each, and copy it to the host only once."""
+    result = answer(**{"storage.local_bandwidth": "8 GB/s", "storage.node_bandwidth": "1 GB/s"})
+    tiers, peers, stored = (policy_of(name, result) for name in ("tiers", "peers", "async"))
+    drives_s = 14 * result.spec.n_parameters / 4 / 8e9
+    assert tiers.checkpoint.read_s == pytest.approx(drives_s)
+    assert tiers.lag_s == pytest.approx(tiers.checkpoint.write_s + drives_s)
+    assert tiers.shared.read_s == peers.checkpoint.read_s and tiers.storage.read_s == stored.checkpoint.read_s
+    assert tiers.checkpoint.write_s + tiers.shared.write_s == pytest.approx(peers.checkpoint.write_s)
+    assert tiers.checkpoint.write_s + tiers.storage.write_s == pytest.approx(stored.checkpoint.write_s)
+
+
 @pytest.mark.parametrize(("policy", "figure"), [("sync", "write_s"), ("async", "lag_s")])
 def test_what_goes_to_storage_waits_for_the_checkpoints_of_other_jobs(policy, figure):
     """Both write 1 GB/s alone and half of it together: twice as long for the share of the time that the other writes.

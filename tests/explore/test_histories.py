@@ -164,3 +164,44 @@ def test_the_closed_form_goes_back_to_storage_as_often_as_histories_do(share: fl
         assert values.mean() == pytest.approx(
             mean, abs=4.0 * values.std() / math.sqrt(4000) + 0.002 * mean * bool(lag_s)
         )
+
+
+def test_what_stays_in_the_node_is_lost_with_it() -> None:
+    """If every failure takes a node, and every fourth checkpoint leaves it, a stretch is four checkpoints long."""
+    found = play_histories(replace(PROCESS, shared_every=4), 2000, seed=2)
+    wanted = expected_run(
+        60, 4 * 3600.0 + 3 * 60.0, iterations_per_checkpoint=1, write_s=60.0, mtbf_s=6 * 3600.0, restart_s=900.0
+    )
+    assert found.total_s.mean() == pytest.approx(wanted.total_s, rel=0.01)
+    software = play_histories(replace(PROCESS, shared_every=4, hardware_share=0.0), 2000, seed=2)
+    assert software.total_s.mean() == pytest.approx(play_histories(PROCESS, 2000, seed=2).total_s.mean(), rel=0.01)
+
+
+def test_three_tiers_are_what_the_closed_form_says() -> None:
+    """The two are written apart: a recurrence over stretches, and failures one by one."""
+    tiers = replace(
+        PROCESS, useful_s=48 * 3600.0 * 4, shared_every=3, stored_every=12, hardware_share=0.5, domain_share=0.1
+    )
+    found = play_histories(tiers, 4000, seed=4)
+    wanted = expected_run(
+        192, 3600.0, iterations_per_checkpoint=1, write_s=60.0, mtbf_s=6 * 3600.0, restart_s=900.0, domain_share=0.1,
+        stored_every=12, hardware_share=0.5, shared_every=3,
+    )  # fmt: skip
+    assert found.total_s.mean() == pytest.approx(wanted.total_s, abs=4.0 * found.total_s.std() / math.sqrt(4000))
+
+
+def test_a_link_ends_the_job_as_often_as_it_goes_down() -> None:
+    """Every 1,000 s: 100 s of restart, and of the 900 s of work behind it three stretches of 250 s are kept."""
+    process = FailureProcess(
+        useful_s=750_000.0, work_s=250.0, write_s=0.0, mtbf_s=math.inf, restart_s=100.0, ended_every_s=(1000.0,),
+        n_spares=0, repair_s=DAY,
+    )  # fmt: skip
+    found = play_histories(process, 50)
+    assert found.total_s == pytest.approx(np.full(50, 1e6), rel=0.002)
+    assert found.n_failures == pytest.approx(np.full(50, 1000), abs=2)
+    assert found.waiting_s.max() == 0.0  # it takes no node away
+
+
+def test_steps_that_wait_for_a_link_take_so_many_times_as_long() -> None:
+    found = play_histories(replace(PROCESS, mtbf_s=math.inf, stalls=1.25), 2)
+    assert found.total_s == pytest.approx(np.full(2, 1.25 * 10 * DAY + 240 * 60.0))

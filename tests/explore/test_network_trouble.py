@@ -12,7 +12,7 @@ from simulator.cli.main import app
 from simulator.collectives import plan_collective
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import scenario_of
-from simulator.explore.network_trouble import GIVEN_UP_S, Flapping, in_words, mean_step_s, network_trouble
+from simulator.explore.network_trouble import GIVEN_UP_S, Flapping, in_the_run, in_words, mean_step_s, network_trouble
 from simulator.faults import Faults
 from simulator.simulation import simulate
 from simulator.topology import load_topology
@@ -184,6 +184,29 @@ def test_only_what_has_ways_beside_it_flaps():
 def test_a_refusal_names_the_flag_that_it_is_about():
     with pytest.raises(ConfigError, match=r"^--flapping node9\.nic: the run has nodes 0 to 1"):
         network_trouble(answer(), [Flapping(link="node9.nic", down_s=1.0, every_s=2.0)])
+
+
+def test_a_whole_run_meets_the_links_that_come_and_go():
+    """Traffic goes around where it can, waits a tenth of the time where it cannot, and ends where RDMA gives up."""
+    [around], [alone] = (
+        network_trouble(one, [flapping])
+        for one in (answer(), answer(**{"node.nics.count": "1"}))
+        for flapping in (Flapping(link="node0.nic", down_s=10.0, every_s=100.0),)
+    )
+    flapping = Flapping(link="node0.nic", down_s=10.0, every_s=100.0)
+    assert in_the_run([around], [flapping]).stalls == pytest.approx(around["rerouted_s"] / around["without_s"])
+    both = in_the_run([alone, alone], [flapping, flapping])
+    assert both.stalls == pytest.approx(1 / 0.9**2) and both.ended_every_s == ()
+    long = Flapping(link="node0.nic", down_s=40.0, every_s=4000.0)
+    found = network_trouble(answer(**{"node.nics.count": "1"}), [long])
+    assert in_the_run(found, [long]).ended_every_s == (4000.0,) and in_the_run(found, [long]).stalls == 1.0
+
+
+def test_the_command_line_plays_links_that_come_and_go():
+    base = ["--topology", "dgx-h100", "--set", "nodes=2", "--set", "node.nics.count=1", "--model", "gpt2-large", "--gpus", "16",
+            "--micro-batch", "1", "--sharding", "zero3", "--tokens", "1B", "--mtbf", "none"]  # fmt: skip
+    shown = CliRunner().invoke(app, [*base, "--flapping", "node0.nic=10 s/100 s"])
+    assert shown.exit_code == 0 and "links down 10.00%" in shown.stdout, shown.output
 
 
 def test_a_time_until_rerouting_without_a_link_that_flaps_is_said_to_be_idle():

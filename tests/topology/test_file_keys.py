@@ -15,7 +15,7 @@ from simulator.config import Spec, resolve_name
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.checkpoint_policy import synchronous
 from simulator.explore.energy import power_model, price_of
-from simulator.explore.goodput import checkpoint_of
+from simulator.explore.goodput import checkpoint_of, local_s
 from simulator.explore.training_run import RunRequest, whole_run
 from simulator.kernels import RooflineKernels
 from simulator.kernels.host import copy_bytes_per_s
@@ -179,6 +179,7 @@ CASES = {
     ("StorageSpec", "node_bandwidth"): (STORAGE, "storage.node_bandwidth", "0.1 GB/s"),
     ("StorageSpec", "write_bandwidth"): (STORAGE, "storage.write_bandwidth", "1 GB/s"),
     ("StorageSpec", "node_write_bandwidth"): (STORAGE, "storage.node_write_bandwidth", "0.1 GB/s"),
+    ("StorageSpec", "local_bandwidth"): (STORAGE, "storage.local_bandwidth", "1 GB/s"),
     ("StorageSpec", "latency"): (STORAGE, "storage.latency", "1 s"),
     ("PowerSpec", "gpu_compute"): ({}, "power.gpu_compute", "300 W"),
     ("PowerSpec", "gpu_communication"): ({}, "power.gpu_communication", "100 W"),
@@ -186,6 +187,8 @@ CASES = {
     ("PowerSpec", "host"): ({}, "power.host", "2 kW"),
     ("PowerSpec", "gpu_cap"): ({}, "power.gpu_cap", "150 W"),
     ("PowerSpec", "node_cap"): ({}, "power.node_cap", "1.6 kW"),
+    ("PowerSpec", "rack_cap"): ({"power": {"nodes_per_rack": 2}}, "power.rack_cap", "3.2 kW"),
+    ("PowerSpec", "nodes_per_rack"): ({"power": {"rack_cap": "6.4 kW", "nodes_per_rack": 1}}, "power.nodes_per_rack", 4),
     ("PowerSpec", "kg_co2_per_kwh"): ({}, "power.kg_co2_per_kwh", 0.05),
     ("PowerSpec", "pue"): ({}, "power.pue", 2.0),
     ("PriceSpec", "gpu_hour"): ({"price": {"gpu_hour": 1.0}}, "price.gpu_hour", 2.0),
@@ -263,6 +266,7 @@ def operation(topology):
         numbers,
         loading_of(plan, topology, 1e9),
         checkpoint,
+        local_s(checkpoint, [0], topology),
         power_model(topology),
         price_of(topology),
     ]

@@ -23,6 +23,17 @@ def test_a_limit_of_a_node_is_shared_by_its_boards_after_the_rest_of_it():
         capped(node_cap="1.9 kW").device(0)
 
 
+def test_a_limit_of_a_rack_is_shared_by_its_nodes():
+    """Four nodes of 5,920 W; a rack of NVL72 is what NVLink joins: (72 x 1,000 W + 72 x 240 W) leave each board 1,000 W."""
+    assert capped(rack_cap="23.68 kW", nodes_per_rack="4").device(0).most_power_w == pytest.approx(500.0)
+    with pytest.raises(ConfigError, match="how many nodes share a rack"):
+        capped(rack_cap="23.68 kW").device(0)
+    rack = load_topology("gb200-nvl72", overrides={"power.rack_cap": "89.28 kW"})
+    assert rack.device(0).most_power_w == pytest.approx(1000.0)
+    host = load_topology("gb200-nvl72", overrides={"power.node_cap": "4.96 kW"})  # 18 of them, with four boards each
+    assert host.device(0).most_power_w == pytest.approx(1000.0)
+
+
 def test_a_board_draws_no_more_than_the_cap_and_no_more_than_its_file_says():
     assert power_model(capped(gpu_compute="600 W", gpu_cap="400 W")).compute_w == 400.0
     assert power_model(capped(gpu_compute="300 W", gpu_cap="400 W")).compute_w == 300.0
