@@ -98,7 +98,7 @@ class ModelCosts:
             self._issue_ps[key] = to_ps(
                 issue_s(device, mode, op.phase, n_pieces=n_pieces, is_call=is_call, is_quantised=self._is_quantised)
             )
-        return self._issue_ps[key]
+        return self._issue_ps[key] + (to_ps(op.host_s) if isinstance(op, Collective) else 0)
 
     def flow(self, op: Collective | Transfer) -> Flow:
         """Load of a communication on the links."""

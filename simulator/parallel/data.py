@@ -65,6 +65,8 @@ class DataParallel:
         after: tuple[int, ...],
         phase: Phase = "backward",
         groups: Groups = (),
+        *,
+        host_s: float = 0.0,
     ) -> int:
         """Append one collective on this strategy's stream, by default of the axis's groups as they are."""
         self._sequence += 1
@@ -76,6 +78,7 @@ class DataParallel:
             groups=groups,
             phase=phase,
             name=name,
+            host_s=host_s,
         )
         key = None if self.communicators.folded else self.communicators.key(axis, (STREAM, self._sequence))
         stream = STREAM if axis != "replicate" else "replicate"

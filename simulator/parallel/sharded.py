@@ -197,29 +197,31 @@ class FullySharded(DataParallel):
             needs = after
             if self.plan.offload_parameters == "cpu":
                 needs = (self.copy(tasks, "from_host", n_bytes // self.communicators.size(axis), after, phase),)
-            self.issue(tasks, "all_gather", phase)
-            index = self.collective(tasks, "all_gather", axis, n_bytes, needs, phase)
+            host_s = self.issue(tasks, "all_gather", phase)
+            index = self.collective(tasks, "all_gather", axis, n_bytes, needs, phase, host_s=host_s)
         assert index >= 0, "a unit has parameters"
         return index
 
-    def issue(self, tasks: TaskList, collective: str, phase: Phase) -> None:
-        """Insert the host's work for one message beside its launch."""
+    def issue(self, tasks: TaskList, collective: str, phase: Phase) -> float:
+        """Return the host's work for one message beside its launch, in seconds; insert what waits for the device."""
+        return 0.0
 
     def reduce_scatter(self, tasks: TaskList, n_elements: int, after: tuple[int, ...]) -> int:
         """Reduce one message to its owners, across replicas too, and send the shard to the host if it is stepped there."""
-        self.issue(tasks, "reduce_scatter", "backward")
+        host_s = self.issue(tasks, "reduce_scatter", "backward")
         n_bytes = n_elements * self.element_bytes
         shard_bytes = n_bytes // self.communicators.size("shard")
-        scattered = self.scatter(tasks, n_elements, after)
+        scattered = self.scatter(tasks, n_elements, after, host_s)
         if self.communicators.size("replicate") > 1:
             scattered = self.collective(tasks, "all_reduce", "replicate", shard_bytes, (scattered,))
         if self.plan.offload_optimizer == "cpu":
             scattered = self.copy(tasks, "to_host", shard_bytes, (scattered,))
         return scattered
 
-    def scatter(self, tasks: TaskList, n_elements: int, after: tuple[int, ...]) -> int:
+    def scatter(self, tasks: TaskList, n_elements: int, after: tuple[int, ...], host_s: float) -> int:
         """Reduce one message inside the sharding group."""
-        return self.collective(tasks, "reduce_scatter", "shard", n_elements * self.element_bytes, after)
+        n_bytes = n_elements * self.element_bytes
+        return self.collective(tasks, "reduce_scatter", "shard", n_bytes, after, host_s=host_s)
 
     def after_step(self, tasks: TaskList, optimizer: int) -> None:
         """Send updated parameters to where they live, unless they were stepped there."""
@@ -335,28 +337,31 @@ class Zero3(FullySharded):
             self._reduced.append(self.reduce_scatter(tasks, n_elements, self._pending[-1][1]))
             self._pending.clear()
 
-    def issue(self, tasks: TaskList, collective: str, phase: Phase) -> None:
+    def issue(self, tasks: TaskList, collective: str, phase: Phase) -> float:
         """Slice the buffer rank by rank; where it is a list of tensors, once the device has nothing left to do."""
         moves_lists = self.plan.framework_spec.data_parallel.moves_lists
         if collective == "all_gather" and not moves_lists:
-            return
+            return 0.0
         last = next((i for i in reversed(range(len(tasks.tasks))) if tasks.tasks[i].stream == COMPUTE), None)
-        waits = () if last is None or not moves_lists else (last,)
         duration_s = self.communicators.size("shard") * N_VIEWS * VIEW_S
-        tasks.add(HostWork(name="slice partitions", duration_s=duration_s, phase=phase), HOST, waits)
+        if last is None or not moves_lists:
+            return duration_s
+        tasks.add(HostWork(name="slice partitions", duration_s=duration_s, phase=phase), HOST, (last,))
+        return 0.0
 
-    def scatter(self, tasks: TaskList, n_elements: int, after: tuple[int, ...]) -> int:
+    def scatter(self, tasks: TaskList, n_elements: int, after: tuple[int, ...], host_s: float) -> int:
         """Reduce-scatter, or with ZeRO++ two all-to-alls of int4: inside the nodes, then across them."""
         if not self.plan.quantized_gradients:
-            return super().scatter(tasks, n_elements, after)
+            return super().scatter(tasks, n_elements, after, host_s)
         n_local, n_rail = self.communicators.size("shard:local"), self.communicators.size("shard:rail")
         n_bytes = round(n_elements * INT4_BYTES)
         index = self.pointwise(tasks, "quantise gradients", n_elements, self.element_bytes, INT4_BYTES, after)
         if n_local > 1:
-            index = self.collective(tasks, "all_to_all", "shard:local", n_bytes, (index,))
+            index = self.collective(tasks, "all_to_all", "shard:local", n_bytes, (index,), host_s=host_s)
         if n_rail > 1:
             index = self.pointwise(tasks, "reduce and quantise", n_elements, INT4_BYTES, INT4_BYTES / n_local, (index,))
-            index = self.collective(tasks, "all_to_all", "shard:rail", n_bytes // n_local, (index,))
+            host_s = 0.0 if n_local > 1 else host_s
+            index = self.collective(tasks, "all_to_all", "shard:rail", n_bytes // n_local, (index,), host_s=host_s)
         return self.pointwise(
             tasks, "reduce gradients", n_elements // n_local, INT4_BYTES, self.element_bytes / max(1, n_rail), (index,)
         )

@@ -60,6 +60,7 @@ class Collective:
     #: Measured transfer and host issue times that replace the models' (trace replay).
     duration_s: float | None = None
     issue_s: float | None = None
+    host_s: float = 0.0  #: What the host does in front of its launch, waiting for nothing: slicing buffers, say.
     #: Tokens that a dispatcher's own kernels carry.
     routed: Routed | None = None
 

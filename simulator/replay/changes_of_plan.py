@@ -79,9 +79,13 @@ class PlanChange:
     def plan(self, recorded: ParallelPlan) -> ParallelPlan:
         """Return the new plan."""
         given = dict(self.settings)
+        plan = replace(recorded.without("gpus", "global_batch"), **given)
+        before, after = (_of_torch(one) for one in (recorded, plan))
+        if "framework" not in given and recorded.framework.startswith("torch-") and before != after:
+            given["framework"] = after
         # whether communication overlaps is a matter of the framework
         its_own = ("overlap",) if given.get("framework", recorded.framework) != recorded.framework else ()
-        plan = replace(recorded.without("gpus", "global_batch", *its_own), **given)
+        plan = replace(plan.without(*its_own), **given)
         dp = int(given.get("dp") or recorded.dp)
         if "gpus" in given and "dp" not in given:
             dp = max(1, int(given["gpus"]) // plan.model_parallel)
@@ -110,6 +114,15 @@ class PlanChange:
             pattern = tuple(spec.pattern[i % len(spec.pattern)] for i in range(self.layers)) if spec.pattern else ()
             spec = replace(spec, layers=self.layers, pattern=pattern)
         return replace(spec, max_positions=max(spec.max_positions, sequence_length))
+
+
+def _of_torch(plan: ParallelPlan) -> str:
+    """Return what PyTorch itself runs a plan with: a degree or a sharding has a part of its own there."""
+    if plan.shards_parameters:
+        return "torch-fsdp2"
+    if plan.tp > 1:
+        return "torch-tp"
+    return "torch-pp" if plan.pp > 1 else "torch-ddp"
 
 
 def _widened(spec: ModelSpec, hidden: int) -> ModelSpec:
@@ -176,7 +189,8 @@ def predict_plan(
     modelled = simulated_spent(timeline, costs, ranks)
 
     def dispatch_s(job: PlannedJob) -> dict[KernelKey, float]:
-        layers = model_for(job.spec, job.scenario.plan).layers if recorded.view_s else ()
+        by_hand = job.plan.framework == before.plan.framework and not recorded.in_python  # layers divide themselves
+        layers = () if by_hand or not recorded.view_s else model_for(job.spec, job.scenario.plan).layers
         return dispatch_of(job.plan, layers, recorded, modelled)
 
     measured_s = usage.iteration_s

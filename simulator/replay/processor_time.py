@@ -56,6 +56,11 @@ def view_s(ranks: tuple[RankTrace, ...]) -> float:
     return median(found) / 1e9 if found else 0.0
 
 
+def dispatches_in_python(ranks: tuple[RankTrace, ...]) -> bool:
+    """Whether tensors were recorded whose operators are dispatched in Python."""
+    return any(_PYTHON in rank.names for rank in ranks)
+
+
 class _Own(NamedTuple):
     time_ns: Int64  #: Of each host event without the operators within it; 0 for other events. Shape [n].
     computes: NDArray[np.bool_]  #: Whether it computes itself. Shape [n].

@@ -26,6 +26,7 @@ from simulator.replay.processor_time import (
     VIEWS_PER_PROJECTION,
     VIEWS_PER_SHARD,
     VIEWS_PER_TENSOR,
+    dispatches_in_python,
     view_s,
     without_dispatch_ns,
 )
@@ -142,7 +143,8 @@ class Spent:
     """What a mean rank spends in a mean step, in seconds, and how many kernels of each kind it runs.
 
     ``launches`` says whether a host apart from the device issues its work, None where the recording does not show it.
-    ``view_s`` is what a processor takes to dispatch one operator, 0 elsewhere.
+    ``view_s`` is what a processor takes to dispatch one operator, 0 elsewhere; ``in_python`` says whether it dispatches those of
+    some tensors in Python.
     """
 
     kernels: dict[KernelKey, float] = field(default_factory=lambda: defaultdict(float))
@@ -151,6 +153,7 @@ class Spent:
     gap_s: float = 0.0
     counts: dict[KernelKey, float] = field(default_factory=lambda: defaultdict(float))
     view_s: float = 0.0
+    in_python: bool = False
     launches: bool | None = True
 
     def without_phases(self) -> dict[KernelKey, float]:
@@ -210,7 +213,7 @@ def recorded_spent(whole: Reconstruction, usages: Mapping[int, list[Usage]]) -> 
         for kind, taken_ns in _messages_of(whole, plan, inside, beside=spent.launches is not False):
             spent.messages[kind] += taken_ns / 1e9 / n_rank_steps
     if spent.launches is False and not any(rank.device for rank in whole.trace.ranks):
-        spent.view_s = view_s(whole.trace.ranks)
+        spent.view_s, spent.in_python = view_s(whole.trace.ranks), dispatches_in_python(whole.trace.ranks)
     return spent
 
 
@@ -327,10 +330,10 @@ def dispatch_of(
 
     Some frameworks fuse query, key and value: products are as many as were recorded for each that was simulated.
     """
-    if plan.framework not in ("torch-tp", "torch-fsdp2") or not recorded.view_s:
-        return {}
     is_tp, backward = plan.framework == "torch-tp", (PRODUCTS, "backward")
     tensors = [one for layer in layers for one in layer.parameters if one.is_tensor_parallel or not is_tp]
+    if plan.framework not in ("torch-tp", "torch-fsdp2") or not tensors:
+        return {}
     per_tensor_s = (VIEWS_PER_TENSOR if is_tp else VIEWS_PER_SHARD) * recorded.view_s
     found = {("optimizer", "optimizer"): per_tensor_s * len(tensors) / plan.pp}
     if is_tp and simulated.counts.get(backward):

@@ -119,10 +119,13 @@ def _layout(trace: Trace, shapes: _Shapes) -> dict[str, Any]:
     messages = kinds["send"] + kinds["recv"]
     if any(_MEGATRON.search(name) for rank in trace.ranks for name in rank.names):
         return {"framework": "megatron", **({"tp": shapes.tensor_parallel} if shapes.tells else {})}
-    if messages and not (kinds["all_reduce"] or kinds["reduce_scatter"] or kinds["all_gather"]):
-        return {"pp": trace.world_size, "framework": "torch-pp"}
+    if messages and not (kinds["reduce_scatter"] or kinds["all_gather"]):
+        tp = shapes.tensor_parallel if shapes.tells else 1
+        return {"pp": _stages(trace), **({"framework": "torch-tp", "tp": tp} if tp > 1 else {"framework": "torch-pp"})}
     if kinds["all_gather"] and kinds["reduce_scatter"] and not messages:
         return {"sharding": "zero3", "framework": "torch-fsdp2"}
+    if not kinds:
+        return {"framework": "torch-ddp"}
     if not kinds["all_reduce"] or messages:
         return {}
     if shapes.tells and shapes.tensor_parallel > 1:
@@ -133,6 +136,16 @@ def _layout(trace: Trace, shapes: _Shapes) -> dict[str, Any]:
     # buckets of one size were asked for; DDP's own are a small one and large ones
     is_even = bool(sizes) and sizes[0] != sizes[-1] < _EVEN * sizes[0]
     return {**found, "bucket_bytes": sizes[0]} if is_even else found
+
+
+def _stages(trace: Trace) -> int:
+    """Return how many ranks messages lead to from a recorded one: those of its pipeline."""
+    peers = {rank.rank: {call.peer for call in rank.calls if call.peer >= 0} for rank in trace.ranks}
+    found, new = set[int](), {trace.ranks[0].rank}
+    while new:
+        found |= new
+        new = set().union(*(peers.get(rank, set()) for rank in new)) - found
+    return len(found) if len(found) > 1 else trace.world_size
 
 
 class _Shapes:

@@ -145,15 +145,30 @@ def test_zero3_gathers_twice_and_scatters_once_per_micro_batch(micro_batches):
     assert sent == {"all_gather": 4 * PSI * micro_batches, "reduce_scatter": 2 * PSI * micro_batches}
 
 
-@pytest.mark.parametrize(("framework", "per_gather"), [("deepspeed", 0), ("deepspeed-0.3", 1)])
-def test_what_deepspeed_slices_costs_the_host_two_views_per_rank(framework, per_gather):
-    """A slice and a chunk per rank of what is scattered; lists of views (0.3) are gathered like that, too, behind the device."""
-    tasks, _ = step_tasks(zero_plan(framework=framework), SIZES)
+def test_what_deepspeed_slices_costs_the_host_two_views_per_rank():
+    """A slice and a chunk per rank of what is scattered, in front of its launch; what is gathered arrives in place."""
+    sent = [task.op for task in step_tasks(zero_plan(), SIZES)[0] if isinstance(task.op, Collective)]
+    assert {op.host_s for op in sent if op.collective == "reduce_scatter"} == {16 * 2 * 5e-6}
+    assert {op.host_s for op in sent if op.collective == "all_gather"} == {0.0}
+
+
+def test_old_deepspeed_slices_what_it_gathers_too_behind_the_device():
+    """Lists of views (0.3): a slice and a chunk per rank of every message, once the device has nothing left to do."""
+    tasks, _ = step_tasks(zero_plan(framework="deepspeed-0.3"), SIZES)
     slices = [task for task in tasks if isinstance(task.op, HostWork) and task.op.name == "slice partitions"]
+    sent = [task.op for task in tasks if isinstance(task.op, Collective)]
     assert {task.op.duration_s for task in slices} == {16 * 2 * 5e-6}
-    sent = [task.op.collective for task in tasks if isinstance(task.op, Collective)]
-    assert len(slices) == sent.count("reduce_scatter") + per_gather * sent.count("all_gather")
-    assert any(task.after for task in slices) == (framework == "deepspeed-0.3")
+    assert all(task.after for task in slices)
+    # nothing runs yet when the first tensors are gathered
+    assert {op.host_s for op in sent} == {0.0, 16 * 2 * 5e-6}
+    assert len(slices) + sum(op.host_s > 0 for op in sent) == len(sent)
+
+
+def test_zero_plus_plus_slices_in_front_of_the_first_of_its_two_messages():
+    plan = zero_plan(secondary_group=8, quantized_weights=True, quantized_gradients=True)
+    sent = [task.op for task in step_tasks(plan, SIZES)[0] if isinstance(task.op, Collective)]
+    assert {op.host_s for op in sent if op.axis == "shard:local"} == {16 * 2 * 5e-6}
+    assert {op.host_s for op in sent if op.axis == "shard:rail"} == {0.0}
 
 
 def test_zero_plus_plus_sends_a_quarter():

@@ -28,7 +28,7 @@ from simulator.trace_io import read
 from simulator.trace_io.from_timeline import from_timeline
 from simulator.trace_io.kineto import write as write_kineto
 from simulator.trace_io.reconstruct import reconstruct
-from simulator.trace_io.trace_record import StageTimes
+from simulator.trace_io.trace_record import CollectiveCall, StageTimes
 
 OWN = Path(__file__).resolve().parents[2] / "traces"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -185,6 +185,60 @@ def test_shapes_tell_the_model_that_was_recorded():
     job = recorded_job(read(OWN / "pp-4"))
     assert (job.spec.layers, job.plan.pp, job.plan.n_micro_batches) == (4, 4, 4)
     assert recorded_job(read(OWN / "fsdp2-2")).plan.sharding == "zero3"
+
+
+def test_replicas_of_a_pipeline_are_told_from_its_stages():
+    """Messages lead from stage to stage, never to another replica: two copies of four ranks that reduce their gradients."""
+    trace = read(OWN / "pp-4")
+    reduction = CollectiveCall(collective="all_reduce", n_bytes=1 << 20)
+
+    def moved(rank, by):
+        calls = tuple(replace(call, peer=call.peer + by if call.peer >= 0 else -1) for call in rank.calls)
+        return replace(rank, rank=rank.rank + by, calls=(*calls, reduction))
+
+    ranks = tuple(moved(rank, by) for by in (0, 4) for rank in trace.ranks)
+    plan = recorded_job(replace(trace, ranks=ranks, world_size=8)).plan
+    assert (plan.pp, plan.dp, plan.tp, plan.framework) == (4, 2, 1, "torch-pp")
+
+
+def test_one_rank_without_communication_ran_plain_pytorch():
+    trace = read(OWN / "tiny-ddp-2")
+    alone = replace(trace.ranks[0], calls=())
+    assert recorded_job(replace(trace, ranks=(alone,), world_size=1)).plan.framework == "torch-ddp"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "settings", "framework"),
+    [
+        ("torch-ddp", {"sharding": "zero3"}, "torch-fsdp2"),
+        ("torch-ddp", {"tp": 2, "dp": 1}, "torch-tp"),
+        ("torch-ddp", {"pp": 2, "dp": 1}, "torch-pp"),
+        ("torch-fsdp2", {"sharding": "none"}, "torch-ddp"),
+        ("torch-ddp", {"dp": 4}, "torch-ddp"),
+        ("torch-ddp", {"tp": 2, "dp": 1, "framework": "torch-ddp"}, "torch-ddp"),
+        ("megatron", {"tp": 2, "dp": 1}, "megatron"),
+    ],
+)
+def test_plans_run_with_the_part_of_pytorch_that_is_made_for_them(recorded, settings, framework):
+    """Replicas, shards, distributed tensors and stages have modules of their own there; other frameworks do it all."""
+    sharding = "zero3" if recorded == "torch-fsdp2" else "none"
+    plan = ParallelPlan(framework=recorded, dp=2, micro_batch=1, global_batch=2, sharding=sharding).resolve(2)
+    found = PlanChange(settings=settings).plan(plan)
+    assert found.framework == framework
+    assert all(getattr(found, key) == value for key, value in settings.items())
+
+
+def test_layers_that_divide_themselves_dispatch_nothing_in_python():
+    """No distributed tensor was recorded: gaps before kernels grow as the kernels do, to at most twice with twice the blocks."""
+    by_hand = read(OWN / "tiny-ddp-2")
+    ranks = tuple(replace(rank, names=(*rank.names, "PythonSubclass")) for rank in by_hand.ranks)
+    change = WhatIf(plan=PlanChange(layers=4), recorded={"framework": "torch-tp", "tp": 2, "dp": 1})
+    gaps = [
+        what_if(one, change).planned.parts_s["gaps before kernels"] for one in (by_hand, replace(by_hand, ranks=ranks))
+    ]
+    assert gaps[0][0] == gaps[1][0]
+    assert gaps[0][2] <= 2 * gaps[0][0]
+    assert gaps[0][2] < gaps[1][2]
 
 
 def test_a_rank_with_half_of_the_heads_is_one_of_two_tensor_parallel_ones():
