@@ -63,6 +63,11 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
     if isinstance(spec, RecordedModule):
         return spec.model(plan)
     sequence_length = plan.sequence_length or spec.max_positions
+    if plan.pp > 1 and (spec.image or spec.encoder_positions):
+        raise InfeasiblePlanError(
+            f"pp={plan.pp}: {spec.name} has two stacks over sequences of their own, whose tensors no stage boundary carries both",
+            hint="use --pp 1",
+        )
     framework = plan.framework_spec
     adapted = plan.lora_targets.split("+") if plan.lora_targets else LORA_TARGETS
     setting = Setting(
@@ -80,12 +85,12 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
 
 
 def boundary_bytes(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
-    """Bytes of the activation ``[micro_batch, sequence / cp, hidden]`` between two layers."""
+    """Bytes of the activation ``[micro_batch, sequence / cp, hidden]`` between two layers, of all copies of the residual stream."""
     if isinstance(spec, RecordedModule):
         return max((layer.output_bytes for layer in spec.model(plan).layers), default=0)
     sequence_length = plan.sequence_length or spec.max_positions
     element = DTYPE_BYTES[plan.precision_spec.activations]
-    return plan.micro_batch * sequence_length // plan.cp * spec.hidden * element
+    return plan.micro_batch * sequence_length // plan.cp * spec.stream_width * element
 
 
 def sample_bytes_of(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> float:

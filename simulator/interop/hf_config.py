@@ -15,6 +15,7 @@ from simulator.interop.format import Format, Imported, Part
 from simulator.interop.hf_families import DENSE
 from simulator.interop.hf_fields import IRRELEVANT, RECORD
 from simulator.interop.hf_mixtures import MIXTURES
+from simulator.interop.hf_perception import PERCEPTION
 from simulator.interop.key_table import json_keys
 from simulator.interop.typed_values import Reader
 from simulator.models.spec import MOST_LAYERS, ModelSpec
@@ -22,7 +23,7 @@ from simulator.models.spec import MOST_LAYERS, ModelSpec
 #: how families call their number of layers
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 #: ``model_type`` -> how its keys are read
-FAMILIES = {**DENSE, **MIXTURES}
+FAMILIES = {**DENSE, **MIXTURES, **PERCEPTION}
 
 
 def import_hf_config(path: str | Path) -> Imported:
@@ -51,7 +52,7 @@ def parse_hf_config(text: str, file: str, *, name: str = "") -> Imported:
 def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
     """Read a configuration that is already a mapping; see :func:`import_hf_config`."""
     inner = reader
-    if isinstance(reader.data.get("text_config"), dict):
+    if isinstance(reader.data.get("text_config"), dict) and reader.data.get("model_type") not in PERCEPTION:
         inner = reader.section("text_config")
         reader.assume("text_config", "the language model", "vision and audio parts are left out")
         reader.irrelevant([key for key in reader.data if key != "text_config"])
@@ -94,7 +95,7 @@ HF_CONFIG = Format(
     read=import_hf_config,
     parts=(
         Part(tuple(FAMILIES), "`model_type`: its family's keys are read, any other ends the import"),
-        Part(("vision_config", "audio_config"), "only the language model is described", is_read=False),
+        Part(("vision_config", "audio_config"), "only the language model is described, of CLIP both", is_read=False),
         Part(tuple(IRRELEVANT), "generation, learning, names", is_read=False),
     ),
 )

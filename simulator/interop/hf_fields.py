@@ -28,7 +28,7 @@ IRRELEVANT = words(
     "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens "
     "task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p "
     "transformers_version typical_p unk_token_id use_bfloat16 use_cache dtype torch_dtype n_ctx "
-    "output_past relative_attention_max_distance ep_size num_nextn_predict_layers "
+    "output_past relative_attention_max_distance ep_size "
     "num_mtp_layers aux_loss_alpha seq_aux scoring_func topk_method topk_group n_group norm_topk_prob "
     "routed_scaling_factor expert_dropout learned_pos_emb logit_scale verbose init_device "
     "init_config embedding_fraction loss_fn "

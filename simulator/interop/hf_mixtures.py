@@ -79,6 +79,7 @@ def _deepseek(r: Reader) -> dict[str, Any]:
 def _latent_deepseek(r: Reader) -> dict[str, Any]:
     """Latent attention, routed and shared experts of DeepSeek-V2 and its relatives; every layer has the same attention."""
     r.irrelevant(["layer_types"])
+    _leave_out_mtp(r)
     return decoder(r) | experts(r, top_k=8) | _shared_and_dense(r, r.positive("moe_intermediate_size")) | {
         "head_dim": r.positive("qk_nope_head_dim", default=128),
         "kv_heads": 0,
@@ -102,7 +103,6 @@ def _deepseek_v2(r: Reader) -> dict[str, Any]:
 
 
 def _sparse_deepseek(r: Reader) -> dict[str, Any]:
-    _leave_out_mtp(r)
     r.irrelevant(["indexer_rope_interleave", "index_share_for_mtp_iteration", "index_skip_topk_offset"])
     if r.data.get("index_topk_pattern") or r.integer("index_topk_freq", default=1) > 1:
         r.miss("index_topk_freq", "layers that share the choice of keys: every layer is taken to choose its own")
@@ -111,6 +111,49 @@ def _sparse_deepseek(r: Reader) -> dict[str, Any]:
         "index_head_dim": r.positive("index_head_dim", default=128),
         "index_top_k": r.positive("index_topk", default=2048),
     }
+
+
+def _deepseek_v4(r: Reader) -> dict[str, Any]:
+    """DeepSeek-V4: compressed attention by layer, experts in every layer, and hyper-connections."""
+    _leave_out_mtp(r)
+    r.irrelevant(
+        words("num_hash_layers mlp_layer_types hc_sinkhorn_iters hc_eps swiglu_limit compress_rope_theta expert_dtype")
+    )
+    layers, rates = r.positive("num_hidden_layers"), r.section("compress_rates")
+    csa, hca = "compressed_sparse_attention", "heavily_compressed_attention"
+    light, heavy = rates.positive(csa, default=4), rates.positive(hca, default=128)
+    letters = {"sliding_attention": "w", csa: "k", hca: "h"}
+    ratios = r.raw("compress_ratios")
+    kinds = _layer_list(r, "layer_types", letters=letters)
+    if not kinds and isinstance(ratios, list):
+        by_rate = {0: "w", light: "k", heavy: "h"}
+        if len(ratios) < layers or any(rate not in by_rate for rate in ratios):
+            r.fault(
+                "compress_ratios", f"{ratios!r:.60} is not one of 0, {light} and {heavy} for each of {layers} layers"
+            )
+        kinds = tuple(by_rate[rate] for rate in ratios[:layers])
+    kinds = kinds or tuple("h" if i < 2 or i % 2 else "k" for i in range(layers))
+    expert = r.positive("moe_intermediate_size", default=2048)
+    r.data["intermediate_size"] = expert
+    fields, rotated = decoder(r), r.number("partial_rotary_factor", default=64 / 512)
+    return fields | experts(r, n=256, top_k=6) | {
+        "kv_heads": 1,
+        "head_dim": fields["head_dim"] or 512,
+        "expert_hidden": expert,
+        "shared_expert_hidden": expert * r.integer("n_shared_experts", default=1),
+        "pattern": tuple(kind + "E" for kind in kinds),
+        "q_lora_rank": r.positive("q_lora_rank", default=1024),
+        "qk_rope_head_dim": r.positive("qk_rope_head_dim", default=round((fields["head_dim"] or 512) * rotated)),
+        "output_groups": r.positive("o_groups", default=8),
+        "output_lora_rank": r.positive("o_lora_rank", default=1024),
+        "sliding_window": r.positive("sliding_window", default=128),
+        "compression": light,
+        "heavy_compression": heavy,
+        "index_heads": r.positive("index_n_heads", default=64),
+        "index_head_dim": r.positive("index_head_dim", default=128),
+        "index_top_k": r.positive("index_topk", default=512),
+        "residual_streams": r.positive("hc_mult", default=4),
+    }  # fmt: skip
 
 
 def _gpt_oss(r: Reader) -> dict[str, Any]:
@@ -361,11 +404,6 @@ def _olmoe(r: Reader) -> dict[str, Any]:
     return llama(r) | experts(r, n=64, top_k=8) | {"qk_norm": True, "qk_norm_width": True}
 
 
-def _kimi(r: Reader) -> dict[str, Any]:
-    _leave_out_mtp(r)
-    return _latent_deepseek(r)
-
-
 def _phimoe(r: Reader) -> dict[str, Any]:
     r.irrelevant(["input_jitter_noise", "lm_head_bias"])
     return llama(r) | experts(r, n=16, top_k=2) | {
@@ -387,8 +425,9 @@ MIXTURES: dict[str, Family] = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _latent_deepseek,
     "deepseek_v32": _sparse_deepseek,
+    "deepseek_v4": _deepseek_v4,
     "glm_moe_dsa": _sparse_deepseek,
-    "kimi_k2": _kimi,
+    "kimi_k2": _latent_deepseek,
     "gpt_oss": _gpt_oss,
     "glm4_moe": _glm4_moe,
     "dots1": like(_glm4_moe, qk_norm=True),

@@ -7,13 +7,15 @@ from dataclasses import replace
 from functools import lru_cache
 
 from simulator.errors import ConfigError
-from simulator.models.edges import embedding, head
+from simulator.models.compressed import copied, merged
+from simulator.models.edges import embedding, head, pooled, sound
 from simulator.models.flops import model_flops_per_sequence
 from simulator.models.layer import DTYPE_BYTES, Layer, Model, Parameter
 from simulator.models.ops import pointwise
 from simulator.models.parameters import (
     block_parameters,
     embedding_parameters,
+    front_parameters,
     frozen,
     head_parameters,
     mtp_parameters,
@@ -32,10 +34,13 @@ from simulator.plan import PRECISIONS
 def build_model(spec: ModelSpec, setting: Setting) -> Model:
     """Return the layers of one rank for one micro-batch; equal layers are the same object.
 
-    Of an encoder-decoder model both sides have the sequence length.
+    Of an encoder-decoder model both sides have the sequence length, unless the encoder's is fixed (Whisper, CLIP).
     """
     _check_names(setting)
     setting.check(spec)
+    first, before = _encoder(spec, setting)
+    if before is not setting:
+        before.check(first)
     return _build(spec, setting)
 
 
@@ -54,9 +59,11 @@ def _check_names(setting: Setting) -> None:
 
 @lru_cache(maxsize=512)
 def _build(spec: ModelSpec, setting: Setting) -> Model:
-    layers = [_embedding_layer(spec, setting)]
-    if spec.encoder_layers:
-        layers += [_block_layer(spec, setting, name="encoder_block", causal=False)] * spec.encoder_layers
+    first, before = _encoder(spec, setting)
+    layers = [_embedding_layer(first, before)]
+    if spec.has_encoder:
+        n_blocks = spec.encoder_layers or first.layers
+        layers += [_block_layer(first, before, name="encoder_block", causal=False)] * n_blocks
         layers.append(_between_layer(spec, setting))
     decoder = spec.encoder_layers > 0
     kinds = list(zip(spec.specs_of_blocks, spec.blocks, strict=True))
@@ -84,12 +91,21 @@ def adapted(style: Style, parameters: Sequence[Parameter]) -> list[Parameter]:
     return [*frozen(parameters), *style.adapters] if style.setting.lora_rank else list(parameters)
 
 
-def _style(spec: ModelSpec, setting: Setting) -> Style:
-    return STYLES[setting.kernels](spec, setting, Tape())
+def _style(spec: ModelSpec, setting: Setting, tape: Tape | None = None) -> Style:
+    return STYLES[setting.kernels](spec, setting, Tape() if tape is None else tape)
+
+
+def _encoder(spec: ModelSpec, setting: Setting) -> tuple[ModelSpec, Setting]:
+    """Return the stack that comes first, and its setting: with a sequence of its own where it has one."""
+    first = spec.image or spec
+    length = spec.encoder_positions or (first.max_positions if spec.image else 0)
+    return first, replace(setting, sequence_length=length, document_length=0) if length else setting
 
 
 def _embedding_layer(spec: ModelSpec, setting: Setting) -> Layer:
     style = _style(spec, setting)
+    if spec.mel_bins:
+        return style.tape.finish("embedding", sound(style), parameters=adapted(style, front_parameters(spec)))
     output = embedding(style)
     parameters = list(embedding_parameters(spec, setting.tp))
     if spec.encoder_layers:
@@ -119,11 +135,11 @@ def _block_layer(
 ) -> Layer:
     style = _style(spec, setting)
     name = name or ("moe_block" if "E" in sublayers else "block")
-    n_elements = setting.tokens_outside * spec.hidden
-    x = style.tape.input(n_elements, style.residual_dtype)
+    x = style.tape.input(setting.tokens_outside * spec.stream_width, style.residual_dtype)
     encoded = None
     if decoder:
-        encoded = style.tape.shared(n_elements, style.residual_dtype, needs_gradient=True)
+        n_encoded = _encoder(spec, setting)[1].tokens_outside * spec.hidden
+        encoded = style.tape.shared(n_encoded, style.residual_dtype, needs_gradient=True)
     output = block(style, x, sublayers, causal=causal, encoded=encoded)
     parameters = block_parameters(
         spec, sublayers, tp=setting.tp, ep=setting.ep, etp=setting.expert_tp, cross_attention=decoder
@@ -144,11 +160,11 @@ def _block_layer(
 def _mtp_layer(spec: ModelSpec, setting: Setting) -> Layer:
     """Return one module that predicts a further token: projection of stream and next embedding, a block, and a loss."""
     style = _style(spec, setting)
-    stream = style.tape.input(setting.tokens_outside * spec.hidden, style.residual_dtype)
-    both = [style.norm(stream), style.norm(embedding(style))]
-    joined = pointwise(style.tape, "cat", both, n_elements=2 * stream.n_elements)
+    stream = style.tape.input(setting.tokens_outside * spec.stream_width, style.residual_dtype)
+    both = [style.norm(merged(style, stream)), style.norm(merged(style, embedding(style)))]
+    joined = pointwise(style.tape, "cat", both, n_elements=2 * both[0].n_elements)
     x = style.linear(joined, spec.hidden, 2 * spec.hidden, name="mtp_projection")
-    head(style, block(style, x, spec.blocks[-1], causal=spec.causal))
+    head(style, block(style, copied(style, x), spec.blocks[-1], causal=spec.causal))
     return style.tape.finish(
         "mtp",
         stream,
@@ -158,17 +174,23 @@ def _mtp_layer(spec: ModelSpec, setting: Setting) -> Layer:
 
 
 def _between_layer(spec: ModelSpec, setting: Setting) -> Layer:
-    """Return what lies between the stacks: the encoder's final norm and the decoder's embedding."""
-    style = _style(spec, setting)
-    x = style.tape.input(setting.tokens_outside * spec.hidden, style.residual_dtype)
-    style.norm(x)
-    output = embedding(style)
-    parameters = [*norm_parameters(spec, "encoder_norm"), *relative_parameters(spec, setting.tp)]
+    """Return what lies between the stacks: the first one's final norm and the second one's embedding."""
+    first, before = _encoder(spec, setting)
+    style = _style(first, before)
+    x = style.tape.input(before.tokens_outside * first.hidden, style.residual_dtype)
+    if spec.image:
+        pooled(style, x)
+        parameters = [*head_parameters(first, setting.tp), *embedding_parameters(spec, setting.tp)]
+    else:
+        style.norm(x)
+        parameters = [*norm_parameters(spec, "encoder_norm"), *relative_parameters(spec, setting.tp)]
+        parameters += embedding_parameters(spec, setting.tp) if spec.mel_bins else ()
+    output = embedding(_style(spec, setting, style.tape))
     return style.tape.finish("decoder_embedding", output, parameters=adapted(style, parameters))
 
 
 def _head_layer(spec: ModelSpec, setting: Setting) -> Layer:
     style = _style(spec, setting)
-    x = style.tape.input(setting.tokens_outside * spec.hidden, style.residual_dtype)
+    x = style.tape.input(setting.tokens_outside * spec.stream_width, style.residual_dtype)
     head(style, x)
     return style.tape.finish("head", None, parameters=adapted(style, head_parameters(spec, setting.tp)))

@@ -48,6 +48,13 @@ ALIASES = {
     "llama3.3-70b": "llama3-70b",
     "bert-base-uncased": "bert-base",
     "bert-large-uncased": "bert-large",
+    "deepseek-v4": "deepseek-v4-flash",
+    "vit-base-patch16-224": "vit-base",
+    "vit-large-patch16-224": "vit-large",
+    "clip-vit-base": "clip-vit-base-patch32",
+    "clip-vit-large": "clip-vit-large-patch14",
+    "clip": "clip-vit-base-patch32",
+    "whisper-large": "whisper-large-v3",
     "llama4-maverick": "llama4-maverick-400b",
     "grok-1": "grok1-314b",
     "grok1": "grok1-314b",
@@ -105,6 +112,13 @@ T5_STYLE: dict[str, Any] = {
     "mlp_bias": False,
     "dropout": 0.1,
 }
+
+
+#: patches of an image behind a token of its class; sizes of Dosovitskiy et al., arXiv:2010.11929, table 1
+VIT_STYLE: dict[str, Any] = {"architecture": "gpt", "causal": False, "tied": False}
+#: both of CLIP's models; sizes of openai/clip-vit-*
+CLIP_STYLE: dict[str, Any] = {"architecture": "gpt", "tied": False}
+WHISPER_STYLE: dict[str, Any] = {"architecture": "gpt", "key_bias": False}
 
 
 class Family(NamedTuple):
@@ -253,10 +267,43 @@ _FAMILIES = (
         "opt-13b": (40, 5120, 40),
         "opt-30b": (48, 7168, 56),
     }),
+    Family(VIT_STYLE, {"vocab": 1000}, "ffn_hidden max_positions patch_values", {
+        "vit-base": (12, 768, 12, 3072, 197, 768),
+        "vit-large": (24, 1024, 16, 4096, 197, 768),
+        "vit-huge": (32, 1280, 16, 5120, 257, 588),
+    }),
+    # Radford et al., arXiv:2212.04356, table 1; layers of one stack
+    Family(WHISPER_STYLE, {"max_positions": 448, "encoder_positions": 1500}, "encoder_layers vocab mel_bins", {
+        "whisper-tiny": (4, 384, 6, 4, 51865, 80),
+        "whisper-base": (6, 512, 8, 6, 51865, 80),
+        "whisper-small": (12, 768, 12, 12, 51865, 80),
+        "whisper-medium": (24, 1024, 16, 24, 51865, 80),
+        "whisper-large-v3": (32, 1280, 20, 32, 51866, 128),
+    }),
 )  # fmt: skip
 
 #: name -> spec of every shipped model
 CATALOG: dict[str, ModelSpec] = {spec.name: spec for family in _FAMILIES for spec in family.specs()}
+
+
+def _clip(layers: int, hidden: int, heads: int, patch: int, text: tuple[int, int, int], width: int) -> ModelSpec:
+    """Return a CLIP of images of 224 pixels a side, from the sizes of its two models."""
+    image = ModelSpec(
+        name="image", layers=layers, hidden=hidden, heads=heads, vocab=1, max_positions=(224 // patch) ** 2 + 1,
+        patch_values=3 * patch**2, causal=False, embedding_norm=True, patch_bias=False, projection=width, **CLIP_STYLE,
+    )  # fmt: skip
+    return ModelSpec(
+        name=f"clip-vit-{'base' if layers == 12 else 'large'}-patch{patch}", layers=text[0], hidden=text[1], heads=text[2],
+        vocab=49408, max_positions=77, projection=width, image=image, **CLIP_STYLE,
+    )  # fmt: skip
+
+
+_CLIPS = (
+    _clip(12, 768, 12, 32, (12, 512, 8), 512),
+    _clip(12, 768, 12, 16, (12, 512, 8), 512),
+    _clip(24, 1024, 16, 14, (12, 768, 12), 768),
+)
+CATALOG |= {spec.name: spec for spec in _CLIPS}
 
 
 def _normal(name: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from simulator.models.compressed import copied, merged
 from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, LayerItem
 from simulator.models.liveness import Tensor
-from simulator.models.ops import add, dropout, kernel, pointwise
+from simulator.models.ops import add, batched_product, dropout, kernel, map_kernel, pointwise
 from simulator.models.parameters import padded_vocab
 from simulator.models.styles.base import Style
 
@@ -38,8 +39,8 @@ def embedding(style: Style) -> Tensor:
     """
     spec, setting = style.spec, style.setting
     rows = padded_vocab(spec.vocab, setting.tp) // setting.tp
-    x = lookup(style, rows, tied=spec.tied)
-    if setting.tp > 1:
+    x = _patches(style) if spec.patch_values else lookup(style, rows, tied=spec.tied)
+    if setting.tp > 1 and not spec.patch_values:
         x = _gather_parts(style, x)
     if spec.type_vocab:
         x = add(style.tape, x, lookup(style, spec.type_vocab))
@@ -47,7 +48,75 @@ def embedding(style: Style) -> Tensor:
         x = add(style.tape, x, lookup(style, spec.max_positions + spec.position_offset))
     if spec.embedding_norm:
         x = style.norm(x)
-    return dropout(style.tape, x, spec.dropout)
+    return copied(style, dropout(style.tape, x, spec.dropout))
+
+
+def _patches(style: Style) -> Tensor:
+    """Append the product that turns the patches of an image into tokens, and the token of the class before them.
+
+    References
+    ----------
+    Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929, section 3.1.
+    """
+    spec, setting = style.spec, style.setting
+    n_patches = setting.micro_batch * (setting.sequence_length - 1)
+    pixels = style.tape.shared(n_patches * spec.patch_values, style.dtype)
+    x = style.linear(pixels, spec.hidden, spec.patch_values, bias=spec.patch_bias, name="patches", is_narrow=False)
+    return pointwise(style.tape, "cat", [x], n_elements=setting.tokens * spec.hidden)
+
+
+def sound(style: Style) -> Tensor:
+    """Append the two convolutions over three spectral frames each, of which the second makes one token of two frames.
+
+    References
+    ----------
+    Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision", arXiv:2212.04356, section 2.2.
+    """
+    spec, tape = style.spec, style.tape
+    frames = tape.shared(2 * style.setting.tokens * 3 * spec.mel_bins, style.dtype)
+    x = style.linear(frames, spec.hidden, 3 * spec.mel_bins, bias=True, name="front", is_narrow=False)
+    x = pointwise(tape, "gelu", [x], saves=[x])
+    wide = pointwise(tape, "im2col", [x], n_elements=3 * x.n_elements // 2)
+    x = style.linear(wide, spec.hidden, 3 * spec.hidden, bias=True, name="front", is_narrow=False)
+    x = pointwise(tape, "gelu", [x], saves=[x])
+    return add(tape, x, lookup(style, spec.encoder_positions))
+
+
+def pooled(style: Style, x: Tensor) -> Tensor:
+    """Append the final norm and the choice of one token per sequence, in the width of the comparison where there is one."""
+    spec, n_rows = style.spec, style.setting.micro_batch
+    normed = style.norm(x) if spec.final_norm else x
+    spread = map_kernel("copy", [normed], [normed], in_pass="backward")
+    (chosen, *_) = style.tape.split(normed, [n_rows * spec.hidden], [spread])
+    if not spec.projection:
+        return chosen
+    return style.linear(chosen, spec.projection, spec.hidden, name="projection", is_narrow=False)
+
+
+def _comparison(style: Style, x: Tensor) -> None:
+    """Append the losses of the texts of one rank's micro-batch against its images, and the other way round.
+
+    That ranks do not compare with one another's samples is an assumption (OpenCLIP's ``--local-loss`` on one rank).
+
+    References
+    ----------
+    Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", arXiv:2103.00020, figure 3.
+    """
+    spec, n_rows = style.spec, style.setting.micro_batch
+    text = pooled(style, x)
+    image = style.tape.shared(n_rows * spec.projection, text.dtype, needs_gradient=True)
+    logits = batched_product(
+        style.tape,
+        text,
+        image,
+        batch=1,
+        m=n_rows,
+        n=n_rows,
+        k=spec.projection,
+        dtype=style.setting.gemm_dtype,
+        name="logits",
+    )
+    style.loss(logits, n_rows, n_rows)
 
 
 def _gather_parts(style: Style, x: Tensor) -> Tensor:
@@ -68,6 +137,13 @@ def head(style: Style, x: Tensor) -> None:
     """Append final norm (BERT: its transformation), output projection and loss."""
     spec, setting = style.spec, style.setting
     tokens = setting.tokens
+    if spec.image is not None:
+        return _comparison(style, x)
+    if spec.patch_values:
+        logits = style.linear(pooled(style, x), spec.vocab, spec.hidden, bias=True, name="logits", is_narrow=False)
+        style.loss(logits, setting.micro_batch, spec.vocab)
+        return None
+    x = merged(style, x)
     if spec.architecture == "bert":
         x = style.linear(x, spec.hidden, spec.hidden, bias=True, name="transform")
         x = style.norm(pointwise(style.tape, "gelu", [x], saves=[x]))
@@ -85,3 +161,4 @@ def head(style: Style, x: Tensor) -> None:
         is_narrow="output" in setting.narrow_modules,
     )
     style.loss(logits, tokens, vocab)
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulator.models.spec import ATTENTION, RECURRENT, ModelSpec
 
 
@@ -17,16 +19,38 @@ def forward_flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
     Narayanan et al., arXiv:2104.04473, appendix: ``96 B s l h^2 (1 + s/6h + V/16lh)`` with recomputation,
     three quarters of it without; Chowdhery et al., PaLM, arXiv:2204.02311, appendix B.
     """
-    blocks = [*spec.blocks, *["*-"] * spec.encoder_layers, *[spec.blocks[-1]] * spec.mtp_layers]
+    blocks = [*spec.blocks, *[spec.blocks[-1]] * spec.mtp_layers]
     flops = sum(_sublayer_flops(spec, kind, sequence_length) for block in blocks for kind in block)
-    if spec.encoder_layers:  # cross-attention of every decoder block
-        flops += spec.layers * _sublayer_flops(spec, "*", sequence_length)
+    flops += _first_stack_flops(spec, sequence_length) / sequence_length
+    if spec.patch_values or spec.image:
+        return flops + 2.0 * spec.hidden * (spec.projection or spec.vocab) / sequence_length
     head = spec.hidden * spec.vocab + (spec.hidden**2 if spec.architecture == "bert" else 0)
+    head += spec.residual_streams * spec.stream_width
     return flops + 2.0 * (1 + spec.mtp_layers) * head + spec.mtp_layers * 4.0 * spec.hidden**2
 
 
+def _first_stack_flops(spec: ModelSpec, sequence_length: int) -> float:
+    """Return the FLOPs for one sequence of what comes before the blocks: patches, another model, an encoder and what reads it."""
+    flops = 2.0 * (sequence_length - 1) * spec.patch_values * spec.hidden
+    if spec.image:
+        length = spec.image.max_positions
+        flops += length * forward_flops_per_token(spec.image, length)
+    if spec.encoder_layers:
+        length = spec.encoder_positions or sequence_length
+        flops += 6.0 * length * spec.hidden * (2 * spec.mel_bins + (spec.hidden if spec.mel_bins else 0))
+        flops += spec.encoder_layers * length * sum(_sublayer_flops(spec, kind, length) for kind in "*-")
+        across = _attention_weights(spec, "*") * sequence_length  # cross-attention of every decoder block
+        across += 2 * spec.hidden * spec.kv_width * (length - sequence_length)
+        flops += spec.layers * (2.0 * across + sequence_length * _score_flops(spec, "*", length))
+    return flops
+
+
 def _sublayer_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
-    """Return the FLOPs of one token's forward pass through one sublayer."""
+    """Return the FLOPs of one token's forward pass through one sublayer and the connections around it."""
+    n, bare = spec.residual_streams, replace(spec, residual_streams=0)
+    if n:
+        mixing = (2 + n) * n * spec.stream_width + n * n * spec.hidden
+        return 2.0 * mixing + _sublayer_flops(bare, kind, sequence_length)
     n_up = 2 if spec.gated_mlp else 1
     if kind == "-":
         return 2.0 * (n_up + 1) * spec.hidden * spec.ffn_hidden
@@ -42,11 +66,25 @@ def _sublayer_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
         )
     if kind in RECURRENT:
         return _recurrent_flops(spec, kind)
-    return 2.0 * _attention_weights(spec) + _score_flops(spec, kind, sequence_length)
+    return 2.0 * _attention_weights(spec, kind) + _score_flops(spec, kind, sequence_length)
 
 
-def _attention_weights(spec: ModelSpec) -> float:
+def _compressed_weights(spec: ModelSpec, kind: str) -> float:
+    """Return the matrix elements of one attention of DeepSeek-V4."""
+    weights = (spec.q_lora_rank + spec.output_lora_rank) * spec.attention_width
+    weights += spec.hidden * (spec.q_lora_rank + spec.head_dim + spec.output_groups * spec.output_lora_rank)
+    if kind == "h":
+        weights += 2 * spec.hidden * spec.head_dim
+    elif kind == "k":
+        weights += spec.hidden * (4 * (spec.head_dim + spec.index_head_dim) + spec.index_heads)
+        weights += spec.q_lora_rank * spec.index_heads * spec.index_head_dim
+    return weights
+
+
+def _attention_weights(spec: ModelSpec, kind: str) -> float:
     """Return the matrix elements of one attention."""
+    if spec.output_groups:
+        return _compressed_weights(spec, kind)
     if not spec.is_latent_attention:
         return spec.hidden * ((2 + spec.attention_gate) * spec.attention_width + 2 * spec.kv_width)
     query, rank = spec.heads * (spec.head_dim + spec.qk_rope_head_dim), spec.q_lora_rank
@@ -65,9 +103,19 @@ def _score_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
     head_dim = spec.head_dim
     if spec.is_latent_attention:
         head_dim = (spec.head_dim + spec.qk_rope_head_dim + spec.v_head_dim) // 2
+    if spec.output_groups:
+        return _compressed_score_flops(spec, kind, sequence_length)
     limit = {"w": spec.sliding_window, "c": spec.attention_chunk}.get(kind, 0) or spec.index_top_k or sequence_length
     index = 2.0 * spec.index_heads * spec.index_head_dim * sequence_length if spec.index_top_k else 0.0
     return 4.0 * spec.heads * head_dim * min(limit, sequence_length) + index
+
+
+def _compressed_score_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
+    """Return the FLOPs of one token's scores, the index's among them, and weighted values of DeepSeek-V4."""
+    made = sequence_length // {"k": spec.compression, "h": spec.heavy_compression}.get(kind, sequence_length + 1)
+    seen = min(sequence_length, spec.sliding_window) + (min(spec.index_top_k, made) if kind == "k" else made)
+    index = 2.0 * spec.index_heads * spec.index_head_dim * made if kind == "k" else 0.0
+    return 4.0 * spec.heads * spec.head_dim * seen + index
 
 
 def _recurrent_flops(spec: ModelSpec, kind: str) -> float:

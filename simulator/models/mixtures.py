@@ -64,6 +64,16 @@ def _interleaved(n_experts: int, every: int, max_positions: int) -> Facts:
 MIXTURES: dict[str, Facts] = {
     "deepseek-v3": _DEEPSEEK_V3,
     "deepseek-v3.2": _facts(_DEEPSEEK_V3, **_INDEX),
+    "deepseek-v4-flash": _facts(
+        layers=43, hidden=4096, heads=64, kv_heads=1, head_dim=512, ffn_hidden=2048, vocab=129280, max_positions=1_048_576,
+        n_experts=256, top_k=6, expert_hidden=2048, shared_expert_hidden=2048, q_lora_rank=1024, qk_rope_head_dim=64,
+        output_groups=8, output_lora_rank=1024, sliding_window=128, compression=4, heavy_compression=128, index_heads=64,
+        index_head_dim=128, index_top_k=512, residual_streams=4, pattern=("wE", "wE", *(20 * ("kE", "hE")), "kE"),
+    ),
+    "deepseek-v2": _facts(
+        _DEEPSEEK_V3, layers=60, hidden=5120, vocab=102400, max_positions=163840, ffn_hidden=12288, n_experts=160, top_k=6,
+        expert_hidden=1536, shared_expert_hidden=3072, dense_layers=1,
+    ),
     "deepseek-v2-lite": _facts(
         _DEEPSEEK_V3, layers=27, hidden=2048, heads=16, vocab=102400, max_positions=163840, ffn_hidden=10944, n_experts=64,
         top_k=6, expert_hidden=1408, shared_expert_hidden=2816, dense_layers=1, q_lora_rank=0,

@@ -94,13 +94,49 @@ def _index_parameters(spec: ModelSpec, name: str) -> list[Parameter]:
     return tensors + _linear(f"{name}.weights", spec.index_heads, spec.hidden, bias=False, tp=1, split="none")
 
 
-def attention_parameters(spec: ModelSpec, tp: int = 1, name: str = "attention") -> list[Parameter]:
+def _compressor_parameters(spec: ModelSpec, name: str, rate: int, width: int, *, series: int) -> list[Parameter]:
+    """Return what turns ``rate`` tokens into one key of a width, whole on every rank: values, weights, positions, norm."""
+    tensors = _linear(f"{name}.kv", series * width, spec.hidden, bias=False, tp=1, split="none")
+    tensors += _linear(f"{name}.gate", series * width, spec.hidden, bias=False, tp=1, split="none")
+    tensors.append(Parameter(name=f"{name}.position_bias", n_elements=rate * series * width))
+    return tensors + norm_parameters(spec, f"{name}.norm", width)
+
+
+def _compressed_attention_parameters(spec: ModelSpec, tp: int, name: str, kind: str) -> list[Parameter]:
+    """Return the tensors of DeepSeek-V4's attention: heads and output groups are split, all that makes keys is whole."""
+    groups, rank, width = spec.output_groups, spec.output_lora_rank, spec.attention_width
+    tensors = _linear(f"{name}.q_down", spec.q_lora_rank, spec.hidden, bias=False, tp=tp, split="none")
+    tensors += norm_parameters(spec, f"{name}.q_norm", spec.q_lora_rank)
+    tensors += _linear(f"{name}.q_up", width, spec.q_lora_rank, bias=False, tp=tp, split="column")
+    tensors += _linear(f"{name}.kv", spec.head_dim, spec.hidden, bias=False, tp=tp, split="none")
+    tensors += norm_parameters(spec, f"{name}.kv_norm", spec.head_dim)
+    tensors += _linear(f"{name}.output_down", groups * rank, width // groups, bias=False, tp=tp, split="column")
+    tensors += _linear(f"{name}.output", spec.hidden, groups * rank, bias=False, tp=tp, split="row")
+    tensors.append(_split(f"{name}.sinks", spec.heads, tp))
+    if kind == "h":
+        tensors += _compressor_parameters(spec, f"{name}.compressor", spec.heavy_compression, spec.head_dim, series=1)
+    elif kind == "k":
+        inner, rate = spec.index_head_dim, spec.compression
+        tensors += _compressor_parameters(spec, f"{name}.compressor", rate, spec.head_dim, series=2)
+        tensors += _compressor_parameters(spec, f"{name}.index", rate, inner, series=2)
+        tensors += _linear(
+            f"{name}.index.query", spec.index_heads * inner, spec.q_lora_rank, bias=False, tp=1, split="none"
+        )
+        tensors += _linear(f"{name}.index.weights", spec.index_heads, spec.hidden, bias=False, tp=1, split="none")
+    return tensors
+
+
+def attention_parameters(spec: ModelSpec, tp: int = 1, name: str = "attention", kind: str = "*") -> list[Parameter]:
     """Return the tensors of one attention: fused projection, output projection, query and key norms."""
     if spec.is_latent_attention:
         return _latent_attention_parameters(spec, tp, name)
+    if spec.output_groups:
+        return _compressed_attention_parameters(spec, tp, name, kind)
     kv_width = spec.kv_width * max(1, tp // spec.kv_heads)  # fewer heads than ranks: each rank holds a copy
     rows = spec.attention_width * (2 if spec.attention_gate else 1) + 2 * kv_width
     tensors = _linear(f"{name}.qkv", rows, spec.hidden, bias=spec.attention_bias, tp=tp, split="column")
+    if spec.attention_bias and not spec.key_bias:
+        tensors[-1] = replace(tensors[-1], n_elements=(rows - kv_width) // tp)
     if spec.qk_norm and spec.qk_norm_scale:
         widths = (spec.attention_width, spec.kv_width) if spec.qk_norm_width else (spec.head_dim, spec.head_dim)
         names = zip(("query", "key"), widths, strict=True)
@@ -222,7 +258,18 @@ def sublayer_parameters(
     if kind == "E":
         return moe_parameters(spec, tp, ep, etp)
     make = {"-": mlp_parameters, "M": mamba2_parameters, "m": mamba1_parameters, "G": delta_parameters}
-    return make.get(kind, attention_parameters)(spec, tp)
+    return make[kind](spec, tp) if kind in make else attention_parameters(spec, tp, kind=kind)
+
+
+def _connection_parameters(spec: ModelSpec, name: str, n_weights: int, n_scales: int) -> list[Parameter]:
+    """Return what gives the weights with which the copies of the residual stream are mixed, from all of them.
+
+    References
+    ----------
+    Xie et al., "mHC: Manifold-Constrained Hyper-Connections", arXiv:2512.24880.
+    """
+    tensors = _linear(name, n_weights, spec.stream_width, bias=True, tp=1, split="none")
+    return [*tensors, Parameter(name=f"{name}.scale", n_elements=n_scales)]
 
 
 def block_parameters(
@@ -237,6 +284,9 @@ def block_parameters(
     """Return the tensors of one transformer block, of these sublayers by their letters, on one rank."""
     tensors: list[Parameter] = []
     for index, kind in enumerate(sublayers):
+        if spec.residual_streams:
+            n_weights = (2 + spec.residual_streams) * spec.residual_streams
+            tensors += _connection_parameters(spec, f"connection_{index + 1}", n_weights, 3)
         if index == 0 or not spec.shared_norm:
             tensors += norm_parameters(spec, f"norm_{index + 1}")
         if spec.norm_position == "around":
@@ -272,7 +322,12 @@ def embedding_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     """Return token, position and segment tables and the embedding norm of one rank."""
     rows = padded_vocab(spec.vocab, tp)
     width = spec.embedding_width or spec.hidden
-    tensors = [Parameter(name="embedding.weight", n_elements=rows * width // tp, is_tensor_parallel=tp > 1)]
+    if spec.patch_values:
+        bias = spec.patch_bias
+        tensors = _linear("patches", spec.hidden, spec.patch_values, bias=bias, tp=tp, split="none")
+        tensors.append(Parameter(name="class", n_elements=spec.hidden))
+    else:
+        tensors = [Parameter(name="embedding.weight", n_elements=rows * width // tp, is_tensor_parallel=tp > 1)]
     if spec.embedding_width:
         tensors += _linear("embedding.projection", spec.hidden, width, bias=False, tp=tp, split="none")
     if spec.positions == "learned":
@@ -285,6 +340,16 @@ def embedding_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     return _outside_blocks(tensors)
 
 
+def front_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
+    """Return the convolutions over three spectral frames each and the positions of an encoder of sound (Whisper)."""
+    if not spec.mel_bins:
+        return ()
+    tensors = _linear("front.1", spec.hidden, 3 * spec.mel_bins, bias=True, tp=1, split="none")
+    tensors += _linear("front.2", spec.hidden, 3 * spec.hidden, bias=True, tp=1, split="none")
+    tensors.append(Parameter(name="encoder_positions.weight", n_elements=spec.encoder_positions * spec.hidden))
+    return _outside_blocks(tensors)
+
+
 def head_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     """Return final norm and, when it is not tied, the output projection (BERT: the pooler) of one rank."""
     tensors = norm_parameters(spec, "final_norm") if spec.final_norm else []
@@ -293,7 +358,16 @@ def head_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     if spec.embedding_width:
         tensors += _linear("output.projection", spec.embedding_width, spec.hidden, bias=False, tp=tp, split="none")
     rows = padded_vocab(spec.vocab, tp)
-    if not spec.tied:
+    if spec.residual_streams:
+        tensors += _connection_parameters(spec, "connection", spec.residual_streams, 1)
+    if spec.projection:
+        tensors += _linear("projection", spec.projection, spec.hidden, bias=False, tp=tp, split="none")
+    if spec.image is not None:
+        tensors.append(Parameter(name="logit_scale", n_elements=1))
+    elif spec.patch_values:
+        n_classes = spec.vocab if not spec.projection else 0
+        tensors += _linear("output", n_classes, spec.hidden, bias=True, tp=tp, split="none") if n_classes else []
+    elif not spec.tied:
         tensors += _linear("output", rows, spec.hidden, bias=spec.head_bias, tp=tp, split="column")
     elif spec.head_bias:
         tensors.append(_split("output.bias", rows, tp))
@@ -303,9 +377,10 @@ def head_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
 def model_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     """Return every tensor of the whole model, tied tensors once."""
     decoder = spec.encoder_layers > 0
-    tensors = list(embedding_parameters(spec))
+    tensors = list(spec.image.parameters) if spec.image else []
+    tensors += embedding_parameters(spec)
     if decoder:
-        tensors += relative_parameters(spec)
+        tensors += [*front_parameters(spec), *relative_parameters(spec)]
         tensors += [p for _ in range(spec.encoder_layers) for p in block_parameters(spec)]
         tensors += norm_parameters(spec, "encoder_norm")
     tensors += relative_parameters(spec)

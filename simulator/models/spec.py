@@ -14,11 +14,13 @@ Norm = Literal["layer_norm", "rms_norm"]
 NormPosition = Literal["before", "after_residual", "after", "around"]
 Activation = Literal["gelu", "gelu_new", "silu", "relu", "relu2"]
 
-#: letter -> sublayer, as hybrid models write their patterns (Nemotron-H, Megatron-Core) and two of our own (w, c)
+#: letter -> sublayer, as hybrid models write their patterns (Nemotron-H, Megatron-Core) and four of our own (w, c, k, h)
 SUBLAYERS = {
     "*": "attention over all earlier tokens",
     "w": "attention within the sliding window",
     "c": "attention within chunks of the sequence",
+    "k": "attention within the window and over compressed keys that an index chooses",
+    "h": "attention within the window and over all heavily compressed keys",
     "M": "Mamba-2",
     "m": "Mamba-1",
     "G": "gated delta net",
@@ -28,7 +30,7 @@ SUBLAYERS = {
 #: blocks of the deepest model, and the largest of its other sizes: far above anything that was trained
 MOST_LAYERS, MOST_SIZE = 10_000, 10**9
 #: letters of the sublayers that are attention, and of those that carry a state instead
-ATTENTION, RECURRENT = "*wc", "MmG"
+ATTENTION, RECURRENT = "*wckh", "MmG"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,13 @@ class ModelSpec:
     index_heads: int = 0
     index_head_dim: int = 0
     index_top_k: int = 0
+    #: Attention of one key that is its own value and whose output is projected through a low rank group by group, and how many
+    #: tokens a compressed key of blocks ``k`` and ``h`` stands for (DeepSeek-V4).
+    output_groups: int = 0
+    output_lora_rank: int = 0
+    compression: int = 0
+    heavy_compression: int = 0
+    residual_streams: int = 0  #: Copies of the residual stream that hyper-connections mix (DeepSeek-V4).
     #: Tensors of the experts beside the matrices.
     router_bias: bool = False
     expert_bias: bool = False
@@ -138,6 +147,17 @@ class ModelSpec:
     #: Width of the token table where it is projected to ``hidden`` (OPT-350m); 0 for ``hidden``.
     embedding_width: int = 0
     head_bias: bool = False  #: Whether the output projection has a bias.
+    key_bias: bool = True  #: Whether keys have a bias where queries and values have one (Whisper's have none).
+    #: Values of one patch of an image where patches are the tokens, behind one that stands for the class; ``vocab`` is then the
+    #: number of classes (ViT), and whether their projection has a bias.
+    patch_values: int = 0
+    patch_bias: bool = True
+    #: Width in which what an ``image`` gives is compared with what the text gives (CLIP).
+    projection: int = 0
+    image: ModelSpec | None = None
+    #: Length of the encoder's own sequence, two spectral frames of so many values to a token (Whisper); 0: the decoder's.
+    encoder_positions: int = 0
+    mel_bins: int = 0
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -203,6 +223,10 @@ class ModelSpec:
             raise ConfigError(
                 f"model '{self.name}': top_k={self.top_k} is not between 1 and n_experts={self.n_experts}"
             )
+        if self.output_groups and (self.kv_heads != 1 or self.heads % self.output_groups):
+            raise ConfigError(
+                f"model '{self.name}': output_groups={self.output_groups} needs kv_heads=1 and to divide heads={self.heads}"
+            )
         if self.experts_of_blocks and len(self.experts_of_blocks) != sum("E" in kind for kind in self.blocks):
             raise ConfigError(f"model '{self.name}': experts_of_blocks has not one number for each block with experts")
 
@@ -210,6 +234,16 @@ class ModelSpec:
     def attention_width(self) -> int:
         """Columns of the query projection: heads times head_dim, which need not be ``hidden``."""
         return self.heads * self.head_dim
+
+    @property
+    def stream_width(self) -> int:
+        """Width of what blocks hand on: all copies of the residual stream."""
+        return self.hidden * (self.residual_streams or 1)
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether another stack comes first, over a sequence of its own or the same one."""
+        return self.encoder_layers > 0 or self.image is not None
 
     @property
     def kv_width(self) -> int:
@@ -257,4 +291,5 @@ class ModelSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the spec as plain data."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        image = {"image": self.image.to_dict() if self.image else None}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | image

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+from simulator.models.compressed import collapsed, compressed_attention, expanded
 from simulator.models.latent import latent_attention
 from simulator.models.layer import CommunicationPoint
 from simulator.models.liveness import Tensor
@@ -20,6 +22,8 @@ def attention(style: Style, x: Tensor, *, causal: bool, kind: str = "*") -> Tens
     spec = style.spec
     if spec.is_latent_attention:
         return latent_attention(style, x, causal=causal)
+    if spec.output_groups:
+        return compressed_attention(style, x, kind=kind)
     widths = [n * style.head_dim for n in (style.heads, style.kv_heads, style.kv_heads)]
     gate = None
     if spec.attention_gate:
@@ -49,7 +53,9 @@ def cross_attention(style: Style, x: Tensor, encoded: Tensor) -> Tensor:
     parts = style.columns(encoded, [kv_width, kv_width], bias=spec.attention_bias, name="kv")
     if len(parts) == 1:
         parts = list(style.split_pair(parts[0]))
-    context = style.core_attention(q, parts[0], parts[1], style.attention_shape(causal=False))
+    shape = style.attention_shape(causal=False)
+    shape = replace(shape, seq_k=spec.encoder_positions or shape.seq_k)
+    context = style.core_attention(q, parts[0], parts[1], shape)
     return style.row(context, width, bias=spec.attention_output_bias, name="attention_output")
 
 
@@ -156,6 +162,9 @@ def _added(
     """Append one sublayer with its norms and its residual; ``module`` is what plans call it."""
     position = style.spec.norm_position
     with style.captured(module):
+        streams, n = x, style.spec.residual_streams
+        if n:
+            weights, x = collapsed(style, streams, (2 + n) * n)
         branch = x
         if position in ("before", "around"):
             with style.recomputed("layernorm", is_discarding=True), style.captured(_FIRST.get(module, module)):
@@ -164,6 +173,8 @@ def _added(
             branch = sublayer(style, branch)
         if position in ("after", "around"):
             branch = style.norm(branch)
+        if n:
+            return expanded(style, streams, branch, weights)
         x = style.residual(x, branch, bias=has_bias and style.adds_bias_late())
         return style.norm(x) if position == "after_residual" else x
 
