@@ -38,8 +38,8 @@ def test_a_check_of_the_documented_keys_notices_one_too_many_and_one_too_few(sma
 
 def test_explanations_and_scaling_have_exactly_the_documented_keys(small):
     found = explain(small)
-    assert fits(json.loads(json.dumps(document([small], found))), Document)
-    assert fits(json.loads(json.dumps(document([small, small], found))), Scaling)
+    assert fits(json.loads(json.dumps(document([small], explanation=found))), Document)
+    assert fits(json.loads(json.dumps(document([small, small], explanation=found))), Scaling)
 
 
 def test_figures_are_those_of_the_answer(small):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -115,8 +115,14 @@ def features_of(plan: ParallelPlan, device: Device, *, experts: bool = False, fa
     )
 
 
-def _quantile(values: NDArray[np.float64], weights: NDArray[np.float64], level: float) -> float:
-    """Return the weighted quantile by linear interpolation between the centres of the sorted weights."""
+def weighted_quantile(values: NDArray[np.float64], weights: NDArray[np.float64], level: float) -> float:
+    """Return a quantile of values that have different says, by linear interpolation between the centres of their weights.
+
+    Examples
+    --------
+    >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), np.ones(3), 0.5)
+    2.0
+    """
     order = np.argsort(values, kind="stable")
     cumulated = np.cumsum(weights[order])
     centres = (cumulated - 0.5 * weights[order]) / cumulated[-1]
@@ -145,10 +151,10 @@ def interval(features: Features, table: ResidualTable, *, without: str = "", lev
         mine = sources == source
         weights[mine] *= weights[mine].max() / weights[mine].sum()
     residuals = np.array([row.log_ratio for row in rows])
-    centre = _quantile(residuals, weights, 0.5)
+    centre = weighted_quantile(residuals, weights, 0.5)
     growth = table.widening * (1.0 + _GROWTH * nearest)
-    low = min(_quantile(residuals, weights, (1 - level) / 2) - centre, -_SMALLEST_HALF_WIDTH) * growth
-    high = max(_quantile(residuals, weights, (1 + level) / 2) - centre, _SMALLEST_HALF_WIDTH) * growth
+    low = min(weighted_quantile(residuals, weights, (1 - level) / 2) - centre, -_SMALLEST_HALF_WIDTH) * growth
+    high = max(weighted_quantile(residuals, weights, (1 + level) / 2) - centre, _SMALLEST_HALF_WIDTH) * growth
     return Interval(
         low=math.exp(centre + low),
         high=math.exp(centre + high),
@@ -193,44 +199,6 @@ class ResidualTable:
             features = {name: row[name] for name in Features.__slots__}
             rows.append(Residual(features=Features(**features), source=row["source"], log_ratio=row["log_ratio"]))
         return cls(rows=tuple(rows), widening=data["widening"])
-
-
-def coverage(
-    table: ResidualTable, rows: Iterable[Residual] | None = None, *, leave_out: bool = True, level: float = LEVEL
-) -> float:
-    """Return the share of rows that lie in their interval, which by default ignores the row's own source."""
-    judged = list(table.rows if rows is None else rows)
-    if not judged:
-        return math.nan
-    inside = 0
-    for row in judged:
-        found = interval(row.features, table, without=row.source if leave_out else "", level=level)
-        inside += found.low <= math.exp(row.log_ratio) <= found.high
-    return inside / len(judged)
-
-
-def fit_widening(rows: Sequence[Residual]) -> ResidualTable:
-    """Return a table whose leave-one-source-out intervals hold 80 % of the rows, every source counting alike.
-
-    References
-    ----------
-    Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World" (2005), chapter 2: an interval scaled by
-    the quantile of its scores on held-out data.
-    """
-    unit = ResidualTable(rows=tuple(rows))
-    sources = [row.source for row in rows]
-    scores, weights = [], []
-    for row in rows:
-        if len(set(sources)) < 2:
-            break
-        found = interval(row.features, unit, without=row.source)
-        centre = 0.5 * (math.log(found.low) + math.log(found.high))
-        half = 0.5 * (math.log(found.high) - math.log(found.low))
-        scores.append(abs(row.log_ratio - centre) / half)
-        weights.append(1.0 / sources.count(row.source))
-    if not scores:
-        return unit
-    return ResidualTable(rows=unit.rows, widening=_quantile(np.array(scores), np.array(weights), LEVEL))
 
 
 def confidence_of(plan: ParallelPlan, device: Device, iteration_time_s: float, *, experts: bool = False) -> Confidence:

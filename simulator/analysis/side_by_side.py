@@ -48,13 +48,3 @@ def ranked(parts: Iterable[AnyPart]) -> list[AnyPart]:
     ['b', 'a']
     """
     return sorted(parts, key=lambda part: (-abs(part.difference_s), part.name))
-
-
-def remainder(name: str, whole: Part, parts: Iterable[Part]) -> Part:
-    """Return what parts leave of a whole, so that all of them add up to it."""
-    known = list(parts)
-    return Part(
-        name=name,
-        predicted_s=whole.predicted_s - sum(part.predicted_s for part in known),
-        measured_s=whole.measured_s - sum(part.measured_s for part in known),
-    )

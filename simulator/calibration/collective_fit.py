@@ -15,7 +15,7 @@ from simulator.calibration.collectives import (
     with_uncertainty,
     write_table,
 )
-from simulator.calibration.robust import FloatArray, Residuals, weighted_quantile
+from simulator.calibration.robust import FloatArray, Residuals
 from simulator.collectives.constants import version_key
 from simulator.config import load_yaml, resolve_name
 from simulator.errors import CalibrationError
@@ -267,34 +267,6 @@ LeftOut = dict[str, tuple[list[Measured], FloatArray]]
 def left_out(rows: Sequence[Measured]) -> LeftOut:
     """Rows and errors of each cluster, by constants fitted without it; see :func:`left_out_errors`."""
     return left_out_errors(starting_table(), all_blocks(), rows)
-
-
-def spread_of(found: LeftOut, level: float = 0.8) -> list[dict[str, Any]]:
-    """Return how far clusters that were left out lie from their prediction: quantiles of measured over predicted time.
-
-    One entry for collectives inside nodes and one for those between nodes, below and from 1 MiB; every cluster has the
-    same say, whatever its number of rows.
-    """
-    entries = []
-    for part in ("inside", "between"):
-        for large in (False, True):
-            ratios, weights, clusters = [], [], []
-            for cluster, (rows, errors) in found.items():
-                mine = [
-                    1.0 / (1.0 + error)
-                    for row, error in zip(rows, errors, strict=True)
-                    if (row.shape.n_nodes > 1) == (part == "between") and (row.n_bytes >= LARGE_BYTES) == large
-                ]
-                ratios += mine
-                weights += [1.0 / max(1, len(mine))] * len(mine)
-                clusters += [cluster] if mine else []
-            if ratios:
-                low, high = (weighted_quantile(ratios, weights, q) for q in ((1 - level) / 2, (1 + level) / 2))
-                entries.append(
-                    {"part": part, "from_bytes": LARGE_BYTES if large else 0, "low": round(min(low, 1.0), 3),
-                     "high": round(max(high, 1.0), 3), "n": len(ratios), "clusters": clusters}
-                )  # fmt: skip
-    return entries
 
 
 def write_fitted(table: dict[str, Any], path: Path) -> None:

@@ -205,17 +205,3 @@ def standard_deviations(slopes: FloatArray, variance: float = 1.0) -> FloatArray
         inverse = np.linalg.pinv(curvature[np.ix_(moved, moved)])
         found[moved] = np.sqrt(variance * np.maximum(np.diag(inverse), 0.0))
     return found
-
-
-def weighted_quantile(values: Sequence[float], weights: Sequence[float], level: float) -> float:
-    """Return a quantile of values that have different says, by linear interpolation between the centres of their weights.
-
-    Examples
-    --------
-    >>> weighted_quantile([3.0, 1.0, 2.0], [1.0, 1.0, 1.0], 0.5)
-    2.0
-    """
-    order = np.argsort(values, kind="stable")
-    weight = np.array(weights, dtype=float)[order]
-    cumulated = np.cumsum(weight)
-    return float(np.interp(level, (cumulated - 0.5 * weight) / cumulated[-1], np.array(values, dtype=float)[order]))

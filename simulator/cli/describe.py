@@ -8,7 +8,8 @@ from typing import Any
 
 from simulator.cli.shared import say
 from simulator.errors import ConfigError
-from simulator.report.terminal import make_console, new_table, print_table
+from simulator.report.grid import Grid
+from simulator.report.terminal import print_grid
 from simulator.units import format_time
 
 
@@ -56,7 +57,7 @@ def models(action: str, *, json_output: bool) -> None:
         print(json.dumps(rows))
         return
     cells = [[f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()] for row in rows]
-    print_table([column.replace("_", " ") for column in rows[0]], cells)
+    print_grid(Grid("", [column.replace("_", " ") for column in rows[0]], cells))
 
 
 def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int, plot: str | None = None) -> None:
@@ -80,7 +81,8 @@ def list_presets(*, json_output: bool) -> None:
     if json_output:
         print(json.dumps({name: one.model_dump() for name, one in known.items()}))
         return
-    table = new_table("preset", "run", "measured", n_left=2)
-    for name, one in known.items():
-        table.add_row(name, one.title, format_time(one.measured.iteration_time_s) if one.measured else "")
-    make_console().print(table, highlight=False)
+    rows = [
+        (name, one.title, format_time(one.measured.iteration_time_s) if one.measured else "")
+        for name, one in known.items()
+    ]
+    print_grid(Grid("", ("preset", "run", "measured"), rows, words=(1,)))

@@ -6,23 +6,20 @@ import json
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from simulator.analysis.explain import Explanation
 from simulator.answer import Result, memory_over_time
 from simulator.cli.inputs import clusters_of, recorded_module, run_request, settings_of, write_notes, write_warnings
 from simulator.cli.shared import after_the_answer, progress_line
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.full_answer import WayOut, document, simulate_counts, to_json
+from simulator.explore.full_answer import Document, Extras, Scaling, document, simulate_counts
 from simulator.explore.named_settings import given_in
 from simulator.explore.training_run import RunRequest
 from simulator.faults import Faults
 from simulator.plan.published import published_settings
 
 if TYPE_CHECKING:
-    from simulator.explore.local_steps import LocalSteps
     from simulator.explore.nearby_answers import NearbyAnswer
-    from simulator.explore.neighbours import Neighbours, PlacementRow
     from simulator.explore.network_trouble import Trouble
 
 
@@ -53,21 +50,23 @@ def run_main(options: dict[str, Any]) -> None:
             detail=_is_detailed(options), say=say,
         )  # fmt: skip
         results, placed = _on_their_nodes(options, settings, results, say)
-        extras = _extras(options, results, request, say)._replace(**placed, **_others(options, results, request, say))
+        others, request = _others(options, results, request, say)
+        extras: Extras = {**_extras(options, results, say), **placed, **others}
         nearby = _nearby(options, results[-1], request, say)
     write_warnings(results[-1].idle_inputs(given), said=said)
-    _write_files(options, results, extras, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
+    answer = document(results, request=request, **extras)
+    _write_files(options, results, answer, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
     if options["json_output"]:
-        print(json.dumps(document(results, **extras._asdict())))
+        print(json.dumps(answer))
     else:
-        _print(results, extras)
-    if extras.ways_out is not None:
+        _print(results, answer)
+    if "ways_out" in extras:
         from simulator.explore.out_of_memory import in_words
 
         unfit = next(result for result in results if not result.memory.fits)
         with after_the_answer(is_json=options["json_output"]):
             raise InfeasiblePlanError(
-                f"the plan does not fit: {unfit.memory.explain()}", hint=in_words(extras.ways_out)
+                f"the plan does not fit: {unfit.memory.explain()}", hint=in_words(extras["ways_out"])
             )
 
 
@@ -116,21 +115,9 @@ def _price_of(row: dict[str, Any]) -> tuple[float, float]:
     return float("inf") if cost is None else cost, hours or 0.0
 
 
-class Extras(NamedTuple):
-    """What stands beside the answers: a whole run, an explanation, and ways out of memory, where there are any."""
-
-    request: RunRequest | None
-    explanation: Explanation | None
-    ways_out: list[WayOut] | None
-    neighbours: Neighbours | None = None
-    placements: list[PlacementRow] | None = None
-    local_steps: LocalSteps | None = None
-    network_trouble: list[Trouble] | None = None
-
-
 def _on_their_nodes(
     options: dict[str, Any], settings: dict[str, Any], results: list[Result], say: Callable[[str], None]
-) -> tuple[list[Result], dict[str, Any]]:
+) -> tuple[list[Result], Extras]:
     """Simulate one job on the nodes where it is placed, if any flag places it, and beside the jobs that are named."""
     files, way, free = options["with_"] or (), options["placement"], options["nodes_free"]
     if not (files or way or free):
@@ -144,9 +131,11 @@ def _on_their_nodes(
     if free and way is None:
         rows, played = best_placements(job, others, free_file=free, say=say)
         job = replace(job, placement=",".join(map(str, rows[0]["nodes"])))
-        found: dict[str, Any] = {"placements": rows, "neighbours": played}
+        found: Extras = {"placements": rows}
     else:
-        found = {"neighbours": beside([job, *others], free_file=free, say=say)}
+        found, played = {}, beside([job, *others], free_file=free, say=say)
+    if played is not None:
+        found["neighbours"] = played
     return [on_its_nodes(job, free, detail=_is_detailed(options))], found
 
 
@@ -157,48 +146,45 @@ def _is_detailed(options: dict[str, Any]) -> bool:
 
 def _others(
     options: dict[str, Any], results: Sequence[Result], request: RunRequest | None, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Train site by site, or around what is wrong with the network."""
-    found: dict[str, Any] = {}
+) -> tuple[Extras, RunRequest | None]:
+    """Train site by site, or around what is wrong with the network, which the whole run meets."""
+    found: Extras = {}
     if options["local_steps"] is not None:
         from simulator.explore.local_steps import local_steps
 
         say("sites by themselves")
         found["local_steps"] = local_steps(results[-1], options["local_steps"])
     if options["flapping"] or options["network_trouble"]:
-        found |= _trouble(options, results[-1], request, say)
-    return found
+        found["network_trouble"], request = _trouble(options, results[-1], request, say)
+    return found, request
 
 
 def _trouble(
     options: dict[str, Any], result: Result, request: RunRequest | None, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Simulate the step without what is wrong with its network, and around links that flap, which the whole run meets."""
+) -> tuple[list[Trouble], RunRequest | None]:
+    """Simulate the step without what is wrong with its network, and around links that flap; return the run that meets them."""
     from simulator.explore.network_trouble import REROUTE_S, Flapping, in_the_run, network_trouble
     from simulator.explore.training_run import parse_time
 
     reroute, flapping = options["reroute_time"], [Flapping.parse(text) for text in options["flapping"] or ()]
     reroute_s = REROUTE_S if reroute is None else parse_time(reroute, "--reroute-time")
     found = network_trouble(result, flapping, reroute_s, say)
-    met = request and replace(request, links=in_the_run(found, flapping))
-    return {"network_trouble": found, "request": met}
+    return found, request and replace(request, links=in_the_run(found, flapping))
 
 
-def _extras(
-    options: dict[str, Any], results: Sequence[Result], request: RunRequest | None, say: Callable[[str], None]
-) -> Extras:
-    """Find what needs further simulations; what does it is loaded only then."""
-    explanation, found = None, None
+def _extras(options: dict[str, Any], results: Sequence[Result], say: Callable[[str], None]) -> Extras:
+    """Explain the last answer, and find ways out for the first that does not fit; what does it is loaded only then."""
+    found: Extras = {}
     if options["explain"]:
         from simulator.explore.trials import explain
 
-        explanation = explain(results[-1], say=say)
+        found["explanation"] = explain(results[-1], say=say)
     unfit = next((result for result in results if not result.memory.fits), None)
     if unfit is not None:
         from simulator.explore.out_of_memory import ways_out
 
-        found = ways_out(unfit, say=say)
-    return Extras(request=request, explanation=explanation, ways_out=found)
+        found["ways_out"] = ways_out(unfit, say=say)
+    return found
 
 
 def _nearby(
@@ -220,7 +206,7 @@ def _nearby(
 def _write_files(
     options: dict[str, Any],
     results: Sequence[Result],
-    extras: Extras,
+    answer: Document | Scaling,
     nearby: Sequence[NearbyAnswer],
     given: Collection[str],
 ) -> None:
@@ -239,40 +225,20 @@ def _write_files(
         write_memory_trace(options["memory_trace"], rank, last.answer["memory"], memory_over_time(last)[rank])
         _say_written(options["memory_trace"])
     if options["report"]:
-        from simulator.report.answer_page import report
+        from simulator.report.answer_page import page_of
 
-        page = report(results, **extras._asdict(), given=given, nearby=nearby)
-        _say_written(*page.save(options["report"]))
+        _say_written(*page_of(results[-1], answer, given=given, nearby=nearby).save(options["report"]))
 
 
 def _say_written(*files: object) -> None:
     print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
 
 
-def _print(results: Sequence[Result], extras: Extras) -> None:
+def _print(results: Sequence[Result], answer: Document | Scaling) -> None:
     from simulator.report import terminal
 
-    answers = [to_json(result, extras.request, extras.neighbours) for result in results]
-    if len(results) > 1:
-        terminal.print_scaling([result.plan for result in results], answers)
-    else:
-        terminal.print_answer(results[0].scenario, answers[0])
-    if extras.request is not None:
-        for result, answer in zip(results, answers, strict=True):
-            terminal.print_whole_run(answer["whole_run"], gpus=result.plan.gpus if len(results) > 1 else 0)
-    if extras.neighbours is not None:
-        terminal.print_neighbours(extras.neighbours)
-    if extras.placements is not None:
-        terminal.print_placements(extras.placements)
-    if extras.local_steps is not None:
-        terminal.print_local_steps(extras.local_steps)
-    if extras.network_trouble is not None:
-        terminal.print_network_trouble(extras.network_trouble)
-    if extras.explanation is not None:
-        terminal.print_explanation(extras.explanation)
-    if extras.ways_out is not None:
-        terminal.print_ways_out(extras.ways_out)
-    elif extras.explanation is None and len(results) == 1:
+    terminal.print_document(results, answer)
+    if len(results) == 1 and not {"explanation", "ways_out"} & answer.keys():
         from simulator.explore.trials import advise
 
         terminal.print_advice(advise(results[0]))

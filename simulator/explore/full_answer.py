@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, Unpack, cast
 
 from simulator.analysis.explain import Explanation
 from simulator.answer import Answer, Result
@@ -35,20 +35,24 @@ class WayOut(TypedDict):
     same_training: bool  #: Whether training computes the same, to the last bit of its rounding.
 
 
-class Document(Answer):
+class Extras(TypedDict, total=False):
+    """What stands beside the answer, where it was asked for."""
+
+    explanation: Explanation  #: With ``--explain``; of the last of several answers.
+    #: Where the plan does not fit: changes that need less, those that suffice first, the fastest of them first.
+    ways_out: list[WayOut]
+    neighbours: Neighbours  #: Jobs beside this one, with ``--with`` or ``--placement``.
+    placements: list[PlacementRow]  #: Ways to place the job, the fastest first, with ``--nodes-free``.
+    local_steps: LocalSteps  #: Training site by site, with ``--local-steps``.
+    #: What is wrong with the network and what it costs, with ``--network-trouble`` or ``--flapping``.
+    network_trouble: list[Trouble]
+
+
+class Document(Answer, Extras):
     """What ``--json`` prints for one number of GPUs."""
 
     #: Days, GPU hours, cost, energy and goodput, where the length of a run is given.
     whole_run: NotRequired[TrainingRun]
-    #: With ``--explain``.
-    explanation: NotRequired[Explanation]
-    #: Where the plan does not fit: changes that need less, those that suffice first, the fastest of them first.
-    ways_out: NotRequired[list[WayOut]]
-    neighbours: NotRequired[Neighbours]  #: Jobs beside this one, with ``--with`` or ``--placement``.
-    local_steps: NotRequired[LocalSteps]  #: Training site by site, with ``--local-steps``.
-    #: What is wrong with the network and what it costs, with ``--network-trouble`` or ``--flapping``.
-    network_trouble: NotRequired[list[Trouble]]
-    placements: NotRequired[list[PlacementRow]]  #: Ways to place the job, the fastest first, with ``--nodes-free``.
 
 
 class ScalingRow(Document):
@@ -57,12 +61,10 @@ class ScalingRow(Document):
     gpus: int  #: The number of GPUs.
 
 
-class Scaling(TypedDict):
+class Scaling(Extras):
     """What ``--json`` prints for several numbers of GPUs."""
 
     scaling: list[ScalingRow]  #: One answer per number of GPUs.
-    explanation: NotRequired[Explanation]  #: Of the last one, with ``--explain``.
-    ways_out: NotRequired[list[WayOut]]  #: Of the first one that does not fit.
 
 
 def to_json(result: Result, request: RunRequest | None = None, neighbours: Neighbours | None = None) -> Document:
@@ -102,35 +104,14 @@ def _beside(answer: Answer, job: NeighbourJob) -> Answer:
 
 
 def document(
-    results: Sequence[Result],
-    explanation: Explanation | None = None,
-    *,
-    request: RunRequest | None = None,
-    ways_out: list[WayOut] | None = None,
-    neighbours: Neighbours | None = None,
-    placements: list[PlacementRow] | None = None,
-    local_steps: LocalSteps | None = None,
-    network_trouble: list[Trouble] | None = None,
+    results: Sequence[Result], *, request: RunRequest | None = None, **extras: Unpack[Extras]
 ) -> Document | Scaling:
     """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added."""
-    answers = [to_json(result, request, neighbours) for result in results]
-    whole: Document | Scaling = answers[0]
-    if len(answers) > 1:
-        rows = [{"gpus": result.plan.gpus, **answer} for result, answer in zip(results, answers, strict=True)]
-        whole = Scaling(scaling=cast(list[ScalingRow], rows))
-    if explanation is not None:
-        whole["explanation"] = explanation
-    if ways_out is not None:
-        whole["ways_out"] = ways_out
-    if neighbours is not None:
-        cast(Document, whole)["neighbours"] = neighbours
-    if placements is not None:
-        cast(Document, whole)["placements"] = placements
-    if local_steps is not None:
-        cast(Document, whole)["local_steps"] = local_steps
-    if network_trouble is not None:
-        cast(Document, whole)["network_trouble"] = network_trouble
-    return whole
+    answers = [to_json(result, request, extras.get("neighbours")) for result in results]
+    if len(answers) == 1:
+        return cast(Document, {**answers[0], **extras})
+    rows = [{"gpus": result.plan.gpus, **answer} for result, answer in zip(results, answers, strict=True)]
+    return cast(Scaling, {"scaling": rows, **extras})
 
 
 def simulate_counts(

@@ -1,4 +1,4 @@
-"""A page that shows predictions beside measurements: plots first, then tables, worst rows first."""
+"""Predicted against measured: one chart, wherever predictions stand beside measurements."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from html import escape
 
 from simulator.analysis.side_by_side import relative_error
 from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Chart, axis, layout
-from simulator.report.markup import element, table
-from simulator.report.page import Report, Section, make_page
 
 _BAND = 0.2
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, GREY)
@@ -17,7 +15,7 @@ _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, GREY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One row of the page's plots."""
+    """One measurement and its prediction."""
 
     plot: str  #: Rows with the same name share a plot: one metric of one kind.
     series: str  #: Rows with the same name share a colour.
@@ -25,15 +23,6 @@ class Point:
     #: In the plot's unit.
     measured: float
     predicted: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageTable:
-    """A table of the page."""
-
-    title: str
-    columns: tuple[str, ...]  #: Names that end in a colon are right-aligned numbers.
-    rows: tuple[tuple[str, ...], ...]
 
 
 def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
@@ -68,19 +57,3 @@ def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
     within = sum(abs(error) <= _BAND for _, error in shown)
     summary = f"{within} of {len(shown)} predictions are within {_BAND:.0%} of the measurement (dotted lines)"
     return Chart(key=key, title=name, traces=tuple(traces), layout=made, summary=summary, height_px=460)
-
-
-def agreement_page(title: str, note: str, points: Sequence[Point], tables: Sequence[PageTable]) -> Report:
-    """Return the page: a plot of each kind of point, the tables below them, and what was compared as a note at the top."""
-    names = list(dict.fromkeys(point.plot for point in points))
-    charts = [
-        agreement_chart(f"plot-{index}", name, [point for point in points if point.plot == name])
-        for index, name in enumerate(names)
-    ]
-    sections = [Section("plots", "Plots", "Predicted against measured", charts)]
-    for index, one in enumerate(tables):
-        words = {place for place, column in enumerate(one.columns) if not column.endswith(":")}
-        body = table(one.title, [column.removesuffix(":") for column in one.columns], one.rows, text_columns=words)
-        sections.append(Section(f"table-{index}", one.title, one.title, [body]))
-    document = {"title": title, "note": note}
-    return make_page(title, element("p", note, class_="plan"), sections, document=document)

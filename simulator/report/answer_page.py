@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import NamedTuple, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,22 +18,27 @@ from simulator.analysis.critical_path import path_rows
 from simulator.analysis.explain import Explanation
 from simulator.analysis.link_use import link_classes, utilization
 from simulator.analysis.passes import passes_of, table_of
-from simulator.answer import Result, memory_over_time
-from simulator.explore.full_answer import Document, Scaling, ScalingRow, WayOut, document
-from simulator.explore.local_steps import LocalSteps, in_words
+from simulator.answer import Answer, Result, describe_chosen, describe_plan, describe_support, memory_over_time
+from simulator.explore.full_answer import Document, Extras, Scaling, ScalingRow, document
+from simulator.explore.local_steps import in_words
 from simulator.explore.nearby_answers import NearbyAnswer
-from simulator.explore.neighbours import Neighbours, PlacementRow
-from simulator.explore.network_trouble import Trouble
 from simulator.explore.network_trouble import in_words as trouble_in_words
 from simulator.explore.training_run import RunRequest
 from simulator.parallel.mesh import Mesh
-from simulator.report import answer_charts, page_tables
-from simulator.report.constant_sources import constants_of
-from simulator.report.markup import element
+from simulator.report import answer_charts, answer_tables
+from simulator.report.constant_sources import ConstantSection, constants_of, write_value
+from simulator.report.grid import Grid, Number
+from simulator.report.markup import Markup, element, folded
 from simulator.report.nearby_panel import nearby_choices
 from simulator.report.page import Part, Report, Section, Stream, make_page
 from simulator.report.timeline_chart import pipeline_data, timeline_data
 from simulator.report.topology_chart import nic_chart, topology_chart
+from simulator.scenario import Scenario
+from simulator.units import format_bytes, format_time
+
+#: settings beside the plan, and settings of a plan that follow from the others where nobody gives them
+_SCENARIO = ("topology", "model", "network", "kernels", "transport", "algorithm", "protocol", "seed", "unfold")
+_DERIVED = ("gpus", "dp", "micro_batch", "global_batch", "sequence_length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +47,6 @@ class Shown:
 
     document: Document | Scaling  #: What ``--json`` prints. The last answer is shown.
     result: Result  #: Behind that answer, with detail, so that blocks of its timeline open.
-    explanation: Explanation | None = None
     given: Collection[str] = ()  #: Names of the settings that the user made; the others are defaults or derived.
     nearby: Sequence[NearbyAnswer] = ()  #: The answer and those around it.
 
@@ -77,25 +81,157 @@ class Panel(NamedTuple):
     draw: Callable[[Shown], Sequence[Part]]  #: Returns the parts of the section; none where there is nothing to say.
 
 
+def _headline(answer: Answer, scenario: Scenario) -> Markup:
+    """Return the answer in a few seconds' reading: the time, its interval, six figures and one sentence."""
+    seconds, sure = answer["iteration_time_s"], answer["confidence"]
+    time = Number("iteration_time_s", seconds, format_time(seconds))
+    low, high = (Number(f"confidence.{key}", sure[key], format_time(sure[key])) for key in ("low_s", "high_s"))
+    level = "80 % interval: "
+    interval = element("p", level, low, " to ", high, element("span", sure["basis"], class_="basis"), class_="interval")
+    big = element("p", time, element("small", " per iteration"), class_="big")
+    return Markup(
+        element("p", describe_plan(scenario.plan), class_="plan")
+        + (element("p", describe_chosen(answer), class_="plan") if answer["provenance"]["chosen"] else "")
+        + element("div", big, interval, class_="answer")
+        + element("p", describe_support(answer["support"]), class_="plan")
+        + element("dl", *_figures(answer), class_="kpis")
+        + _busiest_link(answer)
+    )
+
+
+def _figures(answer: Answer) -> list[Markup]:
+    memory = answer["memory"]
+    exposed, peak = answer["communication_fraction"], memory["peak_bytes"]
+    verdict = f"{'fits in' if memory['fits'] else 'does not fit in'} {format_bytes(memory['capacity_bytes'])}"
+    tokens, samples = answer["tokens_per_s"], answer["samples_per_s"]
+    rates = [_figure("samples", Number("samples_per_s", samples, f"{samples:.4g}"), "samples/s")]
+    if tokens is not None:
+        rates.insert(0, _figure("throughput", Number("tokens_per_s", tokens, f"{tokens:,.0f}"), "tokens/s"))
+    return [
+        *rates,
+        _figure(
+            "per GPU", Number("tflops_per_gpu", answer["tflops_per_gpu"], f"{answer['tflops_per_gpu']:.1f}"), "TFLOP/s"
+        ),
+        _figure("MFU", Number("mfu", answer["mfu"], f"{answer['mfu']:.1%}"), "model FLOPs of the peak"),
+        _figure(
+            "HFU", Number("hfu", answer["hfu"], f"{answer['hfu']:.1%}"), "least time of what ran, of the iteration"
+        ),
+        _figure(
+            "exposed communication", Number("communication_fraction", exposed, f"{exposed:.1%}"), "of the iteration"
+        ),
+        _figure(
+            "memory", Number("memory.peak_bytes", peak, format_bytes(peak)), verdict, "ok" if memory["fits"] else "bad"
+        ),
+    ]
+
+
+def _figure(label: str, value: Number, unit: str, state: str = "") -> Markup:
+    return element(
+        "div", element("dt", label), element("dd", element("b", value), " ", unit), class_=f"kpi {state}".strip()
+    )
+
+
+def _busiest_link(answer: Answer) -> str:
+    link = answer["bottleneck"]
+    if link is None:
+        return ""
+    use = Number("bottleneck.utilization", link["utilization"], f"{link['utilization']:.1%}")
+    rate = write_value("bandwidth_bytes_per_s", link["bandwidth_bytes_per_s"])
+    what = f"Busiest link: {link['link']} ({link['kind']}, {rate} per direction), "
+    return element("p", what, use, " of the iteration at its full rate.", class_="verdict")
+
+
+#: changes that are shown before the fold
+_N_CHANGES = 8
+
+
+def _explanation_parts(explanation: Explanation) -> list[Part]:
+    """Return the best changes, the critical path by kind, all changes, and what has no effect or cannot be had."""
+    parts: list[Part] = []
+    if explanation["best"]:
+        best = (
+            element(
+                "li",
+                element("b", one["change"]),
+                f": saves {one['saving']:.1%} ({format_time(one['iteration_time_s'])})",
+            )
+            for one in explanation["best"]
+        )
+        parts += [element("h3", "Best single changes, each simulated"), element("ol", *best, class_="best")]
+    parts.append(answer_tables.critical_path(explanation["critical_path"]))
+    changes = explanation["changes"]
+    if changes:
+        parts.append(answer_tables.changes("What single changes save, each simulated", changes[:_N_CHANGES]))
+    if changes[_N_CHANGES:]:
+        parts.append(folded(answer_tables.changes("Changes that save less, or cost time", changes[_N_CHANGES:])))
+    if explanation["without_effect"]:
+        idle = ", ".join(explanation["without_effect"])
+        parts.append(element("p", element("b", "Without effect here: "), f"{idle}."))
+    if explanation["impossible"]:
+        rows = [(row["change"], row["reason"]) for row in explanation["impossible"]]
+        parts.append(folded(Grid("Changes that cannot be made", ("change", "why not"), rows, 2)))
+    return parts
+
+
+def _input_tables(scenario: Scenario, given: Collection[str]) -> list[Part]:
+    """Return every input with its value: those that were given or derived, and folded those left at their default."""
+    plain = Scenario(topology="", model="")
+    rows: list[tuple[str, str, str]] = []
+    for name in _SCENARIO:
+        value = getattr(scenario, name)
+        rows.append(
+            (name, write_value(name, value) or "chosen by the model", _origin(name, value != getattr(plain, name)))
+        )
+    rows += [(key, value, "given") for key, value in scenario.overrides]
+    rows += [("slow-rank", f"{rank}={factor:g}", "given") for rank, factor in scenario.faults.slow_ranks]
+    rows += [("slow-link", f"{link}={factor:g}", "given") for link, factor in scenario.faults.slow_links]
+    for name, value in scenario.plan.to_dict().items():
+        open_ = value is None or (name.endswith("_bytes") and not value)
+        text = "framework's default" if open_ else write_value(name, value)
+        rows.append((name.replace("_", "-"), text, _origin(name, name in given)))
+    columns = ("input", "value", "where from")
+    defaults = [row for row in rows if row[2] == "default"]
+    return [
+        Grid("Inputs", columns, [row for row in rows if row[2] != "default"], 3),
+        folded(Grid("Inputs left at their default", columns, defaults, 3)),
+    ]
+
+
+def _origin(name: str, is_given: bool) -> str:
+    return "given" if is_given else "derived" if name in _DERIVED else "default"
+
+
+def _constants(sections: Sequence[ConstantSection]) -> Markup:
+    """Return all constants, folded by section, each with its source."""
+    parts = [element("h3", "Constants and their sources")]
+    for one in sections:
+        summary = element("summary", one.title, element("span", one.source, class_="source"))
+        rows = (element("tr", element("th", name, scope="row"), element("td", value)) for name, value in one.rows)
+        whole = element("table", element("tbody", *rows))
+        box = element("div", whole, class_="scroll", role="region", tabindex="0", aria_label=one.title)
+        parts.append(element("details", summary, box, class_="constants"))
+    return Markup("".join(parts))
+
+
 def _time(shown: Shown) -> list[Part]:
     return [answer_charts.breakdown_chart(shown.answer)]
 
 
 def _explained(shown: Shown) -> list[Part]:
-    if shown.explanation is None:
-        return [page_tables.path_table(path_rows(shown.result.timeline))]
-    return [page_tables.explanation_tables(shown.explanation)]
+    if "explanation" not in shown.document:
+        return [answer_tables.critical_path(path_rows(shown.result.timeline))]
+    return _explanation_parts(shown.document["explanation"])
 
 
-def _whole_run(shown: Shown) -> list[Part]:
-    return [page_tables.whole_run_tables(shown.answer["whole_run"])] if "whole_run" in shown.answer else []
+def _whole_run(shown: Shown) -> Sequence[Part]:
+    return answer_tables.whole_run(shown.answer["whole_run"]) if "whole_run" in shown.answer else []
 
 
 def _scaling(shown: Shown) -> list[Part]:
     if len(shown.answers) == 1:
         return []
     rows = cast(Sequence[ScalingRow], shown.answers)
-    return [answer_charts.scaling_chart(rows), page_tables.scaling_table(rows)]
+    return [answer_charts.scaling_chart(rows), answer_tables.scaling(rows)]
 
 
 def _pipeline(shown: Shown) -> list[Part]:
@@ -123,7 +259,7 @@ def _links(shown: Shown) -> list[Part]:
     if not shown.result.link_busy_s:
         return []
     nics = nic_chart(topology, shown.link_shares)
-    classes = page_tables.link_table(link_classes(topology, shown.link_shares))
+    classes = answer_tables.links(link_classes(topology, shown.link_shares))
     return [topology_chart(topology, shown.link_shares), *([nics] if nics else []), classes]
 
 
@@ -131,12 +267,12 @@ def _memory(shown: Shown) -> list[Part]:
     memory, points = shown.answer["memory"], memory_over_time(shown.result).get(shown.result.memory.rank)
     over_time = [answer_charts.memory_over_time(memory, points)] if points else []
     ways = shown.document.get("ways_out")
-    return [answer_charts.memory_chart(memory), *over_time, *([page_tables.ways_out_table(ways)] if ways else [])]
+    return [answer_charts.memory_chart(memory), *over_time, *([answer_tables.ways_out(ways)] if ways else [])]
 
 
 def _communication(shown: Shown) -> list[Part]:
     rows = shown.answer["communication"]
-    return [page_tables.communication_table(rows)] if rows else []
+    return [answer_tables.communication(rows)] if rows else []
 
 
 def _nearby(shown: Shown) -> list[Part]:
@@ -148,16 +284,16 @@ def _neighbours(shown: Shown) -> list[Part]:
         shown.answer.get("neighbours"), shown.answer.get("placements"), shown.answer.get("local_steps"),
     )  # fmt: skip
     return [
-        *([page_tables.neighbours_table(found)] if found else []),
-        *([page_tables.placements_table(ways)] if ways else []),
+        *([answer_tables.neighbours(found)] if found else []),
+        *([answer_tables.placements(ways)] if ways else []),
         *([element("p", in_words(sites))] if sites else []),
         *(element("p", trouble_in_words(one)) for one in shown.answer.get("network_trouble", ())),
     ]
 
 
 def _inputs(shown: Shown) -> list[Part]:
-    sources = page_tables.constants_details(constants_of(shown.result.topology))
-    return [page_tables.input_table(shown.result.scenario, shown.given), sources]
+    sources = _constants(constants_of(shown.result.topology))
+    return [*_input_tables(shown.result.scenario, shown.given), sources]
 
 
 #: key of the section -> panel, from top to bottom
@@ -181,14 +317,9 @@ def report(
     results: Sequence[Result],
     *,
     request: RunRequest | None = None,
-    explanation: Explanation | None = None,
-    ways_out: list[WayOut] | None = None,
-    neighbours: Neighbours | None = None,
-    placements: list[PlacementRow] | None = None,
-    local_steps: LocalSteps | None = None,
-    network_trouble: list[Trouble] | None = None,
     given: Collection[str] = (),
     nearby: Sequence[NearbyAnswer] = (),
+    **extras: Unpack[Extras],
 ) -> Report:
     """Make the page of one result, or of several on growing numbers of GPUs, of which the last is shown.
 
@@ -198,42 +329,29 @@ def report(
         The last one simulated with ``detail=True``, so that its timeline can be zoomed into.
     request : RunRequest, optional
         A whole run that is asked about.
-    explanation : Explanation, optional
-        As :func:`simulator.explore.full_answer.explain` returns it; without it the page has the critical path alone.
-    ways_out : list of WayOut, optional
-        Of a plan that does not fit, as :func:`simulator.explore.out_of_memory.ways_out` returns them.
-    neighbours, placements, local_steps, network_trouble : optional
-        As :mod:`simulator.explore.neighbours` and :mod:`~simulator.explore.local_steps` return them.
     given : collection of str
         Names of the settings that the user made.
     nearby : sequence of NearbyAnswer
         As :func:`simulator.explore.nearby_answers.nearby_answers` returns them, of the last result.
+    **extras : optional
+        What stands beside the answer: see :class:`simulator.explore.full_answer.Extras`.
     """
-    last = results[-1]
-    shown = Shown(
-        document=document(
-            results,
-            explanation,
-            request=request,
-            ways_out=ways_out,
-            neighbours=neighbours,
-            placements=placements,
-            local_steps=local_steps,
-            network_trouble=network_trouble,
-        ),
-        result=last,
-        explanation=explanation,
-        given=given,
-        nearby=nearby,
-    )
+    return page_of(results[-1], document(results, request=request, **extras), given=given, nearby=nearby)
+
+
+def page_of(
+    last: Result, found: Document | Scaling, *, given: Collection[str] = (), nearby: Sequence[NearbyAnswer] = ()
+) -> Report:
+    """Return the page of a finished answer; ``last`` is the result behind it, or behind the last of several."""
+    shown = Shown(document=found, result=last, given=given, nearby=nearby)
     answer = shown.answer
     sections = [Section(key, panel.name, panel.title, panel.draw(shown)) for key, panel in PANELS.items()]
     origin, rows = answer["provenance"], answer["communication"]
     return make_page(
         f"{last.scenario.model} on {last.scenario.topology}",
-        page_tables.headline(answer, last.scenario),
+        _headline(answer, last.scenario),
         sections,
         document=shown.document,
         foot=f", scenario {origin['digest']}, {origin['n_events']:,} events",
-        summary=page_tables.communication_table(rows) if rows else "",
+        summary=answer_tables.communication(rows) if rows else None,
     )

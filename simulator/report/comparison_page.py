@@ -8,7 +8,8 @@ from typing import Any
 from simulator.answer import describe_axes
 from simulator.explore.comparison import Comparison, PartChange
 from simulator.report.charts import BLUE, GREEN, GREY, VERMILLION, Chart, axis, layout
-from simulator.report.markup import Markup, element, table
+from simulator.report.grid import Grid
+from simulator.report.markup import Markup, element
 from simulator.report.page import Report, Section, make_page
 from simulator.units import format_bytes, format_time
 
@@ -69,24 +70,30 @@ def _seconds_axis(levels: Sequence[float]) -> dict[str, Any]:
     return axis("seconds; the axis does not begin at 0", range=[low - (high - low) / 2, high + (high - low) / 20])
 
 
-def axes_of(found: Comparison) -> str:
-    """Explain the axes over which parts of the time communicate."""
-    return describe_axes(row["part"].rpartition(" ")[2] for row in found["parts"])
-
-
 def _signed(seconds: float) -> str:
     if abs(seconds) < _NOTHING_S:
         return "0 s"
     return f"{'-' if seconds < 0 else '+'}{format_time(abs(seconds))}"
 
 
-def part_cells(row: PartChange) -> tuple[str, ...]:
+def _cells(row: PartChange) -> tuple[str, ...]:
     """Return a part of the time as the cells of a table."""
     share = "" if row["share"] is None else f"{row['share']:.1%}".replace("-0.0%", "0.0%")
     return row["part"], format_time(row["a_s"]), format_time(row["b_s"]), _signed(row["difference_s"]), share
 
 
-PART_COLUMNS = ("part", "A", "B", "difference", "share of it")
+def comparison_tables(found: Comparison) -> tuple[Grid, Grid, Grid]:
+    """Return the inputs that differ, the parts of the time, and memory."""
+    columns = ("part", "A", "B", "difference", "share of it")
+    axes = describe_axes(row["part"].rpartition(" ")[2] for row in found["parts"])
+    memory = [(row["category"], format_bytes(row["a_bytes"]), format_bytes(row["b_bytes"])) for row in found["memory"]]
+    return (
+        Grid(
+            "Inputs that differ", ("setting", "A", "B"), [tuple(row.values()) for row in found["inputs"]], words=(1, 2)
+        ),
+        Grid(f"Time of {found['basis']}", columns, [_cells(row) for row in found["parts"]], note=axes),
+        Grid("Memory of the fullest rank", ("category", "A", "B"), memory),
+    )
 
 
 def comparison_page(found: Comparison) -> Report:
@@ -96,15 +103,7 @@ def comparison_page(found: Comparison) -> Report:
         + element("p", element("b", "B: "), found["b"], class_="plan")
     )
     head = Markup(sides + element("p", found["summary"], class_="verdict"))
-    inputs = table(
-        "Inputs that differ", ("setting", "A", "B"), [tuple(row.values()) for row in found["inputs"]], text_columns=3
-    )
-    axes = f"; {text}" if (text := axes_of(found)) else ""
-    parts = table(f"Time of {found['basis']}{axes}", PART_COLUMNS, [part_cells(row) for row in found["parts"]])
-    memory = table(
-        "Memory of the fullest rank", ("category", "A", "B"),
-        [(row["category"], format_bytes(row["a_bytes"]), format_bytes(row["b_bytes"])) for row in found["memory"]],
-    )  # fmt: skip
+    inputs, parts, memory = comparison_tables(found)
     sections = [
         Section("difference", "Difference", "Where the difference comes from", [waterfall(found), parts]),
         Section("inputs", "Inputs", "What differs", [inputs]),

@@ -26,7 +26,7 @@ _UNSAID = "not said"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class ConstantSection:
     """Constants with one source."""
 
     title: str  #: File and section, such as ``cluster · node.nvlink``.
@@ -34,7 +34,7 @@ class Section:
     rows: tuple[tuple[str, str], ...]  #: Name and value as text.
 
 
-def constants_of(topology: Topology) -> list[Section]:
+def constants_of(topology: Topology) -> list[ConstantSection]:
     """Return all constants behind answers on a topology, by file and section."""
     return [
         *_of_spec(topology.spec, "cluster", topology.spec.source if hasattr(topology.spec, "source") else ""),
@@ -69,7 +69,7 @@ def _plain_name(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _of_spec(spec: Spec, path: str, source: str) -> Iterator[Section]:
+def _of_spec(spec: Spec, path: str, source: str) -> Iterator[ConstantSection]:
     """Yield the sections of a cluster file, each with its own source or that of the section around it."""
     rows, inner = [], []
     for name in type(spec).model_fields:
@@ -83,12 +83,12 @@ def _of_spec(spec: Spec, path: str, source: str) -> Iterator[Section]:
         elif name not in ("source", "version", "description", "name") and value is not None:
             rows.append((_plain_name(name), write_value(name, value)))
     if rows:
-        yield Section(title=path.replace("cluster.", "cluster · "), source=source or _UNSAID, rows=tuple(rows))
+        yield ConstantSection(title=path.replace("cluster.", "cluster · "), source=source or _UNSAID, rows=tuple(rows))
     for key, value in inner:
         yield from _of_spec(value, key, str(getattr(value, "source", "") or source))
 
 
-def _of_device(device: Device) -> Iterator[Section]:
+def _of_device(device: Device) -> Iterator[ConstantSection]:
     """Yield the datasheet of a device, then each family of fitted constants."""
     sources = dict(device.sources)
     names = (
@@ -104,18 +104,20 @@ def _of_device(device: Device) -> Iterator[Section]:
     rows += [
         (f"peak {dtype}", write_value("peak_flops_per_s", rate)) for dtype, rate in device.peak_flops_per_s.items()
     ]
-    yield Section(title=f"device · {device.name}", source="; ".join(sources.values()) or _UNSAID, rows=tuple(rows))
+    yield ConstantSection(
+        title=f"device · {device.name}", source="; ".join(sources.values()) or _UNSAID, rows=tuple(rows)
+    )
     for family in ("kernels", "host", "interference"):
         yield from _of_family(f"device · {family}", getattr(device, family), sources.get(family, _UNSAID))
 
 
-def _of_family(title: str, values: Mapping[str, Any], source: str) -> Iterator[Section]:
+def _of_family(title: str, values: Mapping[str, Any], source: str) -> Iterator[ConstantSection]:
     """Yield one section for each part that names a source of its own, and one for the rest."""
     source = str(values.get("source", source))
     sourced = {key: value for key, value in values.items() if isinstance(value, Mapping) and _names_source(value)}
     rest = {key: value for key, value in values.items() if key not in sourced and key != "source"}
     if rest:
-        yield Section(title=title, source=source, rows=tuple(flatten(rest)))
+        yield ConstantSection(title=title, source=source, rows=tuple(flatten(rest)))
     for key, value in sourced.items():
         yield from _of_family(f"{title}.{key}", value, source)
 
@@ -140,7 +142,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield _plain_name(name) if name.endswith(tuple(_WRITERS)) else name, write_value(str(key), value)
 
 
-def _of_network(topology: Topology) -> Iterator[Section]:
+def _of_network(topology: Topology) -> Iterator[ConstantSection]:
     """Yield the fitted constants of collectives for this generation and these transports; nothing without the file."""
     try:
         data, _ = load_yaml(resolve_name("nccl", "network"))
@@ -157,4 +159,4 @@ def _of_network(topology: Topology) -> Iterator[Section]:
         applying = [name for name in known if re.split(r"[.@]", name)[0] in names] or list(known)
         rows = [(f"{name}: {key}", text) for name in applying for key, text in flatten(dict(known[name]))]
         if rows:
-            yield Section(title=f"collectives · {where} nodes", source=source, rows=tuple(rows))
+            yield ConstantSection(title=f"collectives · {where} nodes", source=source, rows=tuple(rows))

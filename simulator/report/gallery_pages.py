@@ -11,8 +11,9 @@ from typing import Any
 from simulator.analysis.metrics import PARTS
 from simulator.explore.presets import MeasuredRun, Preset
 from simulator.report.agreement import Point, agreement_chart
-from simulator.report.markup import Markup, element, share_bar, table
-from simulator.report.page import Report, Section, make_page
+from simulator.report.grid import Grid, Share
+from simulator.report.markup import element
+from simulator.report.page import Part, Report, Section, make_page
 from simulator.units import format_bytes, format_time
 
 Row = Mapping[str, Any]
@@ -49,7 +50,7 @@ def index_page(presets: Mapping[str, Preset], rows: Sequence[Row]) -> Report:
         )
     cells = [_cells(row["preset"], presets[row["preset"]], row) for row in rows]
     columns = ("run", "cluster", "GPUs", "measured", "simulated", "error", "80 % interval", "rows of", "published by")
-    listed = table("Seconds per iteration", columns, cells, text_columns={0, 1, 6, 7, 8})
+    listed = Grid("Seconds per iteration", columns, cells, words=(1, 6, 7, 8))
     lead = element("p", "Each opens with its plan and a command to start from. ", _SPLIT, class_="note")
     chart = agreement_chart("agreement", "Seconds per iteration, predicted against measured", points)
     sections = [
@@ -113,20 +114,19 @@ def run_page(name: str, preset: Preset, row: Row) -> Report:
     sections = [
         Section("measured", "Measured", "Measured beside simulated", [*_beside(measured, row), source]),
         Section("time", "Time", "Where the simulated time goes", [_parts(row)] if "iteration_time_s" in row else []),
-        Section("run", "Run", "The run", [table("Settings", ("setting", "value"), given, text_columns=2)]),
+        Section("run", "Run", "The run", [Grid("Settings", ("setting", "value"), given, 2)]),
         Section("start", "Start here", "Start from it", [start]),
     ]
     return make_page(preset.title, back, sections, document={"preset": preset.model_dump(), "row": row})
 
 
-def _beside(measured: MeasuredRun, row: Row) -> list[Markup]:
+def _beside(measured: MeasuredRun, row: Row) -> list[Part]:
     if "iteration_time_s" not in row:
         return [element("p", f"No answer: {row['reason']}", class_="verdict")]
     seconds = {"measured": measured.iteration_time_s, "simulated": row["iteration_time_s"]}
     longest = max(seconds.values())
     cells = [
-        (what, share_bar(s, longest, "" if what == "simulated" else "talk"), format_time(s))
-        for what, s in seconds.items()
+        (what, Share(s, longest, "" if what == "simulated" else "talk"), format_time(s)) for what, s in seconds.items()
     ]
     words = (
         f"{row['iteration_time_s'] / measured.iteration_time_s - 1:+.1%}; 80 % interval {format_time(row['low_s'])} to "
@@ -135,16 +135,16 @@ def _beside(measured: MeasuredRun, row: Row) -> list[Markup]:
         f"{format_bytes(row['capacity_bytes'])}."
     )
     return [
-        table("Seconds per iteration", ("", "", "time"), cells, text_columns=2),
+        Grid("Seconds per iteration", ("", "", "time"), cells, 2),
         element("p", words, class_="verdict"),
     ]
 
 
-def _parts(row: Row) -> Markup:
+def _parts(row: Row) -> Grid:
     parts = [(label, row[key]) for key, label in PARTS.items() if row[key] > 0]
     longest = max(seconds for _, seconds in parts)
     cells = [
-        (label, share_bar(seconds, longest), format_time(seconds), f"{seconds / row['iteration_time_s']:.1%}")
+        (label, Share(seconds, longest), format_time(seconds), f"{seconds / row['iteration_time_s']:.1%}")
         for label, seconds in parts
     ]
-    return table("Parts of the iteration", ("part", "", "time", "share"), cells, text_columns=2)
+    return Grid("Parts of the iteration", ("part", "", "time", "share"), cells, 2)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from simulator.report.charts import Chart
+from simulator.report.grid import Grid, Number, Share
 
 
 class Markup(str):
@@ -17,13 +18,19 @@ class Markup(str):
 
 
 def safe(text: object) -> str:
-    """Return text fit for HTML, markup unchanged.
+    """Return text fit for HTML, markup unchanged; a number carries its place in the answer and its exact value.
 
     Examples
     --------
     >>> safe("a < b"), safe(Markup("<b>a</b>"))
     ('a &lt; b', '<b>a</b>')
     """
+    if isinstance(text, Number):
+        key, value = escape(text.key), escape(json.dumps(text.value))
+        return f'<span class="n" data-key="{key}" data-value="{value}">{escape(text.text)}</span>'
+    if isinstance(text, Share):
+        bar = f'<i style="width:{100 * text.width:.1f}%"></i>'
+        return f'<span class="bar {escape(text.kind)}" aria-hidden="true">{bar}</span>'
     return str(text) if isinstance(text, Markup) else escape(str(text))
 
 
@@ -39,32 +46,18 @@ def element(name: str, *content: object, **attributes: str) -> Markup:
     return Markup(f"<{name}{written}>{''.join(safe(part) for part in content)}</{name}>")
 
 
-def number(key: str, value: float, shown: str) -> Markup:
-    """Return a number with its place in the answer and its exact value."""
-    return Markup(
-        f'<span class="n" data-key="{escape(key)}" data-value="{escape(json.dumps(value))}">{escape(shown)}</span>'
-    )
-
-
-def table(
-    caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int | set[int] = 1
-) -> Markup:
-    """Return a table in a box that scrolls sideways where the screen is narrow.
-
-    Parameters
-    ----------
-    text_columns : int or set of int
-        How many of the first columns are text, or which ones; the others are aligned right.
-    """
-    words = set(range(text_columns)) if isinstance(text_columns, int) else text_columns
-    head = "".join(f'<th scope="col"{_align(i in words)}>{safe(column)}</th>' for i, column in enumerate(columns))
+def table(grid: Grid) -> Markup:
+    """Return a table in a box that scrolls sideways where the screen is narrow."""
+    words = grid.text_columns
+    head = "".join(f'<th scope="col"{_align(i in words)}>{safe(column)}</th>' for i, column in enumerate(grid.columns))
     body = "".join(
         "<tr>"
         + f'<th scope="row">{safe(row[0])}</th>'
         + "".join(f"<td{_align(i in words)}>{safe(cell)}</td>" for i, cell in enumerate(row[1:], start=1))
         + "</tr>"
-        for row in rows
+        for row in grid.rows
     )
+    caption = f"{grid.title}. {grid.note}" if grid.note else grid.title
     whole = element(
         "table",
         element("caption", element("span", caption)),
@@ -73,14 +66,13 @@ def table(
     return element("div", whole, class_="scroll", role="region", tabindex="0", aria_label=caption)
 
 
+def folded(grid: Grid) -> Markup:
+    """Return a table that opens when its title is touched."""
+    return element("details", element("summary", grid.title), table(grid), class_="constants")
+
+
 def _align(is_text: bool) -> str:
     return "" if is_text else ' class="num"'
-
-
-def share_bar(share: float, largest: float = 1.0, kind: str = "") -> Markup:
-    """Return a bar for a share of the largest one, drawn with nothing but HTML."""
-    width = 100 * min(max(abs(share) / largest if largest else 0.0, 0.0), 1.0)
-    return Markup(f'<span class="bar {escape(kind)}" aria-hidden="true"><i style="width:{width:.1f}%"></i></span>')
 
 
 def section(key: str, title: str, body: str, intro: str = "") -> Markup:

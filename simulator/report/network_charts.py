@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from simulator.collectives.benchmark import BenchmarkRow
+from simulator.report.answer_tables import money_columns
 from simulator.report.charts import (
     BLUE,
     GREEN,
@@ -20,9 +21,9 @@ from simulator.report.charts import (
     layout,
     round_values,
 )
-from simulator.report.markup import Markup, element, table
+from simulator.report.grid import Grid
+from simulator.report.markup import element
 from simulator.report.page import Report, Section, make_page
-from simulator.report.page_tables import money_columns
 from simulator.units import format_bytes, format_time
 
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
@@ -153,7 +154,7 @@ def requirements_page(model: str, topology: str, target: float, requirements: Se
     return make_page(title, head, sections, document={"requirements": list(requirements)})
 
 
-def _needs_table(requirements: Sequence[Mapping[str, Any]]) -> Markup:
+def _needs_table(requirements: Sequence[Mapping[str, Any]]) -> Grid:
     spent = [one["spending"] or {} for one in requirements]
     money = money_columns(spent)
     rows = [
@@ -166,4 +167,4 @@ def _needs_table(requirements: Sequence[Mapping[str, Any]]) -> Markup:
         for one, row in zip(requirements, spent, strict=True)
     ]  # fmt: skip
     columns = ("GPUs", "nodes", "needed per node", "present", "efficiency now", "latency to spare", *money)
-    return table("By number of GPUs; latency per hop; time and money on the network as it is", columns, rows)
+    return Grid("By number of GPUs; latency per hop; time and money on the network as it is", columns, rows)

@@ -16,7 +16,8 @@ from simulator import __version__
 from simulator.config import write_file
 from simulator.errors import ConfigError
 from simulator.report.charts import CONFIG, Chart, image_ending, library, packed, write_images
-from simulator.report.markup import Markup, chart_place, element, embedded_json, safe, section, stream_place
+from simulator.report.grid import Grid
+from simulator.report.markup import Markup, chart_place, element, embedded_json, safe, section, stream_place, table
 from simulator.report.timeline_chart import stream_chart
 
 
@@ -30,7 +31,7 @@ class Stream(NamedTuple):
 
 
 #: what a section is made of
-Part = Markup | Chart | Stream
+Part = Markup | Grid | Chart | Stream
 
 
 class Section(NamedTuple):
@@ -40,7 +41,7 @@ class Section(NamedTuple):
     #: In the navigation, and above the section.
     name: str
     title: str
-    parts: Sequence[Part]  #: Markup, charts and streams from top to bottom.
+    parts: Sequence[Part]  #: From top to bottom.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ def make_page(
     *,
     document: Any,
     foot: str = "",
-    summary: str = "",
+    summary: Grid | None = None,
 ) -> Report:
     """Return a page.
 
@@ -106,8 +107,8 @@ def make_page(
         Those without parts are left out.
     document : mapping
         What the page shows, kept unchanged in it as JSON.
-    summary : str
-        HTML that a notebook shows below the headline.
+    summary : Grid, optional
+        What a notebook shows below the headline.
     """
     shown = [one for one in sections if one.parts]
     parts = [part for one in shown for part in one.parts]
@@ -134,7 +135,7 @@ def make_page(
     )
     still = {key: stream_chart(key, one.title, one.data) for key, one in streams.items()}
     style = f"<style>{_asset('notebook.css')}</style>"
-    notebook = f'<div class="sim-report">{style}<h3>{safe(title)}</h3>{head}{summary}</div>'
+    notebook = f'<div class="sim-report">{style}<h3>{safe(title)}</h3>{head}{table(summary) if summary else ""}</div>'
     return Report(html=html, summary=notebook, charts=charts | still)
 
 
@@ -146,5 +147,5 @@ def _section(one: Section) -> Markup:
         elif isinstance(part, Stream):
             body = Markup(body + stream_place(part.key, part.title, part.data, part.help_text))
         else:
-            body = Markup(body + part)
+            body = Markup(body + (table(part) if isinstance(part, Grid) else part))
     return section(one.key, one.title, body)

@@ -13,9 +13,10 @@ from simulator.errors import ConfigError
 from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.straggler_slowdowns import SlowdownMap
 from simulator.report.charts import BLUE, GREY, ORANGE, VERMILLION, Chart, axis, layout, slowdown_map
-from simulator.report.markup import Markup, element, table
-from simulator.report.page import Report, Section, make_page
-from simulator.report.terminal import cut, make_console, print_table
+from simulator.report.grid import Grid
+from simulator.report.markup import Markup, element, folded
+from simulator.report.page import Part, Report, Section, make_page
+from simulator.report.terminal import cut, make_console, print_grid
 from simulator.units import format_bandwidth, format_bytes, format_time
 
 #: rows in the terminal, and on a page
@@ -95,7 +96,8 @@ def print_recorded(found: RecordedTable) -> None:
         out.print("nothing of the kind was recorded")
         return
     cells = [[cut(_plain(shown(key, value)), _NAME) for key, value in row.items()] for row in rows[:_SHOWN]]
-    print_table([_words(key) for key in rows[0]], cells, n_names=_n_names(rows[0], _DRAWN[found["analysis"]][1]))
+    n_names = _n_names(rows[0], _DRAWN[found["analysis"]][1])
+    print_grid(Grid("", [_words(key) for key in rows[0]], cells, n_names))
     if len(rows) > _SHOWN:
         out.print(f"and {len(rows) - _SHOWN} more: --csv or --json has all")
 
@@ -108,9 +110,8 @@ def print_facts(facts: Mapping[str, Any]) -> None:
             rows = [[cut(shown(name, item), _NAME) for name, item in row.items()] for row in value[:_FACTS]]
             more = f" (the first {_FACTS} of {len(value)}; --json has all)" if len(value) > _FACTS else ""
             out.print(f"\n{_words(key)}{more}", highlight=False)
-            print_table(
-                [_words(name) for name in value[0]], rows, n_names=_n_names(value[0], ("rank", "step", "collective"))
-            )
+            n_names = _n_names(value[0], ("rank", "step", "collective"))
+            print_grid(Grid("", [_words(name) for name in value[0]], rows, n_names))
         elif value not in (None, [], {}, ""):
             pairs = isinstance(value, dict)
             words = (
@@ -167,13 +168,12 @@ def recorded_page(found: RecordedTable, source: str = "") -> Report:
     where = f"{source}; " if source else ""
     head = Markup(element("p", where + heading(found), class_="plan") + element("dl", *boxes, class_="kpis"))
     n_text = _n_names(rows[0], names) if rows else 1
-    parts = [table(title, columns, cells[:_SHOWN], text_columns=n_text)]
+    listed = Grid(title, columns, cells[:_SHOWN], n_text)
+    parts: list[Part] = [listed]
     if len(rows) > _SHOWN:
         rest = f"the other {len(cells) - _SHOWN}" + (f" of the first {_ON_PAGE}" if len(rows) > _ON_PAGE else "")
-        hidden = table(rest, columns, cells[_SHOWN:], text_columns=n_text)
-        parts.append(element("details", element("summary", rest), hidden, class_="constants"))
-    listed = Markup("".join(parts))
-    sections = [Section("rows", "Rows", "All rows", [listed])]
+        parts.append(folded(Grid(rest, columns, cells[_SHOWN:], n_text)))
+    sections = [Section("rows", "Rows", "All rows", parts)]
     if rows:
         pictures = [_chart(title, rows[:_BARS], names, drawn)]
         if found["map"] is not None:

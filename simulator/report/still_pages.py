@@ -9,7 +9,8 @@ import numpy as np
 from simulator.analysis.link_use import link_classes
 from simulator.analysis.passes import Pass
 from simulator.report.constant_sources import write_value
-from simulator.report.markup import element, table
+from simulator.report.grid import Grid
+from simulator.report.markup import element
 from simulator.report.page import Report, Section, Stream, make_page
 from simulator.report.timeline_chart import pipeline_data
 from simulator.report.topology_chart import topology_chart
@@ -40,7 +41,7 @@ def topology_page(topology: Topology) -> Report:
         )
         for one in classes
     ]
-    rows = table("Links by class", ("links", "number", "bandwidth each way", "latency"), cells)
+    rows = Grid("Links by class", ("links", "number", "bandwidth each way", "latency"), cells)
     sections = [Section("links", "Links", "A node and the fabric", [chart, rows])]
     document = {"topology": topology.name, "links": [one._asdict() for one in classes]}
     return make_page(topology.name, head, sections, document=document)

@@ -6,8 +6,9 @@ import numpy as np
 
 from simulator.answer import describe_plan
 from simulator.explore.stragglers import Floats, Played, Straggling, in_words
+from simulator.report.answer_tables import causes
 from simulator.report.charts import BLUE, Chart, axis, layout, slowdown_map
-from simulator.report.markup import element, table
+from simulator.report.markup import element
 from simulator.report.page import Report, Section, make_page
 from simulator.scenario import Scenario
 
@@ -18,11 +19,9 @@ _MOST_REPLICAS, _MOST_STEPS = 128, 60
 def straggler_page(scenario: Scenario, found: Straggling, played: Played) -> Report:
     """Return the page."""
     head = element("div", element("p", describe_plan(scenario.plan), class_="plan"), element("p", in_words(found)))
-    rows = [[row["cause"], f"{row['slowdown']:.3f}"] for row in found["causes"]]
-    causes = table("each cause without the others", ["cause", "slowdown"], rows)
     jobs = played.step_s.mean(axis=1) / found["even_s"]
     sections = [
-        Section("causes", "Causes", "What each cause costs alone", [causes]),
+        Section("causes", "Causes", "What each cause costs alone", [causes(found)]),
         Section("jobs", "Jobs", "Slowdown of the jobs", [_jobs_chart(jobs)]),
         Section(
             "replicas", "Replicas", "Slowdown by step and replica", [_map(played.replica_s, found["even_s"], jobs)]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from simulator.analysis.metrics import PARTS
 from simulator.plan import FRAMEWORKS, SETTINGS
+from simulator.report.answer_tables import per_gpu
 from simulator.report.charts import (
     BLUE,
     GREEN,
@@ -80,11 +81,6 @@ def _words(name: str, value: Any) -> str:
         return f"{value:,} GPU{'s' if value != 1 else ''}"
     is_plain = name in _NAMED or (isinstance(value, str) and value in _PLAIN_WORDS)
     return str(value) if is_plain else f"{name_of(name)} {value}"
-
-
-def per_gpu(row: Row) -> float:
-    """Throughput of one GPU in tokens per second, which compares rows of any batch and any number of GPUs."""
-    return float(row["tokens_per_s"]) / float(row["gpus"])
 
 
 def number_of(value: Any) -> float | None:

@@ -10,11 +10,12 @@ from typing import Any
 from simulator.answer import Figures
 from simulator.errors import ConfigError
 from simulator.explore.sweeps import RESOLVED, SweepResult, check_formats, write_rows
+from simulator.report.answer_tables import FIGURES, figures, money_columns, per_gpu
 from simulator.report.charts import Chart, check_images
-from simulator.report.markup import Markup, element, table
-from simulator.report.page import Report, Section, check_page, make_page
-from simulator.report.page_tables import money_columns
-from simulator.report.sweep_charts import Axes, Row, is_ok, label_of, name_of, per_gpu, search_charts, sweep_charts
+from simulator.report.grid import Grid
+from simulator.report.markup import Markup, element
+from simulator.report.page import Part, Report, Section, check_page, make_page
+from simulator.report.sweep_charts import Axes, Row, is_ok, label_of, name_of, search_charts, sweep_charts
 from simulator.units import format_bytes, format_time
 
 MAX_ROWS = 1000
@@ -37,7 +38,7 @@ def _many_page(
     """Return a page about many answers: label and figures of each, in the order of the table."""
     sections = [Section(key, _NAMES.get(key, chart.title), chart.title, [chart]) for key, chart in charts.items()]
     rows = _rows(named)
-    sections.append(Section("rows", "Rows", "All combinations", [rows]))
+    sections.append(Section("rows", "Rows", "All combinations", [rows, *_reasons(named)]))
     return make_page(title, _head(lead, named), sections, document=document, summary=rows)
 
 
@@ -86,43 +87,33 @@ def _head(lead: str, named: Sequence[tuple[str, Row]]) -> Markup:
     return Markup(first + element("dl", *boxes, class_="kpis"))
 
 
-def _rows(named: Sequence[tuple[str, Row]]) -> Markup:
+def _rows(named: Sequence[tuple[str, Row]]) -> Grid:
     shown = named[:MAX_ROWS]
+    whys = [_against(row) for _, row in shown]
     states = ["" if is_ok(row) else str(row["status"]) for _, row in shown]
-    whys = [element("span", why, class_="words") if (why := _against(row)) else "" for _, row in shown]
-    words = {
-        "against the best" if any(whys) else "no answer": [
-            why or state for why, state in zip(whys, states, strict=True)
-        ]
-    }
-    kept = {name: texts for name, texts in words.items() if any(texts)}
+    words = [element("span", why, class_="words") if why else state for why, state in zip(whys, states, strict=True)]
+    last = (("against the best" if any(whys) else "no answer"),) if any(words) else ()
     money = money_columns([row for _, row in shown])
     cells = [
-        (label, *_figures(row), *(write(row) for write in money.values()), *(texts[i] for texts in kept.values()))
-        for i, (label, row) in enumerate(shown)
+        (label, *figures(row), *(write(row) for write in money.values()), *(word for _ in last))
+        for (label, row), word in zip(shown, words, strict=True)
     ]
     caption = "Every combination" + (f" (the first {MAX_ROWS} of {len(named)})" if len(named) > MAX_ROWS else "")
-    numbers = ("iteration", "tokens/s", "tokens/s/GPU", "MFU", "communication", "memory", *money)
-    heads = ("combination", *numbers, *kept)
+    heads = ("combination", *FIGURES, *money, *last)
+    return Grid(caption, heads, cells, words=(1 + len(FIGURES) + len(money),))
+
+
+def _reasons(named: Sequence[tuple[str, Row]]) -> list[Part]:
+    """Say why combinations have no answer, the most frequent reason first."""
     reasons = Counter(f"{row['status']}: {row['reason']}" for _, row in named if not is_ok(row))
     items = (element("li", f"{count:,} x {reason}") for reason, count in reasons.most_common(MAX_REASONS))
-    why = element("p", element("b", "Why there is no answer")) + element("ul", *items) if reasons else ""
-    return Markup(table(caption, heads, cells, text_columns={0, *range(1 + len(numbers), len(heads))}) + why)
+    return [element("p", element("b", "Why there is no answer")), element("ul", *items)] if reasons else []
 
 
 def _against(row: Row) -> str:
     """Return how a plan compares with the best, and the best with the runner-up."""
     why = str(row.get("why", ""))
     return f"against the runner-up {why}" if why and row.get("rank") == 1 else why
-
-
-def _figures(row: Row) -> tuple[str, ...]:
-    if "iteration_time_s" not in row:
-        return ("-",) * 6
-    return (
-        format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{per_gpu(row):,.0f}", f"{row['mfu']:.1%}",
-        f"{row['communication_fraction']:.1%}", format_bytes(row["peak_bytes"]),
-    )  # fmt: skip
 
 
 # -- files -------------------------------------------------------------------------------------------------------

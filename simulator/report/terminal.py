@@ -4,43 +4,40 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from simulator.analysis.critical_path import PathRow
-from simulator.analysis.explain import Change, Explanation
-from simulator.analysis.metrics import CommunicationRow
+from simulator.analysis.explain import Explanation
 from simulator.answer import (
     Answer,
     Memory,
     categories_of,
-    describe_axes,
     describe_chosen,
     describe_interval,
     describe_link,
     describe_plan,
-    describe_scaling,
     describe_support,
     describe_throughput,
     describe_utilization,
     parts_of,
-    throughput,
 )
-from simulator.plan import ParallelPlan
-from simulator.report.page_tables import money_columns, whole_run_rows
+from simulator.report import answer_tables
+from simulator.report.answer_tables import figures, money_columns, whole_run_rows
+from simulator.report.grid import Grid, Share
 from simulator.scenario import Scenario
-from simulator.units import format_bandwidth, format_bytes, format_time
+from simulator.units import format_bytes, format_time
 
 if TYPE_CHECKING:
+    from simulator.answer import Result
     from simulator.explore.comparison import Comparison
-    from simulator.explore.full_answer import WayOut
+    from simulator.explore.full_answer import Document, Scaling, ScalingRow, WayOut
     from simulator.explore.local_steps import LocalSteps
-    from simulator.explore.neighbours import Neighbours, PlacementRow
+    from simulator.explore.neighbours import Neighbours
     from simulator.explore.network_needs import Requirement
     from simulator.explore.network_trouble import Trouble
     from simulator.explore.stragglers import Straggling
@@ -58,27 +55,20 @@ def make_console() -> Console:
 _GAP = 2
 
 
-def new_table(
-    *columns: str, n_left: int = 1, title: str | None = None, padding: tuple[int, int, int, int] = (0, 1, 0, 1)
-) -> Table:
-    """Return an empty table, the first columns left-aligned."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=padding)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < n_left else "right", overflow="fold")
-    return table
-
-
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, n_names: int = 1) -> None:
+def print_grid(grid: Grid, out: Console | None = None) -> None:
     """Print a table in pieces that are no wider than the terminal, each with the columns that name its rows.
 
     Figures break nowhere. In a table that is too wide, headings break between words, and names are cut to half of the width.
     """
-    out = make_console()
-    cells = [[row[i] for row in rows] for i in range(len(columns))]
+    out = out or make_console()
+    if grid.title:
+        out.print(grid.title, style="bold", highlight=False, markup=False)
+    n_names, columns = grid.n_names, grid.columns
+    cells = [[str(row[i]) for row in grid.rows] for i in range(len(columns))]
     lengths = [max(map(len, (name, *column))) for name, column in zip(columns, cells, strict=True)]
     if sum(lengths) + _GAP * len(columns) > out.width:
-        lengths = [max(map(len, (*name.split(), *column))) for name, column in zip(columns, cells, strict=True)]
-        while sum(lengths[:n_names]) + _GAP * n_names > out.width // 2:
+        lengths = [max(map(len, (*name.split(), *column, ""))) for name, column in zip(columns, cells, strict=True)]
+        while sum(lengths[:n_names]) + _GAP * n_names > out.width // 2 and len(columns) > n_names:
             lengths[lengths.index(max(lengths[:n_names]))] -= 1
     first = sum(lengths[:n_names]) + _GAP * n_names
     pieces: list[list[int]] = [[]]
@@ -87,15 +77,18 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, n_name
             pieces.append([])
         pieces[-1].append(i)
     for place, piece in enumerate(pieces):
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1))
         shown = [*range(n_names), *piece]
-        table = new_table(*(columns[i] for i in shown), n_left=n_names)
-        for i, column in zip(shown, table.columns, strict=True):
-            column.width = lengths[i]
-        for row in rows:
-            table.add_row(*(escape(cut(row[i], lengths[i])) for i in shown))
+        for i in shown:
+            is_text = i in grid.text_columns
+            table.add_column(columns[i], justify="left" if is_text else "right", overflow="fold", width=lengths[i])
+        for k in range(len(grid.rows)):
+            table.add_row(*(escape(cut(cells[i][k], lengths[i])) for i in shown))
         if place:
             out.print()
         out.print(table, highlight=False)
+    if grid.note:
+        out.print(grid.note, style="dim", highlight=False, markup=False)
 
 
 def cut(text: str, most: int) -> str:
@@ -110,6 +103,30 @@ def cut(text: str, most: int) -> str:
 
 
 # -- one answer --------------------------------------------------------------------------------------------------
+
+
+def print_document(results: Sequence[Result], found: Document | Scaling) -> None:
+    """Print what ``--json`` would, of one result or of several on growing numbers of GPUs."""
+    answers = cast("Sequence[ScalingRow]", found.get("scaling", [found]))
+    if len(results) > 1:
+        print_grid(answer_tables.scaling(answers))
+    else:
+        print_answer(results[0].scenario, answers[0])
+    for result, answer in zip(results, answers, strict=True):
+        if "whole_run" in answer:
+            print_whole_run(answer["whole_run"], gpus=result.plan.gpus if len(results) > 1 else 0)
+    if "neighbours" in found:
+        print_neighbours(found["neighbours"])
+    if "placements" in found:
+        print_grid(answer_tables.placements(found["placements"]))
+    if "local_steps" in found:
+        print_local_steps(found["local_steps"])
+    if "network_trouble" in found:
+        print_network_trouble(found["network_trouble"])
+    if "explanation" in found:
+        print_explanation(found["explanation"])
+    if "ways_out" in found:
+        print_ways_out(found["ways_out"])
 
 
 def print_answer(scenario: Scenario, answer: Answer) -> None:
@@ -133,78 +150,34 @@ def print_answer(scenario: Scenario, answer: Answer) -> None:
         f"{describe_throughput(answer)}; {describe_utilization(answer)}\n",
         highlight=False,
     )
-    _print_breakdown(out, answer)
+    print_grid(_breakdown(answer), out)
     for what in answer["provenance"].get("not_modelled", ()):
         out.print(f"[dim]not modelled: {what}[/dim]", highlight=False)
     if answer["communication"]:
-        _print_communication(out, answer["communication"])
-    _print_memory(out, answer["memory"])
-    _print_bottleneck(out, answer)
-
-
-def _print_breakdown(out: Console, answer: Answer) -> None:
-    table = new_table("where the time goes", "time", "share")
-    iteration_s = answer["iteration_time_s"]
-    for label, seconds in parts_of(answer["breakdown"]):
-        bar = "█" * round(30 * seconds / iteration_s)
-        table.add_row(label, format_time(seconds), f"{seconds / iteration_s:.1%}", bar)
-    table.columns[-1].justify = "left"
-    overlapped_s = answer["breakdown"]["overlapped_communication_s"]
-    if overlapped_s > 0:
-        table.add_row(
-            "[dim]overlapped communication[/dim]", f"[dim]{format_time(overlapped_s)}[/dim]", "[dim]hidden[/dim]"
-        )
-    out.print(table, highlight=False)
-
-
-def _print_communication(out: Console, rows: Sequence[CommunicationRow]) -> None:
+        out.print()
+        print_grid(answer_tables.communication(answer["communication"]), out)
     out.print()
-    columns = ("collective", "axis", "ranks", "count", "bytes", "time", "algbw", "busbw")
-    table = new_table(*columns, title="communication per rank", padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(
-            row["collective"], row["axis"], str(row["group_size"]), f"{row['count']:.4g}", format_bytes(row["bytes"]),
-            format_time(row["total_s"]), format_bandwidth(row["algbw_bytes_per_s"]), format_bandwidth(row["busbw_bytes_per_s"]),
-        )  # fmt: skip
-    out.print(table, highlight=False)
-    if axes := describe_axes(row["axis"] for row in rows):
-        out.print(f"[dim]{axes}[/dim]", highlight=False)
-
-
-def _print_memory(out: Console, memory: Memory) -> None:
-    out.print()
-    table = new_table("memory of the fullest rank", "bytes")
-    for label, n_bytes in categories_of(memory):
-        table.add_row(label, format_bytes(n_bytes))
-    verdict = "[green]fits[/green]" if memory["fits"] else "[red]does not fit[/red]"
-    table.add_row("[bold]peak[/bold]", f"[bold]{format_bytes(memory['peak_bytes'])}[/bold]")
-    out.print(table, highlight=False)
-    out.print(f"{verdict} in {format_bytes(memory['capacity_bytes'])}", highlight=False)
-
-
-def _print_bottleneck(out: Console, answer: Answer) -> None:
+    print_grid(_memory(answer["memory"]), out)
+    verdict = "[green]fits[/green]" if answer["memory"]["fits"] else "[red]does not fit[/red]"
+    out.print(f"{verdict} in {format_bytes(answer['memory']['capacity_bytes'])}", highlight=False)
     if answer["bottleneck"] is not None:
         out.print(f"\nbusiest link: {describe_link(answer['bottleneck'])}", highlight=False)
 
 
-def print_scaling(plans: Sequence[ParallelPlan], answers: Sequence[Answer]) -> None:
-    """Print one row per number of GPUs; efficiency is relative to the first."""
-    out = make_console()
-    rate, unit = throughput(answers[0])
-    table = new_table(
-        "GPUs", "iteration", unit, f"{unit}/GPU", "efficiency", "exposed", "MFU", "memory", title="scaling"
-    )
-    first = rate / plans[0].gpus
-    for plan, answer in zip(plans, answers, strict=True):
-        rate, _ = throughput(answer)
-        per_gpu = rate / plan.gpus
-        table.add_row(
-            str(plan.gpus), format_time(answer["iteration_time_s"]), f"{rate:,.0f}", f"{per_gpu:,.0f}",
-            f"{per_gpu / first:.1%}", f"{answer['communication_fraction']:.1%}", f"{answer['mfu']:.1%}",
-            format_bytes(answer["memory"]["peak_bytes"]) + ("" if answer["memory"]["fits"] else " (does not fit)"),
-        )  # fmt: skip
-    out.print(table, highlight=False)
-    out.print(f"[dim]{describe_scaling(plans)}[/dim]", highlight=False)
+def _breakdown(answer: Answer) -> Grid:
+    whole_s, overlapped_s = answer["iteration_time_s"], answer["breakdown"]["overlapped_communication_s"]
+    rows: list[tuple[object, ...]] = [
+        (label, format_time(seconds), f"{seconds / whole_s:.1%}", Share(seconds / whole_s))
+        for label, seconds in parts_of(answer["breakdown"])
+    ]
+    if overlapped_s > 0:
+        rows.append(("overlapped communication", format_time(overlapped_s), "hidden", ""))
+    return Grid("", ("where the time goes", "time", "share", ""), rows, words=(3,))
+
+
+def _memory(memory: Memory) -> Grid:
+    categories = [*categories_of(memory), ("peak", memory["peak_bytes"])]
+    return Grid("", ("memory of the fullest rank", "bytes"), [(name, format_bytes(n)) for name, n in categories])
 
 
 def print_advice(rows: Sequence[dict[str, Any]]) -> None:
@@ -223,14 +196,12 @@ def print_advice(rows: Sequence[dict[str, Any]]) -> None:
 
 # -- explanations and whole runs ---------------------------------------------------------------------------------
 
-_WIDTH = 24
-
 
 def print_explanation(explanation: Explanation) -> None:
     """Print the critical path, the best changes, all changes with derivatives, and what has no effect."""
     out = make_console()
     out.print()
-    out.print(_path_table(explanation["critical_path"]), highlight=False)
+    print_grid(answer_tables.critical_path(explanation["critical_path"]), out)
     best = explanation["best"]
     out.print(
         "\n[bold]best single changes, each simulated[/bold]" if best else "\nno single change saves anything",
@@ -240,11 +211,7 @@ def print_explanation(explanation: Explanation) -> None:
         saving, time = f"{row['saving']:.1%}", format_time(row["iteration_time_s"])
         out.print(f"{i}. {escape(row['change'])} saves {saving} (iteration {time})", highlight=False)
     out.print()
-    out.print(_change_table(explanation["changes"]), highlight=False)
-    out.print(
-        "[dim]saved per 1 % more: per cent of the time, for one per cent more of what the row changes[/dim]",
-        highlight=False,
-    )
+    print_grid(answer_tables.changes("What single changes save, each simulated", explanation["changes"]), out)
     if explanation["without_effect"]:
         out.print(f"\nwithout effect here: {escape(', '.join(explanation['without_effect']))}", highlight=False)
     for one in explanation["impossible"]:
@@ -260,46 +227,11 @@ def print_ways_out(rows: Sequence[WayOut]) -> None:
     fitting = [row for row in rows if row["fits"]]
     if not fitting:
         return
-    costs = money_columns(fitting) or {"GPU hours per 1e9 tokens": _gpu_hours}
-    table = new_table("ways out of memory", "peak", "iteration", *costs)
-    for row in fitting[:_MOST_WAYS]:
-        seconds = row["iteration_time_s"]
-        name = escape(row["change"]) + ("" if row["same_training"] else " (other training)")
-        table.add_row(
-            name,
-            format_bytes(row["peak_bytes"]),
-            format_time(seconds) if seconds else "",
-            *(cell(row) for cell in costs.values()),
-        )
     out = make_console()
     out.print()
-    out.print(table, highlight=False)
+    print_grid(answer_tables.ways_out(fitting[:_MOST_WAYS]), out)
     if len(fitting) > _MOST_WAYS:
         out.print(f"[dim]and {len(fitting) - _MOST_WAYS} more with --json[/dim]", highlight=False)
-
-
-def _gpu_hours(row: Mapping[str, Any]) -> str:
-    hours = row["gpu_hours_per_billion_tokens"]
-    return f"{hours:.4g}" if hours else ""
-
-
-def _path_table(rows: Sequence[PathRow]) -> Table:
-    table = new_table("critical path", "time", "share", "")
-    table.columns[-1].justify = "left"
-    for row in rows:
-        if row["share"] >= 5e-4:
-            bar = "█" * round(_WIDTH * row["share"])
-            table.add_row(escape(row["kind"]), format_time(row["seconds"]), f"{row['share']:.1%}", bar)
-    return table
-
-
-def _change_table(rows: Sequence[Change]) -> Table:
-    table = new_table("single change", "saves", "iteration", "saved per 1 % more")
-    for row in rows:
-        elasticity = "" if row["elasticity"] is None else f"{row['elasticity']:.3f} %"
-        name = escape(row["change"]) + ("" if row["same_training"] else " (other training)")
-        table.add_row(name, f"{row['saving']:+.1%}", format_time(row["iteration_time_s"]), elasticity)
-    return table
 
 
 def print_whole_run(run: Mapping[str, Any], *, gpus: int = 0) -> None:
@@ -318,6 +250,10 @@ def print_whole_run(run: Mapping[str, Any], *, gpus: int = 0) -> None:
 # -- many answers ------------------------------------------------------------------------------------------------
 
 
+#: figures of a sweep's rows
+_FIGURES = ("iteration", "tokens/s", "MFU", "exposed", "memory")
+
+
 def print_sweep(result: SweepResult, files: Sequence[Path] = ()) -> None:
     """Print one line per combination, why some failed, and where the tables are."""
     out = make_console()
@@ -325,13 +261,12 @@ def print_sweep(result: SweepResult, files: Sequence[Path] = ()) -> None:
     status = ("status",) * (result.n_failed > 0)
     rows = [
         (
-            *("none" if row[name] is None else str(row[name]) for name in axes), *_figures(row),
+            *("none" if row[name] is None else str(row[name]) for name in axes), *figures(row, _FIGURES),
             *(write(row) for write in money.values()), *(row[key] for key in status),
         )
         for row in result.rows
     ]  # fmt: skip
-    columns = (*axes, "iteration", "tokens/s", "MFU", "exposed", "memory", *money, *status)
-    print_table(columns, rows, n_names=len(axes))
+    print_grid(Grid("", (*axes, *_FIGURES, *money, *status), rows, len(axes)), out)
     reasons = Counter(row["reason"] for row in result.rows if row["status"] != "ok")
     for reason, count in reasons.items():
         out.print(f"{count} failed: {reason}", highlight=False, markup=False)
@@ -340,29 +275,8 @@ def print_sweep(result: SweepResult, files: Sequence[Path] = ()) -> None:
     out.print(f"\n{len(result.rows)} rows: {counts}{where}", highlight=False, markup=False)
 
 
-#: columns from which on a table has room for money and words beside its figures
+#: columns from which on a table has room for words beside its figures
 _WIDE = 130
-Money = Mapping[str, Callable[[Mapping[str, Any]], str]]
-
-
-def _print_money(
-    out: Console, names: Sequence[str], rows: Sequence[tuple[list[str], Mapping[str, Any]]], money: Money
-) -> None:
-    """Print the columns of money and days as a table of their own."""
-    table = new_table(*names, *money, n_left=len(names))
-    for said, row in rows:
-        table.add_row(*said, *(write(row) for write in money.values()))
-    out.print()
-    out.print(table, highlight=False)
-
-
-def _figures(row: dict[str, Any]) -> tuple[str, ...]:
-    if "iteration_time_s" not in row:
-        return ("-",) * 5
-    return (
-        format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}",
-        f"{row['communication_fraction']:.1%}", format_bytes(row["peak_bytes"]),
-    )  # fmt: skip
 
 
 def print_search(answer: dict[str, Any]) -> None:
@@ -398,25 +312,20 @@ def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
     """Print the ranking, why each plan wins or loses, plain data parallelism, the given plan, and what was looked at."""
     money = money_columns([row["totals"] for row in answer["plans"]])
     rows = list(_ranking(answer))
+    names = ("iteration", "tokens/s", "MFU", "memory")
+    cells = [
+        (rank, plan, *figures(row, names), *(write(row.get("totals", {})) for write in money.values()))
+        for rank, plan, row, _ in rows
+    ]
+    columns = ("", "plan", *names, *money)
     if out.width < _WIDE:
-        table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", n_left=2)
-        for rank, plan, row, _ in rows:
-            table.add_row(rank, plan, *_plan_figures(row))
-        out.print(table, highlight=False)
-        if money:
-            _print_money(
-                out, ["", "plan"], [([rank, plan], row.get("totals", {})) for rank, plan, row, _ in rows], money
-            )
+        print_grid(Grid("", columns, cells, 2), out)
         out.print("\nagainst the best", highlight=False)
         for rank, plan, _, why in rows:
             out.print(f"{rank or plan}: {why}", highlight=False, markup=False)
     else:
-        table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", *money, "against the best", n_left=2)
-        table.columns[-1].justify = "left"
-        for rank, plan, row, why in rows:
-            spent = (write(row.get("totals", {})) for write in money.values())
-            table.add_row(rank, plan, *_plan_figures(row), *spent, why)
-        out.print(table, highlight=False)
+        wide = [(*cell, why) for cell, (_, _, _, why) in zip(cells, rows, strict=True)]
+        print_grid(Grid("", (*columns, "against the best"), wide, 2, words=(len(columns),)), out)
     if answer["best"]["choices"]:
         out.print(f"\nThe best plan has {answer['best']['choices']} of the runner-up.", highlight=False, markup=False)
     failed = f", {answer['n_failed']} could not be simulated" if answer["n_failed"] else ""
@@ -446,35 +355,15 @@ def _ranking(answer: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any],
             yield "", f"{label}: {row['summary']}", row, row["why"]
 
 
-def _plan_figures(row: dict[str, Any]) -> tuple[str, ...]:
-    if "reason" in row:
-        return ("-",) * 4
-    return (
-        format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}",
-        format_bytes(row["peak_bytes"]) + (" (tight)" if row["is_tight"] else ""),
-    )  # fmt: skip
-
-
 def print_comparison(found: Comparison) -> None:
     """Print two answers side by side: what differs, where the difference comes from, and memory."""
-    from simulator.report.comparison_page import PART_COLUMNS, axes_of, part_cells
+    from simulator.report.comparison_page import comparison_tables
 
     out = make_console()
     out.print(f"A: {found['a']}\nB: {found['b']}\n", highlight=False, markup=False)
     out.print(found["summary"] + "\n", highlight=False, markup=False)
-    inputs = new_table("setting", "A", "B", n_left=3)
-    for change in found["inputs"]:
-        inputs.add_row(change["setting"], change["a"], change["b"])
-    parts = new_table(f"time of {found['basis']}", *PART_COLUMNS[1:])
-    for part in found["parts"]:
-        parts.add_row(*part_cells(part))
-    memory = new_table("memory of the fullest rank", "A", "B")
-    for row in found["memory"]:
-        memory.add_row(row["category"], format_bytes(row["a_bytes"]), format_bytes(row["b_bytes"]))
-    for table in (inputs, parts, memory):
-        out.print(table, highlight=False)
-        if table is parts and (axes := axes_of(found)):
-            out.print(f"[dim]{axes}[/dim]", highlight=False)
+    for grid in comparison_tables(found):
+        print_grid(grid, out)
         out.print()
 
 
@@ -485,11 +374,12 @@ def print_requirements(found: Sequence[Requirement]) -> None:
     out.print(f"{target:.0%} of the throughput that a free network between nodes would give needs\n", highlight=False)
     columns = ("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", "storage", "rule of thumb",
                "its assumptions")  # fmt: skip
-    print_table(columns, [_needs(one) for one in found])
+    print_grid(Grid("", columns, [_needs(one) for one in found]), out)
     spent = [{"gpus": one.scenario.plan.gpus, **(one.spending or {})} for one in found]
     if money := money_columns(spent):
-        out.print("\non the network as it is", highlight=False)
-        print_table(("GPUs", *money), [(str(row["gpus"]), *(write(row) for write in money.values())) for row in spent])
+        out.print()
+        rows = [(row["gpus"], *(write(row) for write in money.values())) for row in spent]
+        print_grid(Grid("On the network as it is", ("GPUs", *money), rows), out)
     for one in found:
         if one.loader_workers:
             workers = f"{one.loader_workers} loader workers per GPU; there are {one.scenario.plan.loader_workers}"
@@ -498,20 +388,17 @@ def print_requirements(found: Sequence[Requirement]) -> None:
             out.print(f"\n{one.scenario.plan.gpus} GPUs: {one.verdict}", highlight=False, markup=False)
     curves = [one for one in found if one.curve]
     if curves:
-        out.print("\nefficiency by bandwidth per node", highlight=False)
         rates = ("GPUs", *(_gigabits(rate) for rate, _ in curves[0].curve))
-        efficiencies = ((one.scenario.plan.gpus, *(f"{value:.1%}" for _, value in one.curve)) for one in curves)
-        print_table(rates, [tuple(map(str, row)) for row in efficiencies])
-        out.print(
-            "\nfaster than now by bandwidth per node (projected from the share that a free network saves)",
-            highlight=False,
-        )
+        efficiencies = [(one.scenario.plan.gpus, *(f"{value:.1%}" for _, value in one.curve)) for one in curves]
         faster = []
         for one in curves:
             gains = [one.speed_up(rate / one.present_bytes_per_s, value) for rate, value in one.curve]
             shown = (f"{gain['speed_up']:.2f} ({gain['projected_speed_up']:.2f})" for gain in gains)
-            faster.append((str(one.scenario.plan.gpus), *shown))
-        print_table(rates, faster)
+            faster.append((one.scenario.plan.gpus, *shown))
+        projected = "Faster than now by bandwidth per node (projected from the share that a free network saves)"
+        for title, values in (("Efficiency by bandwidth per node", efficiencies), (projected, faster)):
+            out.print()
+            print_grid(Grid(title, rates, values), out)
 
 
 def _needs(one: Requirement) -> tuple[str, ...]:
@@ -550,10 +437,7 @@ def print_straggling(scenario: Scenario, found: Straggling) -> None:
     out.print(f"{scenario.model} on {scenario.topology}: {describe_plan(scenario.plan)}\n", highlight=False)
     out.print(f"simulated, all alike: {format_time(found['iteration_time_s'])} per step", highlight=False)
     out.print(f"uneven: {in_words(found)}\n", highlight=False)
-    rows = new_table("cause", "slowdown alone")
-    for row in found["causes"]:
-        rows.add_row(row["cause"], f"{row['slowdown']:.3f}")
-    out.print(rows, highlight=False)
+    print_grid(answer_tables.causes(found), out)
     if found["stages_slowdown"] > 1.005:
         words = f"uneven stages cost {found['stages_slowdown'] - 1:.1%} of every step, the simulated one included"
         out.print(f"\n{words}: --pipeline-layout moves layers", highlight=False)
@@ -566,14 +450,7 @@ def print_neighbours(found: Neighbours) -> None:
 
     out = make_console()
     out.print(f"\n{in_words(found)}\n", highlight=False)
-    rows = new_table("job", "GPUs", "nodes by leaf", "alone", "beside", "slowdown", "by how they start")
-    for job in found["jobs"]:
-        spread = f"{job['slowdown_low']:.3f} to {job['slowdown_high']:.3f}"
-        rows.add_row(
-            job["model"], str(job["gpus"]), " + ".join(map(str, job["on_leaves"])), format_time(job["alone_s"]),
-            format_time(job["beside_s"]), f"{job['slowdown']:.3f}", spread,
-        )  # fmt: skip
-    out.print(rows, highlight=False)
+    print_grid(answer_tables.neighbours(found), out)
 
 
 def print_local_steps(found: LocalSteps) -> None:
@@ -590,20 +467,6 @@ def print_network_trouble(found: Sequence[Trouble]) -> None:
     out = make_console()
     for line in [in_words(one) for one in found] or ["nothing is wrong with the network"]:
         out.print(f"\n{line}", highlight=False)
-
-
-def print_placements(found: Sequence[PlacementRow]) -> None:
-    """Print the ways to place a job, the fastest first."""
-    out = make_console()
-    rows = new_table("nodes by leaf", "per step", "nodes", "")
-    for row in found:
-        nodes = ",".join(map(str, row["nodes"]))
-        shown = nodes if len(nodes) <= 40 else f"{nodes[:37]}..."
-        rows.add_row(
-            " + ".join(map(str, row["on_leaves"])), format_time(row["iteration_time_s"]), shown,
-            "Slurm's choice" if row["is_slurms"] else "",
-        )  # fmt: skip
-    out.print(rows, highlight=False)
 
 
 def print_emitted(written: Sequence[Written]) -> None:

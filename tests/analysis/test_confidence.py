@@ -16,15 +16,14 @@ from simulator.analysis.confidence import (
     ResidualTable,
     collective_interval,
     confidence_of,
-    coverage,
     features_of,
-    fit_widening,
     interval,
     kind_of,
     shipped_spread,
 )
 from simulator.plan import ParallelPlan
 from simulator.topology.device import load_device
+from validation.tables.residuals import coverage, fit_widening
 
 HERE = Features(kind="data", device="a100", generation="ampere", kernels="eager", fp8=False, gpus=8)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.calibration.collective_fit import all_blocks, spread_of, starting_table
+from simulator.calibration.collective_fit import all_blocks, starting_table
 from simulator.calibration.collectives import (
     ROWS_PER_CLUSTER,
     Block,
@@ -29,6 +29,7 @@ from simulator.collectives.shape import shape_of
 from simulator.config import load_yaml
 from simulator.errors import CalibrationError, ConfigError
 from simulator.topology.cluster_file import load_topology
+from validation.tables.residuals import spread_of
 
 TABLE = Path(__file__).parents[3] / "shared" / "measurements" / "collectives.csv"
 MIB = 2**20

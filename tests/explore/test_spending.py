@@ -12,7 +12,7 @@ from simulator.explore.spending import spending
 from simulator.explore.sweeps import run_sweep
 from simulator.explore.training_run import RunRequest, parse_mtbf
 from simulator.plan import ParallelPlan
-from simulator.report.page_tables import money_columns
+from simulator.report.answer_tables import money_columns
 from simulator.report.sweep_charts import pareto
 from simulator.topology import load_topology
 

@@ -96,13 +96,13 @@ def test_explanation_is_json_and_prints(explained, capsys):
     assert json.loads(json.dumps(explained)) == explained
     print_explanation(explained)
     text = capsys.readouterr().out
-    assert "critical path" in text
+    assert "Critical path" in text
     assert "1. " in text
     assert "saves" in text
 
 
 def test_report_and_json_hold_the_explanation(small, explained):
-    assert documents.document([small], explained)["explanation"] == explained
+    assert documents.document([small], explanation=explained)["explanation"] == explained
     html = answer_page.report([small], explanation=explained).html
     assert explained["best"][0]["change"] in html
 

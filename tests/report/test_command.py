@@ -30,7 +30,7 @@ def test_explanation_is_in_terminal_json_and_report(tmp_path):
     path = tmp_path / "out.html"
     printed = run("--explain")
     assert "best single changes" in printed.stdout
-    assert "critical path" in printed.stdout
+    assert "Critical path" in printed.stdout
     done = run("--explain", "--json", "--report", str(path))
     document = json.loads(done.stdout)
     assert document["explanation"]["best"]

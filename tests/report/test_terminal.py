@@ -6,8 +6,9 @@ import pytest
 
 from simulator.explore.named_settings import Sweep
 from simulator.explore.sweeps import run_sweep
+from simulator.report.grid import Grid
 from simulator.report.recorded_view import print_facts
-from simulator.report.terminal import print_sweep, print_table
+from simulator.report.terminal import print_grid, print_sweep
 
 COLUMNS = ("name", "exposed communication", "parameters", "waited for")
 ROWS = [
@@ -36,7 +37,7 @@ def printed(capsys):
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_a_table_is_as_wide_as_the_terminal_and_breaks_no_figure(terminal, capsys, columns):
     terminal(columns)
-    print_table(COLUMNS, ROWS)
+    print_grid(Grid("", COLUMNS, ROWS))
     lines = printed(capsys)
     assert all(len(line) <= columns for line in lines)
     for _, *figures in ROWS:
@@ -50,7 +51,7 @@ def test_a_table_is_as_wide_as_the_terminal_and_breaks_no_figure(terminal, capsy
 
 def test_names_are_whole_where_there_is_room(terminal, capsys):
     terminal(160)
-    print_table(COLUMNS, ROWS)
+    print_grid(Grid("", COLUMNS, ROWS))
     assert any(line.startswith(ROWS[0][0]) for line in printed(capsys))
 
 

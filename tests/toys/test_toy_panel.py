@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from simulator.cli.main import app
 from simulator.report import answer_page
 from simulator.report.charts import Chart, axis, figure, layout
-from simulator.report.markup import element, number
+from simulator.report.grid import Number
+from simulator.report.markup import element
 
 
 def tokens_panel(shown):
@@ -22,7 +23,7 @@ def tokens_panel(shown):
         layout=layout(axis("time"), axis("tokens")),
     )  # fmt: skip
     return [
-        element("p", "One GPU: ", number("tokens_per_s", answer["tokens_per_s"], f"{per_day:,.0f}"), " a day"),
+        element("p", "One GPU: ", Number("tokens_per_s", answer["tokens_per_s"], f"{per_day:,.0f}"), " a day"),
         chart,
     ]
 

@@ -13,11 +13,12 @@ import typer
 from rich.console import Console
 
 from simulator.errors import ConfigError, SimulatorError, ThresholdError
-from simulator.report.agreement import PageTable
+from simulator.report.grid import Grid
+from simulator.report.terminal import print_grid
 from validation.emulation.cluster_shape import MAX_TOTAL_BITS_PER_S
 from validation.emulation.job import job_of_row
 from validation.emulation.predict import shape_of_row, with_prediction
-from validation.tables.error_tables import group_table, print_table
+from validation.tables.error_tables import group_table
 from validation.tables.statistics import Group, group_of
 
 #: kind of job -> largest mean error that a prediction may have
@@ -119,17 +120,17 @@ def check_targets(groups: Sequence[Group]) -> None:
         raise ThresholdError("predictions of emulated jobs miss their targets:\n  " + "\n  ".join(missed))
 
 
-def targets_table(title: str, groups: Sequence[Group]) -> PageTable:
+def targets_table(title: str, groups: Sequence[Group]) -> Grid:
     """Show the errors of every kind beside its target."""
     table = group_table(title, groups)
     targets = ["" if (target := target_of(group)) is None else f"{target:.0%}" for group in groups]
-    rows = tuple((*row, target) for row, target in zip(table.rows, targets, strict=True))
-    return PageTable(title=title, columns=(*table.columns, "target:"), rows=rows)
+    rows = [(*row, target) for row, target in zip(table.rows, targets, strict=True)]
+    return Grid(title, (*table.columns, "target"), rows)
 
 
 def print_groups(groups: Sequence[Group]) -> None:
     """Print the errors of every kind."""
-    print_table(targets_table("errors by kind of job", groups), Console(width=120))
+    print_grid(targets_table("errors by kind of job", groups), Console(width=120))
 
 
 def predict(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from simulator.collectives import plan_collective, plan_transfer
+from simulator.collectives.benchmark import lone_flow_s
 from simulator.engine import Interference, run
 from simulator.errors import CalibrationError
 from simulator.models.layer import AttentionShape, GemmShape, KernelShape
@@ -22,7 +23,7 @@ from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.timeline import Timeline
 from simulator.topology.device import Device
 from simulator.topology.graph import Topology
-from simulator.units import to_ps, to_s
+from simulator.units import to_ps
 from validation.jobs.job_programs import JobProgram
 
 #: stands in for pointwise kernels that have no call of their own
@@ -172,16 +173,6 @@ def simulate_job(job: JobProgram, topology: Topology, kernels: CalibratedKernels
 def message_s(kind: str, n_bytes: int, topology: Topology) -> float:
     """Predicted seconds of one message by itself: a collective of all ranks, or ``p2p`` from the first to the second."""
     if kind == "p2p":
-        return _alone_s(plan_transfer(n_bytes, ((0, 1),), topology), topology)
+        return lone_flow_s(plan_transfer(n_bytes, ((0, 1),), topology), topology)
     groups = (tuple(range(topology.n_gpus)),)
-    return _alone_s(plan_collective(kind, n_bytes, groups, topology), topology)
-
-
-def _alone_s(flow: Flow, topology: Topology) -> float:
-    network = FlowNetwork(topology)
-    network.start(flow, 0)
-    end_ps = 0
-    while (next_ps := network.next_completion_ps()) is not None:
-        end_ps = next_ps
-        network.advance(next_ps)
-    return to_s(end_ps)
+    return lone_flow_s(plan_collective(kind, n_bytes, groups, topology), topology)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from simulator.analysis.side_by_side import Part, ranked, remainder
+from simulator.analysis.side_by_side import Part, ranked
 from simulator.models.layer import Model
 from simulator.program.program import COMPUTE
 from simulator.timeline import Timeline
@@ -20,6 +20,7 @@ from validation.jobs.job_comparison import (
     compare_job,
     operators_of,
     optimizer_line,
+    remainder,
     slowest_of,
     typical_phases,
 )

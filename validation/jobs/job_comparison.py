@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from simulator.analysis.side_by_side import Part, ranked, remainder
+from simulator.analysis.side_by_side import Part, ranked
 from simulator.errors import SimulatorError
 from simulator.models.layer import KernelShape
 from simulator.program.program import COMPUTE
@@ -82,6 +82,16 @@ def by_kind(operators: Sequence[Part]) -> list[Part]:
         predicted, measured = kinds.get(kind, (0.0, 0.0))
         kinds[kind] = (predicted + one.predicted_s, measured + one.measured_s)
     return [Part(name=kind, predicted_s=p, measured_s=m) for kind, (p, m) in kinds.items()]
+
+
+def remainder(name: str, whole: Part, parts: Iterable[Part]) -> Part:
+    """Return what parts leave of a whole, so that all of them add up to it."""
+    known = list(parts)
+    return Part(
+        name=name,
+        predicted_s=whole.predicted_s - sum(part.predicted_s for part in known),
+        measured_s=whole.measured_s - sum(part.measured_s for part in known),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

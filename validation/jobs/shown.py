@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from simulator.analysis.side_by_side import relative_error
-from simulator.report.agreement import PageTable, Point
-from validation.tables.error_tables import percent, print_table, write_agreement
+from simulator.report.agreement import Point
+from simulator.report.grid import Grid
+from validation.tables.error_tables import percent, print_spaced, write_agreement
 
 if TYPE_CHECKING:
     from simulator.analysis.side_by_side import Part
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 #: what is set side by side: name, predicted and measured seconds
 Side = tuple[str, float, float]
-_COLUMNS = ("", "predicted, ms:", "measured, ms:", "error:")
+_COLUMNS = ("", "predicted, ms", "measured, ms", "error")
 _WIDTH = 120
 
 
@@ -48,20 +49,20 @@ def _calls(operators: Iterable[Part]) -> list[Side]:
     return [(f"{o.name}, {o.n_calls} calls", o.predicted_s, o.measured_s) for o in operators]
 
 
-def _side_by_side(title: str, rows: Iterable[Side]) -> PageTable:
+def _side_by_side(title: str, rows: Iterable[Side]) -> Grid:
     cells = (
         (name, f"{1e3 * p:.3f}", f"{1e3 * m:.3f}", percent(relative_error(p, m), sign=True)) for name, p, m in rows
     )
-    return PageTable(title=title, columns=_COLUMNS, rows=tuple(cells))
+    return Grid(title, _COLUMNS, tuple(cells))
 
 
-def _causes(causes: Iterable[tuple[str, float]], iteration_s: float) -> PageTable:
+def _causes(causes: Iterable[tuple[str, float]], iteration_s: float) -> Grid:
     rows = tuple((name, f"{1e3 * s:+.3f}", percent(s / iteration_s, sign=True)) for name, s in causes)
     title = "where the difference of the iteration comes from, largest first"
-    return PageTable(title=title, columns=("cause", "difference, ms:", "of the iteration:"), rows=rows)
+    return Grid(title, ("cause", "difference, ms", "of the iteration"), rows)
 
 
-def tables_of(name: str, one: Comparison) -> list[PageTable]:
+def tables_of(name: str, one: Comparison) -> list[Grid]:
     """Return the tables of one comparison: iteration, operators, collectives, causes, and the same of other jobs."""
     low_s, high_s = one.interval_s
     said = f"{name} on {_processes(one.n_ranks)}, expected {1e3 * low_s:.1f} to {1e3 * high_s:.1f} ms"
@@ -83,11 +84,11 @@ def tables_of(name: str, one: Comparison) -> list[PageTable]:
     return [table for table in tables if table.rows]
 
 
-def _job_tables(name: str, n_ranks: int, one: JobComparison) -> list[PageTable]:
+def _job_tables(name: str, n_ranks: int, one: JobComparison) -> list[Grid]:
     said = f"{name}, {one.job} on {_processes(n_ranks)}"
     if one.iteration is None:
         measured = f"; measured {one.phases['iteration'] * 1e3:.3f} ms" if one.phases else ""
-        return [PageTable(title="", columns=("",), rows=((f"{said}: not predicted: {one.reason}{measured}",),))]
+        return [Grid("", ("",), [(f"{said}: not predicted: {one.reason}{measured}",)])]
     messages = [
         (f"{m.name} of {m.n_bytes / 1024:.4g} KiB, {m.n_calls} times", m.predicted_s, m.measured_s)
         for m in one.messages
@@ -105,7 +106,7 @@ def print_comparisons(name: str, found: Sequence[Comparison]) -> None:
     console = Console(width=_WIDTH)
     console.print(machine(), highlight=False)
     for table in (table for one in found for table in tables_of(name, one)):
-        print_table(table, console)
+        print_spaced(table, console)
 
 
 def write_page(path: str | Path, name: str, found: Sequence[Comparison]) -> None:

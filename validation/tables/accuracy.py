@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from simulator.analysis.confidence import ResidualTable, fit_widening
-from simulator.calibration.collective_fit import LeftOut, left_out, spread_of
+from simulator.analysis.confidence import ResidualTable
+from simulator.calibration.collective_fit import LeftOut, left_out
 from simulator.calibration.collectives import read_measured, summed_up
 from simulator.errors import ConfigError, SimulatorError, ThresholdError
 from validation.emulation.judged import groups_of, read_rows
@@ -24,7 +24,7 @@ from validation.tables.many_jobs import processes_here
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import predict_rows, validate
 from validation.tables.reader import MEASUREMENTS, Row, read_table, select
-from validation.tables.residuals import residuals_of
+from validation.tables.residuals import fit_widening, residuals_of, spread_of
 from validation.tables.residuals_page import render_residuals
 from validation.tables.statistics import describe
 

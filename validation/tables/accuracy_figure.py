@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from simulator.analysis.confidence import Residual, ResidualTable, coverage
+from simulator.analysis.confidence import Residual, ResidualTable
 from validation.tables.outcome import Outcome
+from validation.tables.residuals import coverage
 
 #: promised shares of measurements at which the intervals are judged
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)

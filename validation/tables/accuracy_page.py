@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from html import escape
 
 from simulator import __version__
-from simulator.analysis.confidence import LEVEL, Residual, ResidualTable, coverage
+from simulator.analysis.confidence import LEVEL, Residual, ResidualTable
 from simulator.calibration.robust import Residuals
-from simulator.report.agreement import PageTable
+from simulator.report.grid import Grid
 from validation.emulation.judged import targets_table
 from validation.tables.accuracy_figure import figure, shares_inside
 from validation.tables.error_tables import group_table, markdown, percent, plans_table, reasons_table, rows_table
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation
-from validation.tables.residuals import noise_floors, residuals_of
+from validation.tables.residuals import coverage, noise_floors, residuals_of
 from validation.tables.shares import SharesFit, fit_shares
 from validation.tables.statistics import APART, Group, decisions, describe, group_outcomes
 
@@ -25,7 +25,7 @@ _UNFOLDED = 12
 _BY_MACHINE = ("topology", "transport", "collective", "nodes", "size_class")
 
 
-def _shown(table: PageTable) -> list[str]:
+def _shown(table: Grid) -> list[str]:
     return markdown(table.columns, table.rows)
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from simulator.report.agreement import PageTable, Point, agreement_page
+from simulator.report.agreement import Point, agreement_chart
+from simulator.report.grid import Grid
+from simulator.report.markup import element
+from simulator.report.page import Section, make_page
+from simulator.report.terminal import print_grid
 from validation.tables.kinds import KINDS, WORDS
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation
@@ -69,36 +72,36 @@ def describe_row(outcome: Outcome) -> str:
     return " ".join([*said, outcome.note] if row.kind == "collectives" else said)
 
 
-#: heading of a table of groups (numbers end in a colon) -> cell; those after the sixth only where a group fills them
+#: heading of a table of groups -> cell; those after the sixth only where a group fills them
 _FIGURES: dict[str, Callable[[Group], str]] = {
-    "n:": lambda group: str(group.n),
-    "mean:": lambda group: percent(group.mean_absolute),
-    "median:": lambda group: percent(group.median_absolute),
-    "p90:": lambda group: percent(group.p90_absolute),
-    "max:": lambda group: percent(group.max_absolute),
-    "bias:": lambda group: percent(group.bias, sign=True),
-    "weighted mean:": lambda group: percent(group.weighted_mean_absolute),
-    "weighted bias:": lambda group: percent(group.weighted_bias, sign=True),
-    "right:": lambda group: percent(group.verdicts.get("accuracy")),
-    "false fits:": lambda group: percent(group.verdicts.get("false_fits")),
-    "false OOM:": lambda group: percent(group.verdicts.get("false_oom")),
-    "in interval:": lambda group: percent(group.coverage),
-    "not predicted:": lambda group: str(group.n_unpredicted or ""),
+    "n": lambda group: str(group.n),
+    "mean": lambda group: percent(group.mean_absolute),
+    "median": lambda group: percent(group.median_absolute),
+    "p90": lambda group: percent(group.p90_absolute),
+    "max": lambda group: percent(group.max_absolute),
+    "bias": lambda group: percent(group.bias, sign=True),
+    "weighted mean": lambda group: percent(group.weighted_mean_absolute),
+    "weighted bias": lambda group: percent(group.weighted_bias, sign=True),
+    "right": lambda group: percent(group.verdicts.get("accuracy")),
+    "false fits": lambda group: percent(group.verdicts.get("false_fits")),
+    "false OOM": lambda group: percent(group.verdicts.get("false_oom")),
+    "in interval": lambda group: percent(group.coverage),
+    "not predicted": lambda group: str(group.n_unpredicted or ""),
 }
 _ALWAYS = 6
 
 
-def group_table(title: str, groups: Sequence[Group]) -> PageTable:
+def group_table(title: str, groups: Sequence[Group]) -> Grid:
     """Show groups with the same grouping columns, in their order."""
     names = [
         name for index, (name, cell) in enumerate(_FIGURES.items()) if index < _ALWAYS or any(cell(g) for g in groups)
     ]
     by = tuple(groups[0].key) if groups else ()
     rows = tuple((*(v or "-" for v in group.key.values()), *(_FIGURES[n](group) for n in names)) for group in groups)
-    return PageTable(title=title, columns=(*by, *names), rows=rows)
+    return Grid(title, (*by, *names), rows, words=range(len(by)))
 
 
-def rows_table(outcomes: Sequence[Outcome], limit: int) -> PageTable:
+def rows_table(outcomes: Sequence[Outcome], limit: int) -> Grid:
     """Show the rows that are furthest off, with what was assumed about them."""
     judged = [outcome for outcome in outcomes if outcome.relative_error is not None]
     worst = sorted(judged, key=lambda outcome: -abs(outcome.relative_error or 0.0))[:limit]
@@ -110,11 +113,11 @@ def rows_table(outcomes: Sequence[Outcome], limit: int) -> PageTable:
         said = "; ".join((*outcome.assumed, *([outcome.note] if outcome.note else [])))
         error = percent(outcome.relative_error, sign=True)
         rows.append((row.row_id, row.key("source"), describe_row(outcome), row.metric, *numbers, error, said))
-    columns = ("row", "source", "what", "metric", "predicted:", "measured:", "error:", "assumed and noted")
-    return PageTable(title=f"worst {len(worst)} of {len(judged)} rows", columns=columns, rows=tuple(rows))
+    columns = ("row", "source", "what", "metric", "predicted", "measured", "error", "assumed and noted")
+    return Grid(f"worst {len(worst)} of {len(judged)} rows", columns, rows, words=(1, 2, 3, 7))
 
 
-def reasons_table(outcomes: Sequence[Outcome], limit: int = _REASON_ROWS) -> PageTable:
+def reasons_table(outcomes: Sequence[Outcome], limit: int = _REASON_ROWS) -> Grid:
     """Show why rows have no prediction, the most frequent reason first."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for outcome in outcomes:
@@ -126,17 +129,17 @@ def reasons_table(outcomes: Sequence[Outcome], limit: int = _REASON_ROWS) -> Pag
     if len(ranked) > limit:
         rows.append(("", f"... and {len(ranked) - limit} more reasons (all of them in --json)", "", ""))
     title = f"{n_rows} rows without a prediction"
-    return PageTable(title=title, columns=("kind", "why", "rows:", "such as"), rows=tuple(rows))
+    return Grid(title, ("kind", "why", "rows", "such as"), rows, words=(1, 3))
 
 
-def assumed_table(outcomes: Sequence[Outcome]) -> PageTable:
+def assumed_table(outcomes: Sequence[Outcome]) -> Grid:
     """Show what was assumed about the rows of each source."""
     rows = tuple((found.source, str(found.n), found.describe()) for found in assumptions_of(outcomes))
     title = "assumed where rows do not say it (number of rows where not all)"
-    return PageTable(title=title, columns=("source", "rows:", "assumed"), rows=rows)
+    return Grid(title, ("source", "rows", "assumed"), rows, words=(2,))
 
 
-def plans_table(outcomes: Sequence[Outcome]) -> PageTable:
+def plans_table(outcomes: Sequence[Outcome]) -> Grid:
     """Show in which order plans of the same job are predicted."""
     rows = tuple(
         (
@@ -146,37 +149,21 @@ def plans_table(outcomes: Sequence[Outcome]) -> PageTable:
         )
         for job in rank_plans(outcomes)
     )
-    columns = (
-        "source",
-        "model",
-        "machine",
-        "sequence:",
-        "GPUs:",
-        "plans:",
-        "rank correlation:",
-        "best found",
-        "regret:",
-    )
-    return PageTable(title="order of competing plans", columns=columns, rows=rows)
+    columns = ("source", "model", "machine", "sequence", "GPUs", "plans", "rank correlation", "best found", "regret")
+    return Grid("order of competing plans", columns, rows, words=(1, 2, 7))
 
 
-def print_table(table: PageTable, console: Console) -> None:
-    """Print a table, and an empty line after it."""
-    shown = Table(title=table.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in table.columns:
-        shown.add_column(name.removesuffix(":"), justify="right" if name.endswith(":") else "left", overflow="fold")
-    for row in table.rows:
-        shown.add_row(*row)
-    console.print(shown)
-    console.print()
-
-
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Return the lines of a Markdown table, and an empty one."""
-    heads = [name.removesuffix(":") for name in columns]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return [*lines, ""]
+
+
+def print_spaced(grid: Grid, console: Console) -> None:
+    """Print a table, and an empty line after it."""
+    print_grid(grid, console)
+    console.print()
 
 
 def print_tables(
@@ -198,14 +185,14 @@ def print_tables(
         out.width = max(out.width, _PLAIN_WIDTH)
     for kind, columns in by.items():
         mine = [outcome for outcome in outcomes if outcome.row.kind == kind]
-        print_table(group_table("errors by group, worst mean first", group_outcomes(mine, columns)), out)
+        print_spaced(group_table("errors by group, worst mean first", group_outcomes(mine, columns)), out)
         if n_rows:
-            worst = rows_table(mine, n_rows)  # what was assumed has a table of its own
-            short = tuple((row[0], *row[2:-1]) for row in worst.rows)
-            print_table(PageTable(title=worst.title, columns=(worst.columns[0], *worst.columns[2:-1]), rows=short), out)
+            worst = rows_table(mine, n_rows)  # sources and what was assumed have a table of their own
+            short = [(row[0], *row[2:-1]) for row in worst.rows]
+            print_spaced(Grid(worst.title, (worst.columns[0], *worst.columns[2:-1]), short, words=(1, 2)), out)
     for table in (plans_table(outcomes), assumed_table(outcomes), reasons_table(outcomes)):
         if table.rows:
-            print_table(table, out)
+            print_spaced(table, out)
     predicted = sum(1 for outcome in outcomes if outcome.relative_error is not None)
     inside = coverage(outcomes)
     said = f"; {inside:.0%} of the measurements lie in their 80 % interval" if inside is not None else ""
@@ -248,14 +235,19 @@ def write_page(path: str | Path, validation: Validation) -> None:
     write_agreement(path, "Predicted against measured", note, _points(outcomes), [t for t in tables if t.rows])
 
 
-def write_agreement(
-    path: str | Path, title: str, note: str, points: Sequence[Point], tables: Sequence[PageTable]
-) -> None:
-    """Write a page of plots and tables.
+def write_agreement(path: str | Path, title: str, note: str, points: Sequence[Point], tables: Sequence[Grid]) -> None:
+    """Write a page: a plot of each kind of point, the tables below, and what was compared as a note at the top.
 
     Raises
     ------
     ConfigError
         If the file cannot be written.
     """
-    agreement_page(title, note, points, tables).save(path)
+    charts = [
+        agreement_chart(f"plot-{index}", name, [point for point in points if point.plot == name])
+        for index, name in enumerate(dict.fromkeys(point.plot for point in points))
+    ]
+    sections = [Section("plots", "Plots", "Predicted against measured", charts)]
+    sections += [Section(f"table-{index}", one.title, one.title, [one]) for index, one in enumerate(tables)]
+    lead = element("p", note, class_="plan")
+    make_page(title, lead, sections, document={"title": title, "note": note}).save(path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulator.errors import SimulatorError
+from validation.tables.many_jobs import Progress
 from validation.tables.reader import Row
 
 
@@ -64,3 +66,25 @@ class Outcome:
         if self.assumed:
             document["assumed"] = list(self.assumed)
         return document
+
+
+#: predicts rows of one kind: told how many are done, over so many processes
+Predictor = Callable[[Sequence[Row], Progress | None, int], list[Outcome]]
+
+
+def one_by_one(predict_us: Callable[[Row], tuple[float, str]]) -> Predictor:
+    """Return what predicts rows in this process, one after the other, from the microseconds of one and a note about it."""
+
+    def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: int = 1) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for row in rows:
+            if progress is not None:
+                progress.update(len(outcomes), len(rows))
+            try:
+                predicted, note = predict_us(row)
+                outcomes.append(Outcome(row=row, predicted=predicted, note=note))
+            except SimulatorError as error:
+                outcomes.append(Outcome(row=row, reason=error.message))
+        return outcomes
+
+    return predict

@@ -28,9 +28,9 @@ from rich.console import Console
 from simulator.errors import ConfigError, SimulatorError
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
-from simulator.report.agreement import PageTable
+from simulator.report.grid import Grid
 from validation.tables.cases import Case, case_of
-from validation.tables.error_tables import percent, print_table
+from validation.tables.error_tables import percent, print_spaced
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import predict_rows
 from validation.tables.reader import MEASUREMENTS, Row, read_table, select
@@ -280,7 +280,7 @@ def ask(peer: Peer, python: str, checkout: Path | None, inputs: Sequence[Inputs]
     return answers
 
 
-def compared(title: str, ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> PageTable:
+def compared(title: str, ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Grid:
     """Show errors on the same rows by source, their mean over sources, and the decisions between layouts."""
     means = [
         {g.key["source"]: (g.n, g.mean_absolute or 0.0) for g in group_outcomes(o, ("source",))} for o in (ours, theirs)
@@ -293,7 +293,7 @@ def compared(title: str, ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> 
     rows.append(("mean of sources' means", str(len(ours)), *map(percent, averages)))
     rows.append(("pairs of layouts in order", str(decided[0].n_pairs), *(percent(d.ordered) for d in decided)))
     rows.append(("the layout picked ran slower by", str(decided[0].n_jobs), *(percent(d.regret) for d in decided)))
-    return PageTable(title=title, columns=("source", "n:", "ours:", "theirs:"), rows=tuple(rows))
+    return Grid(title, ("source", "n", "ours", "theirs"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -331,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours = {p: known[p] for p in seconds if known[p].relative_error is not None}
         theirs = [replace(outcome, predicted=seconds[p]) for p, outcome in ours.items()]
         if ours:
-            print_table(compared(f"{name}: {len(ours)} of {len(rows)} rows", list(ours.values()), theirs), console)
+            print_spaced(compared(f"{name}: {len(ours)} of {len(rows)} rows", list(ours.values()), theirs), console)
         else:
             console.print(f"{name}: no row that it expresses", highlight=False)
         said = "; ".join(f"{reason} ({n})" for reason, n in reasons.most_common(6))

@@ -1,13 +1,25 @@
-"""Residuals of predicted training rows, as the confidence intervals need them."""
+"""What lies behind intervals: residuals of predicted rows, and how wide intervals are so that they hold what they promise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
-from simulator.analysis.confidence import Features, Residual, ResidualTable, features_of, interval
+import numpy as np
+
+from simulator.analysis.confidence import (
+    LEVEL,
+    Features,
+    Residual,
+    ResidualTable,
+    features_of,
+    interval,
+    weighted_quantile,
+)
+from simulator.calibration.collective_fit import LARGE_BYTES, LeftOut
 from simulator.errors import SimulatorError
 from validation.tables.cases import Case, case_of
 from validation.tables.outcome import Outcome
@@ -80,3 +92,72 @@ def with_intervals(outcomes: Sequence[Outcome], table: ResidualTable) -> list[Ou
         low, high = memo[features]
         completed.append(replace(outcome, low=low * outcome.predicted, high=high * outcome.predicted))
     return completed
+
+
+def coverage(
+    table: ResidualTable, rows: Iterable[Residual] | None = None, *, leave_out: bool = True, level: float = LEVEL
+) -> float:
+    """Return the share of rows that lie in their interval, which by default ignores the row's own source."""
+    judged = list(table.rows if rows is None else rows)
+    if not judged:
+        return math.nan
+    inside = 0
+    for row in judged:
+        found = interval(row.features, table, without=row.source if leave_out else "", level=level)
+        inside += found.low <= math.exp(row.log_ratio) <= found.high
+    return inside / len(judged)
+
+
+def fit_widening(rows: Sequence[Residual]) -> ResidualTable:
+    """Return a table whose leave-one-source-out intervals hold 80 % of the rows, every source counting alike.
+
+    References
+    ----------
+    Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World" (2005), chapter 2: an interval scaled by
+    the quantile of its scores on held-out data.
+    """
+    unit = ResidualTable(rows=tuple(rows))
+    sources = [row.source for row in rows]
+    scores, weights = [], []
+    for row in rows:
+        if len(set(sources)) < 2:
+            break
+        found = interval(row.features, unit, without=row.source)
+        centre = 0.5 * (math.log(found.low) + math.log(found.high))
+        half = 0.5 * (math.log(found.high) - math.log(found.low))
+        scores.append(abs(row.log_ratio - centre) / half)
+        weights.append(1.0 / sources.count(row.source))
+    if not scores:
+        return unit
+    return ResidualTable(rows=unit.rows, widening=weighted_quantile(np.array(scores), np.array(weights), LEVEL))
+
+
+def spread_of(found: LeftOut) -> list[dict[str, Any]]:
+    """Return how far clusters that were left out lie from their prediction: quantiles of measured over predicted time.
+
+    One entry for collectives inside nodes and one for those between nodes, below and from 1 MiB; every cluster has the
+    same say, whatever its number of rows.
+    """
+    entries = []
+    for part in ("inside", "between"):
+        for large in (False, True):
+            ratios, weights, clusters = [], [], []
+            for cluster, (rows, errors) in found.items():
+                mine = [
+                    1.0 / (1.0 + error)
+                    for row, error in zip(rows, errors, strict=True)
+                    if (row.shape.n_nodes > 1) == (part == "between") and (row.n_bytes >= LARGE_BYTES) == large
+                ]
+                ratios += mine
+                weights += [1.0 / max(1, len(mine))] * len(mine)
+                clusters += [cluster] if mine else []
+            if ratios:
+                low, high = (
+                    weighted_quantile(np.array(ratios), np.array(weights), q)
+                    for q in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+                )
+                entries.append(
+                    {"part": part, "from_bytes": LARGE_BYTES if large else 0, "low": round(min(low, 1.0), 3),
+                     "high": round(max(high, 1.0), 3), "n": len(ratios), "clusters": clusters}
+                )  # fmt: skip
+    return entries

@@ -12,8 +12,6 @@ from simulator.analysis.confidence import (
     Features,
     Residual,
     ResidualTable,
-    coverage,
-    fit_widening,
     interval,
     shipped_table,
 )
@@ -28,6 +26,7 @@ from validation.tables.accuracy_page import Extras, render
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation, validate
 from validation.tables.reader import MEASUREMENTS, read_table
+from validation.tables.residuals import coverage, fit_widening
 
 SVG = "{http://www.w3.org/2000/svg}"
 
