@@ -202,13 +202,7 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
 
 
 def topology_of(scenario: Scenario) -> Topology:
-    """Return the scenario's topology, cut to its GPUs.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such topology, or not so many GPUs, or values of a file are replaced and there is no file.
-    """
+    """Return the scenario's topology, cut to its GPUs."""
     topology, n_gpus = scenario.topology, scenario.plan.gpus
     if isinstance(topology, str):
         return _topology(topology, n_gpus, scenario.overrides, scenario.faults)
@@ -376,11 +370,6 @@ class Together:
         On nodes of their own; all on one cluster, with the same network model.
     also : sequence of (Program, Costs)
         Traffic besides, which repeats, too.
-
-    Raises
-    ------
-    ConfigError
-        If the network model cannot share links among jobs.
     """
 
     def __init__(self, jobs: Sequence[PlacedJob], also: Sequence[tuple[Program, Costs]] = ()) -> None:

@@ -118,11 +118,6 @@ def run_sweep(
         Address of a Dask scheduler instead.
     work : callable
         What is done with a scenario.
-
-    Raises
-    ------
-    ConfigError
-        If there is nothing to sweep, or the workers cannot be reached.
     """
     if not sweep.axes:
         raise ConfigError("there is nothing to sweep", hint="--axis gpus=1,2,4,8, or --spec sweep.yaml")

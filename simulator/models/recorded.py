@@ -229,11 +229,6 @@ def open_module(target: str, batch: Sequence[str], *, sequence_length: int = 0) 
         Arguments of ``forward``; see :func:`parse_input`. They win over example arguments.
     sequence_length : int
         What ``S`` stands for.
-
-    Raises
-    ------
-    ConfigError
-        If torch is missing, or the target cannot be imported or built, or no arguments are known.
     """
     torch = load_torch()
     built = _build(torch, target, _import(target))

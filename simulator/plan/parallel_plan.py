@@ -678,11 +678,6 @@ OTHER_NAMES = {
 def setting_named(name: str) -> Setting | None:
     """Return the setting of a name, with hyphens or underscores or an alias; None where there is none.
 
-    Raises
-    ------
-    ConfigError
-        If the name is another tool's for something measured otherwise.
-
     Examples
     --------
     >>> setting_named("micro-batch").key, setting_named("zero").parse(3)

@@ -20,7 +20,6 @@ from simulator.schedules.check import (
     peak_in_flight,
     turns,
     unit_time_execution,
-    unit_time_makespan,
 )
 from simulator.schedules.dualpipe import dualpipe
 from simulator.schedules.gpipe import gpipe
@@ -54,7 +53,6 @@ __all__ = [
     "sends_block",
     "turns",
     "unit_time_execution",
-    "unit_time_makespan",
 ]
 
 
@@ -155,13 +153,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def find_schedule(name: str, virtual_pp: int = 1) -> Schedule:
-    """Return a schedule by name; as in Megatron-LM, ``1f1b`` with several chunks per stage is interleaved.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such schedule.
-    """
+    """Return a schedule by name; as in Megatron-LM, ``1f1b`` with several chunks per stage is interleaved."""
     if name not in SCHEDULES:
         raise ConfigError(f"schedule '{name}' is unknown", hint=f"one of {', '.join(SCHEDULES)}")
     chosen = SCHEDULES[name]
