@@ -21,7 +21,7 @@ from simulator.schedules.check import (
     turns,
     unit_time_execution,
 )
-from simulator.schedules.dualpipe import dualpipe
+from simulator.schedules.dualpipe import dualpipe, dualpipe_v
 from simulator.schedules.gpipe import gpipe
 from simulator.schedules.interlaced import interlaced
 from simulator.schedules.interleaved import combined, interleaved
@@ -148,6 +148,7 @@ SCHEDULES: dict[str, Schedule] = {
         Schedule(name="v-half", build=v_half, layout="vee", n_chunks=2),
         Schedule(name="v-min", build=v_min, layout="vee", n_chunks=2),
         Schedule(name="dualpipe", build=dualpipe, layout="bidirectional", n_chunks=2, takes_turns=True),
+        Schedule(name="dualpipe-v", build=dualpipe_v, layout="vee", n_chunks=2, takes_turns=True),
     )
 }
 

@@ -136,6 +136,23 @@ def test_dualpipe_idles_as_long_as_published(times, stages):
         assert idle == (p / 2 - 1) * both if times is EQUAL else 0 <= idle <= (p / 2 - 1) * both
 
 
+@pytest.mark.parametrize("times", [EQUAL, UNEQUAL])
+def test_dualpipe_v_idles_as_long_as_published(times):
+    """(P / 2 - 1) (T_F&B + T_B - 3 T_W) with P = 2 p parts (deepseek-ai/DualPipe, README), each part's times its own."""
+    both = times["forward"] + 2 * times["backward"] - 3 * times["wgrad"]
+    for p, m, placement, table in tables("dualpipe-v", STAGES[:10]):
+        idle = unit_time_execution(table, placement, **times).makespan - 2 * m * (times["forward"] + times["backward"])
+        assert idle == (p - 1) * both if times is EQUAL else 0 <= idle <= (p - 1) * both
+
+
+def test_dualpipe_v_is_the_first_half_of_dualpipe():
+    """deepseek-ai/DualPipe, README: "cut in half"; as many micro-batches go through each direction of twice the stages."""
+    for p, m in ((1, 2), (2, 4), (3, 8), (4, 9)):
+        assert build_table("dualpipe-v", p, m) == build_table("dualpipe", 2 * p, 2 * m)[:p]
+    with pytest.raises(InfeasiblePlanError, match="at least 2 pp micro-batches, got pp = 4 and 7"):
+        build_table("dualpipe-v", 4, 7)
+
+
 @in_both_halves
 def test_dualpipe_pairs_forwards_with_backwards_of_the_other_direction(stages):
     for p, m, _, table in tables("dualpipe", stages):
@@ -203,6 +220,7 @@ PEAKS = {
     "v-half": lambda p, m: 2 * ((p + 2) // 2),
     "v-min": lambda p, m: 2 * ((p + 4) // 3),
     "dualpipe": lambda p, m: p + 1,
+    "dualpipe-v": lambda p, m: 2 * p + 1,
 }
 
 
