@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -315,20 +315,27 @@ def run_scenario(
         model, lowered, memory = parts or lower_scenario(scenario, topology, spec)
         say("simulating")
         costs = costs_of(topology, scenario)
-        try:
+        among_others = [False, True]
+        while True:
+            play = partial(run, costs=costs, new_network=_networks(scenario, topology), detail=detail)
             try:
-                timeline = run(lowered.program, costs, _networks(scenario, topology), detail=detail)
+                timeline = play(lowered.program, among_others=among_others.pop(0))
+                break
             except TouchedError:
-                say("lowering layer by layer, for other traffic takes links of passes")
-                model, lowered, memory = lower_scenario(scenario, topology, spec, jointly=False)
-                say("simulating")
-                timeline = run(lowered.program, costs, _networks(scenario, topology), detail=detail)
-        except UnevenError:
-            scenario = replace(scenario, unfold=True)
-            say("lowering every rank, for those of a class share links unequally")
-            model, lowered, memory = lower_scenario(scenario, topology, spec, whole=False)
+                if among_others:
+                    say("simulating passes step by step, for other traffic takes their links")
+                    continue
+                say("lowering layer by layer, for passes do not take turns")
+                among_others = [False]
+                model, lowered, memory = lower_scenario(
+                    scenario, topology, spec, whole=False if scenario.unfold else None, jointly=False
+                )
+            except UnevenError:
+                scenario = replace(scenario, unfold=True)
+                say("lowering every rank, for those of a class share links unequally")
+                among_others = [True]
+                model, lowered, memory = lower_scenario(scenario, topology, spec, whole=False)
             say("simulating")
-            timeline = run(lowered.program, costs, _networks(scenario, topology), detail=detail)
     return Run(scenario=scenario, model=model, lowered=lowered, memory=memory, costs=costs, timeline=timeline)
 
 

@@ -6,6 +6,7 @@ the iteration; the reported numbers are means over all ranks.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -214,6 +215,9 @@ def _rank_breakdown(
     busy, talking = _intervals(spans)
     exposed_ps = timeline.length_ps(subtract(talking, busy), rank)
     overlapped_ps = timeline.length_ps(talking, rank) - exposed_ps
+    twice, idle = _beside(spans, talking)
+    uncovered_ps = timeline.length_ps(idle, rank)
+    overlapped_ps -= timeline.length_ps(twice, rank) + uncovered_ps
     occupied = merge(busy + talking)
     data = merge([(s.start_ps, s.end_ps) for s in spans if s.stream == HOST and _is_data(s)])
     blocking_ps = timeline.length_ps(subtract(data, occupied), rank)
@@ -222,14 +226,43 @@ def _rank_breakdown(
     host_ps = min(left_ps, max(0, waited_ps - blocking_ps)) if pipelined else left_ps
     times_ps = {
         "compute": tally.compute_ps,
-        "exposed_communication": tally.exposed_ps + exposed_ps,
+        "exposed_communication": tally.exposed_ps + exposed_ps + uncovered_ps,
         "overlapped_communication": tally.overlapped_ps + overlapped_ps,
-        "bubble": left_ps - host_ps + (tally.waiting_ps if pipelined else 0),
+        "bubble": left_ps - host_ps + (tally.waiting_ps - uncovered_ps if pipelined else 0),
         "optimizer": tally.optimizer_ps,
-        "host": host_ps + tally.idle_ps + (0 if pipelined else tally.waiting_ps),
+        "host": host_ps + tally.idle_ps + (0 if pipelined else tally.waiting_ps - uncovered_ps),
         "data": data_ps,
     }
     return times_ps, tally
+
+
+def _beside(
+    spans: Sequence[Span], talking: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return when communication outside a joint pass goes on beside that inside, and when beside nothing at all.
+
+    A pass counts as busy from its start to its end, and what is inside it by itself.
+    """
+    twice, idle = [], []
+    known: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
+    for span in spans:
+        if not (isinstance(span.op, Block) and span.op.is_joint):
+            continue
+        first = max(0, bisect_right(talking, (span.start_ps, span.start_ps)) - 1)
+        last = bisect_left(talking, (span.end_ps, span.end_ps))
+        outside = [
+            (max(a, span.start_ps) - span.start_ps, min(b, span.end_ps) - span.start_ps) for a, b in talking[first:last]
+        ]
+        outside = [(a, b) for a, b in outside if a < b]
+        if not outside:
+            continue
+        if id(span.inner) not in known:
+            known[id(span.inner)] = _intervals(span.inner)
+        busy, inside = known[id(span.inner)]
+        left = subtract(outside, inside)
+        twice += [(a + span.start_ps, b + span.start_ps) for a, b in subtract(outside, left)]
+        idle += [(a + span.start_ps, b + span.start_ps) for a, b in subtract(left, busy)]
+    return twice, idle
 
 
 def exposed_by_axis(timeline: Timeline) -> dict[str, float]:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from simulator.engine.costs import Costs, Interference
-from simulator.engine.machine import run
+from simulator.engine.running import run
 
 __all__ = ["Costs", "Interference", "run"]

@@ -202,7 +202,7 @@ class Durations:
         key = tuple((id(part.block), part.kind, part.offset_ps, part.lead_ps) for part in parts)
         result = self._joint.get(key)
         if result is None:
-            firsts = self._distinct(parts)
+            firsts = self.distinct(parts)
             ran = sorted(set(firsts))
             found = self._run_jointly([parts[place] for place in ran])
             by_place = dict(zip(ran, found.results, strict=True))
@@ -210,7 +210,7 @@ class Durations:
             self._joint[key] = result
         return result
 
-    def _distinct(self, parts: Sequence[Part]) -> list[int]:
+    def distinct(self, parts: Sequence[Part]) -> list[int]:
         """Return, for each part, the first that does the same on the same kind of rank from the same time on: one stands for all."""
         firsts: list[int] = []
         by_start: dict[tuple[int, int, int], list[int]] = {}

@@ -10,26 +10,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from math import lcm
 
-from simulator.engine.circles import Circle, OutsideError, circles_of, put_off
+from simulator.engine.circles import Circle, OutsideError, put_off
 from simulator.engine.clock import Clock
-from simulator.engine.costs import Costs
-from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations, JointResult, Part, TouchedError
+from simulator.engine.durations import FAR_AHEAD_PS, Durations, Part, TouchedError
 from simulator.engine.interference import change_rate, slow_collectives
-from simulator.engine.lockstep import Turns
+from simulator.engine.lockstep import Pass, Turns
 from simulator.engine.state import Communication, Participants, RankState, Running, Stream
 from simulator.engine.steady import View, Watch, stops_host
 from simulator.network.base import NetworkModel, SeparableNetwork, StatefulNetwork
 from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, KernelRun
-from simulator.program.program import COMPUTE, HOST, Block, Program, RankProgram, Task
-from simulator.program.startable import check
-from simulator.program.stretch import insert_periods
-from simulator.timeline import Cycle, Span, Timeline
+from simulator.program.program import COMPUTE, HOST, Block, Program, Task
+from simulator.timeline import Cycle, Span
 from simulator.units import to_ps
-
-#: Periods that are written down when the steady state was not reached, per period that stood there
-GROWTH = 3
 
 
 class Machine:
@@ -46,6 +39,9 @@ class Machine:
         When the hosts begin to issue; the devices are ready at 0.
     clock : Clock, optional
         One that others run on, too; its own by default.
+    turns : Turns, optional
+        Says which passes of several ranks go on step by step among other traffic; by default none does, and each has its links
+        to itself.
     """
 
     def __init__(
@@ -57,7 +53,9 @@ class Machine:
         circles: Sequence[Circle] = (),
         host_start_ps: int = 0,
         clock: Clock | None = None,
+        turns: Turns | None = None,
     ) -> None:
+        self.turns = turns
         self.costs = durations.costs
         self.durations = durations
         self.network = network
@@ -269,6 +267,9 @@ class Machine:
             parts.append(
                 Part(running.span.op, rank.program.rank, rank.kind, running.since_ps - first_ps, running.left_ps)
             )
+        if self.turns is not None:
+            self._take_turns(participants, parts, first_ps)
+            return
         found = self.durations.joint(parts)
         for (rank, stream, running), part, result in zip(states, parts, found.results, strict=True):
             assert running is not None
@@ -290,6 +291,54 @@ class Machine:
         self.joint[circle] = [*still, (end_ps, found.links)]
         for communication in self.in_flight.values():
             self._check_links(self.costs.flow(communication.op).links, communication)
+
+    def _take_turns(self, participants: Participants, parts: Sequence[Part], first_ps: int) -> None:
+        """Begin a pass among other traffic.
+
+        Raises
+        ------
+        TouchedError
+            If its ranks are not in step, or a collective slows its compute down.
+        """
+        assert self.turns is not None
+        if not self.turns.are_taken(parts) or any(rank.collectives for rank, _ in participants):
+            raise TouchedError
+        one = self.turns.begin(parts, self.durations.distinct(parts), first_ps, self.durations)
+        for rank, _ in participants:
+            running = rank.running = rank.streams[COMPUTE].running
+            assert running is not None
+            running.turns, running.left_ps = one, 0  # the lead, until it began
+        self._go_on(one, participants)
+
+    def _go_on(self, one: Pass, participants: Participants) -> None:
+        """Let a pass compute up to its next collective, or to its end.
+
+        Raises
+        ------
+        TouchedError
+            If a part of it without communication has ended before the others began.
+        """
+        met = one.go_on()
+        for (rank, _), needed_ps in zip(participants, one.needed_ps(), strict=True):
+            self._tighten(rank, needed_ps)
+        if met is not None:
+            communication = Communication(met[0], participants, met[1])
+            if communication.start_ps > self.clock.now_ps:
+                self._begin_later(communication)
+            else:
+                self._begin(communication)
+            return
+        for (rank, _), result in zip(participants, one.results(), strict=True):
+            stream = rank.streams[COMPUTE]
+            running = stream.running
+            assert running is not None
+            if running.since_ps + result.duration_ps < self.clock.now_ps:
+                raise TouchedError
+            if result.trails:
+                self.trailing.add((rank.number, running.index))
+            running.turns, running.left_ps = None, result.duration_ps
+            running.span = running.span._replace(inner=result.spans)
+            self._schedule_end(rank, stream, running)
 
     def _check_links(self, links: tuple[int, ...], communication: Communication) -> None:
         own, now_ps = self._own_circle(links, communication), self.clock.now_ps
@@ -397,17 +446,39 @@ class Machine:
             self._check_passing(flow.links, participants)
         handle = self.network.start(flow, now_ps)
         self.in_flight[handle] = communication
-        if isinstance(op, Collective):
+        one = _pass_of(communication)
+        if one is not None:
+            self._begin_beside(one, handle, communication)
+        elif isinstance(op, Collective):
             factors = self.costs.interference(op)
             if factors != (1.0, 1.0):
                 for participant, _ in participants:
-                    if self.joint and _runs_jointly(participant):
+                    if (self.joint or self.turns) and _runs_jointly(participant):
                         raise TouchedError
                     participant.collectives[handle] = factors
                     self._change_rate(participant)
                     self._slow_collectives(participant)
                     self._look_again_when_computing(participant)
         self.set_alarm()
+
+    def _begin_beside(self, one: Pass, handle: int, communication: Communication) -> None:
+        """Let the ranks of a pass compute beside the collective that has begun, each slowing the other down."""
+        assert isinstance(communication.op, Collective)
+        factors = self.costs.interference(communication.op)
+        one.begin(self.clock.now_ps, factors.compute)
+        if factors.communication != 1.0:
+            self._look_beside(one, handle, communication)
+
+    def _look_beside(self, one: Pass, handle: int, communication: Communication) -> None:
+        """Slow a collective down as long as any rank of its pass computes."""
+        now_ps = self.clock.now_ps
+        if self.in_flight.get(handle) is communication:
+            assert isinstance(communication.op, Collective)
+            factor = self.costs.interference(communication.op).communication
+            self.network.set_slowdown(handle, factor if one.computes(now_ps) else 1.0, now_ps)
+            if one.change_ps is not None:
+                self.clock.call_at(one.change_ps, self._look_beside, one, handle, communication)
+            self.set_alarm()
 
     def set_alarm(self) -> None:
         """Ask the network again at its next completion."""
@@ -423,13 +494,19 @@ class Machine:
         now_ps = self.clock.now_ps
         done = self.network.advance(now_ps)
         communications = [self.in_flight.pop(handle) for handle in done]
-        for handle, (op, participants, start_ps) in zip(done, communications, strict=True):
-            for rank, index in participants:
+        for handle, communication in zip(done, communications, strict=True):
+            op, participants, start_ps = communication
+            for rank, index in participants if _pass_of(communication) is None else ():
                 task = rank.tasks[index]
                 self.spans.append(Span(op, rank.program.rank, task.stream, start_ps, now_ps, task.micro_batch))
                 if rank.collectives.pop(handle, None) is not None:
                     self._change_rate(rank)
         for communication in communications:
+            one = _pass_of(communication)
+            if one is not None:
+                one.meet(now_ps)
+                self._go_on(one, communication.participants)
+                continue
             for rank, index in communication.participants:
                 self.finish(rank, index, rank.streams[rank.tasks[index].stream], now_ps)
         self.set_alarm()
@@ -492,9 +569,12 @@ class Machine:
         assert isinstance(self.network, SeparableNetwork)
         now_ps = self.clock.now_ps
         calls: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
+        passes: set[Pass] = set()
         for number in self.circles[circle].numbers:
             rank = self.ranks[number]
             self.moved[number] = (len(self.spans), by_ps)
+            if rank.running is not None and rank.running.turns is not None:
+                passes.add(rank.running.turns)
             ending = {id(running) for running in put_off(rank, by_ps)}
             for stream in rank.streams.values():
                 running = stream.running
@@ -504,6 +584,8 @@ class Machine:
                 calls.append((now_ps + by_ps, rank.release_ticket, self._release_later, (rank, now_ps + by_ps)))
             if rank.collectives:
                 self._look_again_when_computing(rank)
+        for turns in passes:
+            turns.put_off(by_ps)
         for communication, ticket in list(self.beginning.values()):
             if self._concerns(circle, communication.participants):
                 del self.beginning[id(communication)]
@@ -516,7 +598,10 @@ class Machine:
                 self.arrived[key] = (participants, at_ps + by_ps)
         own = {handle: one for handle, one in self.in_flight.items() if self._concerns(circle, one.participants)}
         for handle, one in own.items():
-            self.in_flight[handle] = one._replace(start_ps=one.start_ps + by_ps)
+            later = self.in_flight[handle] = one._replace(start_ps=one.start_ps + by_ps)
+            inside = _pass_of(later)
+            if inside is not None and inside.change_ps is not None:
+                self.clock.call_at(inside.change_ps, self._look_beside, inside, handle, later)
         self.network.put_off(own, by_ps)
         self.joint[circle] = [(until_ps + by_ps, used) for until_ps, used in self.joint.get(circle, ())]
         self.passing.append((now_ps + by_ps, circle))
@@ -573,124 +658,14 @@ def _keys_across(program: Program, circle_of: Mapping[int, int]) -> Iterator[Has
                 yield key
 
 
+def _pass_of(communication: Communication) -> Pass | None:
+    """Return the pass that goes on when a collective has ended, if it is one within a pass."""
+    rank, index = communication.participants[0]
+    running = rank.running
+    return running.turns if running is not None and running.index == index else None
+
+
 def _runs_jointly(rank: RankState) -> bool:
     stream = rank.streams.get(COMPUTE)
     running = stream.running if stream is not None else None
     return running is not None and isinstance(running.span.op, Block) and running.span.op.is_joint
-
-
-def _result_of(machine: Machine, state: RankState, part: Part) -> BlockResult:
-    """Return one rank's part of a pass, relative to when that rank began."""
-    spans = tuple(
-        span._replace(start_ps=span.start_ps - part.offset_ps, end_ps=span.end_ps - part.offset_ps)
-        for span in machine.spans
-        if span.rank == part.rank
-    )
-    end_ps = max(span.end_ps for span in spans)
-    computed_ps = max((span.end_ps for span in spans if span.stream == COMPUTE), default=0)
-    issued_ps = state.host_ps - part.offset_ps
-    return BlockResult(end_ps, state.needed_ps + part.lead_ps, spans, issued_ps, trails=computed_ps < end_ps)
-
-
-def durations_of(
-    costs: Costs,
-    new_network: Callable[[], NetworkModel],
-    *,
-    detail: bool = False,
-    shared: frozenset[int] = frozenset(),
-) -> Durations:
-    """Return a memory of durations that computes blocks on networks of their own.
-
-    Parameters
-    ----------
-    shared : frozenset of int
-        Links that others load, too: a block that takes one of them is none.
-    """
-
-    def run_block(rank: int, block: Block, lead_ps: int) -> BlockResult:
-        inside = Program(ranks=(RankProgram(rank=rank, members=(rank,), tasks=block.tasks),))
-        machine = Machine(inside, durations, new_network(), host_start_ps=-lead_ps)
-        machine.touched = set() if shared else None
-        machine.execute()
-        if machine.touched and not shared.isdisjoint(machine.touched):
-            raise TouchedError
-        (state,) = machine.ranks
-        return BlockResult(machine.latest_ps, state.needed_ps + lead_ps, tuple(machine.spans), state.host_ps)
-
-    def run_jointly(parts: Sequence[Part]) -> JointResult:
-        if turns.are_taken(parts):
-            return turns.play(parts, durations)
-        ranks = [RankProgram(rank=part.rank, members=(part.rank,), tasks=part.block.tasks) for part in parts]
-        machine = Machine(Program(ranks=tuple(ranks)), durations, new_network())
-        machine.touched = set()
-        for state, part in zip(machine.ranks, parts, strict=True):
-            state.host_ps = part.offset_ps - part.lead_ps
-            machine.clock.call_at(part.offset_ps, machine.issue, state)
-        machine.clock.run()
-        assert machine.is_finished, "ranks of a pass post the same operations"
-        found = [_result_of(machine, state, part) for state, part in zip(machine.ranks, parts, strict=True)]
-        return JointResult(tuple(found), frozenset(machine.touched))
-
-    turns = Turns(costs, new_network)
-    durations = Durations(costs, run_block, run_jointly, detail=detail)
-    return durations
-
-
-def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel], *, detail: bool = False) -> Timeline:
-    """Run a program and return what happened when.
-
-    Parameters
-    ----------
-    program : Program
-        If it leaves out periods, as many are written down as it takes to see it in a steady state.
-    costs : Costs
-        Durations of kernels and loads of communication.
-    new_network : callable
-        Makes an idle network; blocks that nothing outside can touch run on networks of their own.
-    detail : bool
-        Whether spans carry what happened inside runs of kernels.
-
-    Returns
-    -------
-    Timeline
-        Spans in order of completion, all starting at or after 0.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If ranks wait for each other in a circle.
-    TouchedError
-        If a pass that several ranks run is not alone on what it uses.
-    """
-    durations = durations_of(costs, new_network, detail=detail)
-    network = new_network()
-    circles: Sequence[Circle] = ()
-    if program.n_omitted and isinstance(network, SeparableNetwork):
-        circles = circles_of(program, costs, network)
-    while True:
-        machine = Machine(program, durations, network, circles=circles)
-        network = new_network()
-        try:
-            machine.execute()
-        except OutsideError:
-            circles = ()
-            continue
-        if not machine.is_finished:
-            check(program)  # says who waits for whom
-            raise AssertionError("a program that passes the check always finishes")
-        n_omitted = program.n_omitted
-        n_periods = [watch.found.n_periods if watch.found else 0 for watch in machine.watches if not watch.grows]
-        n_left = n_omitted % lcm(*n_periods) if all(n_periods) else 0
-        if all(n_periods) and not n_left:
-            break
-        n_more = GROWTH * program.n_periods
-        program = insert_periods(program, n_left or (n_more if 3 * n_more < n_omitted else n_omitted))
-    cycle, cycles = machine.cycles(program.period_micro_batches)
-    return Timeline(
-        simulated=machine.recorded(),
-        members={rank.rank: rank.members for rank in program.ranks},
-        simulated_ps=machine.latest_ps,
-        n_events=machine.clock.n_events,
-        cycle=cycle,
-        cycles=cycles,
-    )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from simulator.engine.costs import Interference
 from simulator.engine.durations import FAR_AHEAD_PS
+from simulator.engine.lockstep import Pass
 from simulator.program.op import Collective, Transfer
 from simulator.program.program import RankProgram, Task
 from simulator.program.stretch import shifted
@@ -29,6 +30,8 @@ class Running:
         How often its end has been set; earlier calls are void.
     ticket : int
         Number of the call that ends it.
+    turns : Pass or None
+        The pass that it is a part of, while that goes on among other traffic.
     """
 
     __slots__ = (
@@ -42,6 +45,7 @@ class Running:
         "since_ps",
         "span",
         "ticket",
+        "turns",
     )
 
     def __init__(self, index: int, left_ps: int, since_ps: int, floor_ps: int, span: Span) -> None:
@@ -55,6 +59,7 @@ class Running:
         self.end_ps = 0
         self.idle_ps = 0
         self.span = span
+        self.turns: Pass | None = None
 
 
 class Stream:

@@ -221,10 +221,11 @@ def _reached(rank: RankState) -> int:
     return stream.queue[0] if stream is not None and stream.queue else len(rank.tasks)
 
 
-def _running_state(running: Running, position: int, floor_ps: int, now_ps: int) -> Hashable:
+def _running_state(running: Running, position: int, floor_ps: int, now_ps: int, *, with_hosts: bool = True) -> Hashable:
+    turns = None if running.turns is None else running.turns.state(now_ps, with_hosts=with_hosts)
     return (
         running.index - position, running.left_ps, running.rate, running.since_ps - now_ps, max(floor_ps - now_ps, 0),
-        running.end_ps - now_ps, running.span.start_ps - now_ps, running.span.host_wait_ps, running.span.inner,
+        running.end_ps - now_ps, running.span.start_ps - now_ps, running.span.host_wait_ps, running.span.inner, turns,
     )  # fmt: skip
 
 
@@ -259,7 +260,7 @@ def _free_state(rank: RankState, stretch: Stretch, position: int, now_ps: int) -
                 return None
             oldest = min(oldest, running.index)
             is_held = running.floor_ps > running.since_ps + running.left_ps
-            state = _running_state(running, position, running.floor_ps if is_held else now_ps, now_ps)
+            state = _running_state(running, position, running.floor_ps if is_held else now_ps, now_ps, with_hosts=False)
         head = stream.queue[0] if stream.queue else len(rank.tasks)
         oldest = min(oldest, head)
         streams.append((name, stream.busy, state, head - position if head < stretch.end else ("behind", head)))

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from simulator.engine.clock import Clock
 from simulator.engine.costs import Costs
 from simulator.engine.durations import Durations
-from simulator.engine.machine import Machine, durations_of
+from simulator.engine.machine import Machine
+from simulator.engine.running import durations_of
 from simulator.engine.state import RankState, Stream
 from simulator.network.base import Flow, NetworkModel
 from simulator.program.program import HOST, Program

@@ -235,6 +235,26 @@ def _members(colors: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(found) for found in by_color.values())
 
 
+def unfolded(classes: Classes, mesh: Mesh) -> Classes:
+    """Return the classes of which each has one rank, in the order of those that it is a part of."""
+    groups = [
+        ((axis, ()), group) for stage in range(mesh.plan.pp) for axis in PASS_AXES for group in mesh.groups(axis, stage)
+    ]
+    joined = _joined({rank: rank for rank in range(mesh.plan.gpus)}, groups)
+    parts = [
+        (rank, alike, passes)
+        for members, alike, passes in zip(classes.members, classes.in_step, classes.have_passes, strict=True)
+        for rank in members
+    ]
+    return replace(
+        classes,
+        members=tuple((rank,) for rank, _, _ in parts),
+        in_step=tuple(alike for _, alike, _ in parts),
+        have_passes=tuple(passes for _, _, passes in parts),
+        joined=tuple(joined[rank] for rank, _, _ in parts),
+    )
+
+
 def _joined(
     colors: Mapping[int, int], groups: Sequence[tuple[tuple[str, Hashable], tuple[int, ...]]]
 ) -> dict[int, int]:

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import Layer, Model
-from simulator.parallel.classes import Classes
+from simulator.parallel.classes import Classes, unfolded
 from simulator.parallel.data import DataParallel
 from simulator.parallel.loading import Loading
 from simulator.parallel.mesh import Communicators, Mesh
@@ -248,11 +248,12 @@ def lower(
     build = partial(build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks)
     if classes is None:
         classes = Classes.whole(tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
+    is_whole = unfold if whole is None else whole
     write = partial(
         _write_down, model, plan, mesh, placement, chunks, gpus_per_node=gpus_per_node, boundary_bytes=boundary_bytes,
-        classes=classes, unfold=unfold, jointly=jointly and not unfold, loading=loading, on_processors=on_processors,
+        whole=not unfold and not classes.is_split, classes=unfolded(classes, mesh) if unfold else classes,
+        jointly=jointly and not (unfold and is_whole), loading=loading, on_processors=on_processors,
     )  # fmt: skip
-    is_whole = unfold if whole is None else whole
     short = ShortTable(build(plan.n_micro_batches)) if is_whole else shorten(build, plan.pp, plan.n_micro_batches)
     program = write(short)
     if any(rank.stretch is None for rank in program.ranks) and short.n_omitted:
@@ -272,19 +273,17 @@ def _write_down(
     gpus_per_node: int,
     boundary_bytes: int,
     classes: Classes,
-    unfold: bool,
+    whole: bool,
     jointly: bool,
     loading: Loading | None,
     on_processors: bool,
 ) -> Program:
-    """Write down every rank's row of a table."""
-    whole = not unfold and not classes.is_split
+    """Write down every rank's row of a table, a class at a time; ``whole`` says that they are the stages."""
     parts = [
-        (part, alike, passes, joined if jointly and passes == "open" else None)
+        (members, alike, passes, joined if jointly and passes == "open" else None)
         for members, alike, passes, joined in zip(
             classes.members, classes.in_step, classes.have_passes, classes.joined, strict=True
         )
-        for part in ([(r,) for r in members] if unfold else [members])
     ]
     shards = plan.message_shards
     shared: dict[Hashable, StageLayers] = {}

@@ -1,4 +1,4 @@
-"""Passes in which ranks compute and meet in turns take what the engine finds event by event, and what is worked out by hand."""
+"""Passes whose ranks are in step take what the engine finds event by event, and what is worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from simulator.engine.costs import Interference
 from simulator.engine.durations import FAR_AHEAD_PS, Part
-from simulator.engine.lockstep import alternates
-from simulator.engine.machine import durations_of
+from simulator.engine.lockstep import is_in_step
+from simulator.engine.running import durations_of
 from simulator.network import NETWORKS, Flow
 from simulator.program.op import Collective, Kernel, KernelRun
 from simulator.program.program import Block, Task
@@ -47,11 +47,15 @@ def kernel(us):
     return Kernel(name="k", phase="forward", duration_s=us * 1e-6)
 
 
-def tasks_of(steps, n_ranks):
-    """A whole number is a kernel of so many microseconds, a tuple a run of them, minus n a collective of n bytes."""
+def tasks_of(steps, n_ranks, backs=()):
+    """A whole number is a kernel of so many microseconds, a tuple a run of them, minus n a collective of n bytes.
+
+    Each waits for the task that stands before it, or as many places further back as ``backs`` says, if there is one.
+    """
     tasks = []
     for position, step in enumerate(steps):
-        after = (position - 1,) if tasks else ()
+        whom = position - 1 - (backs[position] if backs else 0)
+        after = (whom,) if whom >= 0 else ()
         if isinstance(step, tuple):
             tasks.append(Task(KernelRun(name="run", phase="forward", kernels=tuple(map(kernel, step))), after=after))
         elif step > 0:
@@ -63,8 +67,8 @@ def tasks_of(steps, n_ranks):
     return tuple(tasks)
 
 
-def parts_of(steps, offsets_us, leads_us):
-    blocks = [Block(name="pass", tasks=tasks_of(steps, len(offsets_us)), is_joint=True) for _ in offsets_us]
+def parts_of(steps, offsets_us, leads_us, backs=()):
+    blocks = [Block(name="pass", tasks=tasks_of(steps, len(offsets_us), backs), is_joint=True) for _ in offsets_us]
     return [
         Part(block, rank, rank, offset * US, FAR_AHEAD_PS if lead is None else lead * US)
         for rank, (block, offset, lead) in enumerate(zip(blocks, offsets_us, leads_us, strict=True))
@@ -94,18 +98,19 @@ STEPS = st.lists(
 )
 
 
-@given(
-    STEPS, st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 30)), min_size=1, max_size=3), st.booleans()
-)
-@settings(max_examples=150, deadline=None)
-def test_in_turns_is_event_by_event(steps, starts, detail):
-    """The other way of the engine is taken where a pass does not alternate."""
+STARTS = st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 30)), min_size=1, max_size=3)
+
+
+@given(STEPS, STARTS, st.lists(st.integers(0, 3), min_size=7, max_size=7) | st.just([0] * 7), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_in_step_is_event_by_event(steps, starts, backs, detail):
+    """The other way of the engine is taken where ranks are not in step; kernels and collectives slow each other to a half."""
     offsets = [offset - min(offset for offset, _ in starts) for offset, _ in starts]
-    parts = parts_of(steps, offsets, [lead for _, lead in starts])
-    assert alternates([part.block for part in parts])
+    parts = parts_of(steps, offsets, [lead for _, lead in starts], backs)
+    assert is_in_step([part.block for part in parts])
     found = durations_of(Costs(), network, detail=detail).joint(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simulator.engine.lockstep.alternates", lambda blocks: False)
+        patch.setattr("simulator.engine.lockstep.is_in_step", lambda blocks: False)
         expected = durations_of(Costs(), network, detail=detail).joint(parts)
     assert found.links == expected.links
     for ours, theirs in zip(found.results, expected.results, strict=True):
@@ -113,14 +118,28 @@ def test_in_turns_is_event_by_event(steps, starts, detail):
         assert sorted(ours.spans, key=repr) == sorted(theirs.spans, key=repr)
 
 
-def test_what_does_not_alternate():
-    """Compute beside a collective, two streams of collectives, and ranks that do different things are for the clock."""
+@pytest.mark.parametrize(("factor", "ends_us"), [(1.0, (8, 9)), (0.5, (12, 13.5))])
+def test_a_kernel_beside_a_collective_by_hand(factor, ends_us):
+    """After a kernel of 3 us, 4 bytes take 1 + 4 us, beside a kernel of 6 us: until 8 and 9 where nothing slows the other down.
+
+    At half the speed each, the collective begins to move bytes at 4 and needs 8 us for them, until 12; in the 9 us since 3
+    the kernel has done 4.5 of its 6, and ends at 13.5.
+    """
+    costs = Costs()
+    costs.interference = lambda op: Interference(factor, factor)
+    (part,) = parts_of((3, -4, 6), (0,), (None,), (0, 0, 1))
+    (found,) = durations_of(costs, network).joint([part]).results
+    ends = {span.stream: span.end_ps for span in found.spans}
+    assert (ends["tp"], ends["compute"]) == tuple(us * US for us in ends_us)
+    assert found.duration_ps == ends_us[1] * US
+
+
+def test_what_is_not_in_step():
+    """Two streams of collectives, and ranks that do different things, are for the clock."""
     first = Block(name="pass", tasks=tasks_of((5, -4, 4), 2), is_joint=True)
-    assert alternates([first, first])
-    beside = Block(name="pass", tasks=(*first.tasks[:2], first.tasks[2]._replace(after=(0,))), is_joint=True)
-    assert not alternates([beside, beside])
+    assert is_in_step([first, first])
     other = Block(name="pass", tasks=(*first.tasks, Task(first.tasks[1].op, "cp", (2,), "other")), is_joint=True)
-    assert not alternates([other, other])
-    assert not alternates([first, Block(name="pass", tasks=first.tasks[:2], is_joint=True)])
+    assert not is_in_step([other, other])
+    assert not is_in_step([first, Block(name="pass", tasks=first.tasks[:2], is_joint=True)])
     keyless = Block(name="pass", tasks=(first.tasks[0], first.tasks[1]._replace(key=None)), is_joint=True)
-    assert not alternates([keyless, keyless])
+    assert not is_in_step([keyless, keyless])

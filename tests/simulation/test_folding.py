@@ -109,6 +109,28 @@ def test_every_rank_is_simulated_where_those_of_a_class_share_links_unequally(cl
     assert_equal(folded.timeline, simulated(plan, cluster=cluster, unfold=True), plan["gpus"])
 
 
+@pytest.mark.parametrize(
+    ("plan", "wrong"),
+    [
+        # two replicas of stages of three quarters of a node: messages between them share NICs with the reductions of layers
+        ({"gpus": 48, "tp": 6, "pp": 4, "dp": 2, "global_batch": 48}, NOTHING),
+        # gradients are summed beside the products of the weights; a slow GPU keeps its replica from the period of the other
+        (
+            {"gpus": 24, "tp": 6, "pp": 2, "dp": 2, "global_batch": 40, "framework": "megatron"},
+            Faults(slow_ranks=((3, 1.3),)),
+        ),
+    ],
+)
+def test_passes_among_other_traffic_are_what_their_layers_are(plan, wrong):
+    plan = {"micro_batch": 1, "sequence_length": 960, "framework": "megatron-core", "recompute": "full", **plan}
+    folded, unfolded = (answer(plan, wrong, cluster="selene", unfold=unfold) for unfold in (False, True))
+    assert folded.scenario.unfold, "the ranks of a class share links unequally"
+    assert folded.timeline.n_events < unfolded.timeline.n_events
+    assert_equal(folded.timeline, unfolded.timeline, plan["gpus"])
+    ours, theirs = folded.metrics.breakdown, unfolded.metrics.breakdown
+    assert all(ours[part] == pytest.approx(theirs[part], rel=1e-9, abs=1e-12) for part in ours)
+
+
 def test_a_slow_gpu_holds_everybody_up_by_no_more_than_its_own_delay():
     plan = {"gpus": 16, "tp": 4, "dp": 4, "micro_batch": 8, "global_batch": 32}
     healthy = simulated(plan, Faults(), unfold=False)
