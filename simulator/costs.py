@@ -94,16 +94,10 @@ class ModelCosts:
         )
         key = (op.phase, self.topology.device(rank).name, mode, n_pieces, is_call)
         if key not in self._issue_ps:
-            seconds = issue_s(
-                self.topology.device(rank),
-                mode,
-                op.phase,
-                n_pieces=n_pieces,
-                is_call=is_call,
-                is_quantised=self._is_quantised,
-                is_early=self.framework.has_early_modules(self.scenario.plan.release),
+            device = self.topology.device(rank)
+            self._issue_ps[key] = to_ps(
+                issue_s(device, mode, op.phase, n_pieces=n_pieces, is_call=is_call, is_quantised=self._is_quantised)
             )
-            self._issue_ps[key] = to_ps(seconds)
         return self._issue_ps[key] + (to_ps(op.host_s) if isinstance(op, Collective) else 0)
 
     def flow(self, op: Collective | Transfer) -> Flow:

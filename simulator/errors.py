@@ -1,8 +1,4 @@
-"""The exception family: every mistake a user can make raises one of these, never a bare traceback.
-
-Whatever reads a file, a name or a trace raises the error of its kind for all that is wrong with it; docstrings name errors where
-a caller handles them.
-"""
+"""The exception family: every mistake a user can make raises one of these, never a bare traceback."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from simulator.answer import Answer, figures_of
-from simulator.explore.full_answer import Document, Scaling, document
+from simulator.explore.answer_form import Document, Scaling
+from simulator.explore.full_answer import document
 from simulator.explore.trials import explain
 
 

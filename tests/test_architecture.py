@@ -129,6 +129,25 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "HEAVY []"
 
 
+def test_the_main_command_loads_no_importers():
+    """Nor what whole runs and neighbours are reckoned with: a run on a shipped cluster needs none of them."""
+    done = run_python(
+        "import sys\n"
+        "sys.argv = ['simulate', '--topology', 'bigred200', '--model', 'gpt2', '--gpus', '1', '--json']\n"
+        "from simulator.cli.main import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as stopped:\n"
+        "    assert not stopped.code, stopped.code\n"
+        "print('LOADED', sorted(name for name in sys.modules if name.startswith('simulator.')))\n"
+    )
+    loaded = ast.literal_eval(done.stdout.splitlines()[-1].removeprefix("LOADED "))
+    assert not {
+        "simulator.interop.megatron_flags", "simulator.interop.deepspeed", "simulator.interop.torchtitan", "simulator.interop.hf_config",
+        "simulator.explore.training_run", "simulator.explore.neighbours", "simulator.models.torch_module",
+    } & set(loaded)  # fmt: skip
+
+
 def test_everything_else_imports_without_torch():
     modules = [name for name in MODULES if not name.startswith(NEEDS_TORCH)]
     done = run_python(

@@ -6,11 +6,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simulator.cli.options import PLAIN_JSON, Text, Texts, option
+
+if TYPE_CHECKING:
+    from simulator.explore.named_settings import Sweep
 
 Jobs = Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)]
 Scheduler = Annotated[str, option("Dask scheduler that does the work: tcp://..., or a Slurm file.")]
@@ -38,11 +41,12 @@ def sweep(
     **scenario: Any,
 ) -> None:
     """Simulate every combination of some settings; interrupted and started again, it does only the rest."""
-    from simulator.cli.inputs import clusters_of, run_request, settings_of
+    from simulator.cli.inputs import clusters_of, settings_of
     from simulator.cli.shared import Progress, after_the_answer, keeping, progress_line, say_who_works
+    from simulator.cli.whole_run_flags import run_request
     from simulator.explore.evaluation import open_store
     from simulator.explore.named_settings import Sweep, merge_sweeps, parse_axes, read_sweep
-    from simulator.explore.sweeps import run_sweep, usable
+    from simulator.explore.sweeps import MOST_ROWS, run_sweep, usable
     from simulator.report.sweep_page import check_output, write_sweep
     from simulator.report.terminal import print_sweep
 
@@ -55,8 +59,11 @@ def sweep(
     check_output(formats, plot, out)
     say_who_works(scheduler)
     store = open_store(out)
+    workers: dict[str, Any] = {"request": request, "n_jobs": jobs, "scheduler": scheduler}
+    if given.n_points > MOST_ROWS:
+        return _stream(given, out, formats, plot, workers, is_json=json_output)
     with keeping(store, out), progress_line() as say:
-        result = run_sweep(given, store, request=request, n_jobs=jobs, scheduler=scheduler, observe=Progress(say).sweep)
+        result = run_sweep(given, store, observe=Progress(say).sweep, **workers)
     files = write_sweep(result, out, formats, plot)
     if json_output:
         print(json.dumps({**result.to_dict(), "files": [str(file) for file in files]}, allow_nan=False))
@@ -64,6 +71,33 @@ def sweep(
         print_sweep(result, files)
     with after_the_answer(is_json=json_output):
         usable(result)
+
+
+def _stream(asked: Sweep, out: str, formats: str, plot: str | None, workers: dict[str, Any], *, is_json: bool) -> None:
+    """Simulate a sweep whose rows go to tables alone, and print what became of it."""
+    from dataclasses import asdict
+
+    from simulator.cli.shared import Progress, after_the_answer, keeping, progress_line
+    from simulator.errors import ConfigError, InfeasiblePlanError
+    from simulator.explore.evaluation import open_store
+    from simulator.explore.sweeps import MOST_ROWS, stream_sweep
+    from simulator.report.sweep_page import NO_PLOT, names_of
+
+    if plot not in (None, NO_PLOT):
+        raise ConfigError(f"--plot shows at most {MOST_ROWS:,} rows", hint="leave it out, and plot what the tables say")
+    store = open_store(out)
+    with keeping(store, out), progress_line() as say:
+        counts, parts = stream_sweep(asked, store, out, names_of(formats), observe=Progress(say).sweep, **workers)
+    if is_json:
+        print(json.dumps({**asdict(counts), "files": list(map(str, parts))}))
+    else:
+        done = f"{counts.n_computed} simulated, {counts.n_stored} from the store, {counts.n_failed} failed"
+        print(f"{counts.n_rows} rows: {done}; {len(parts)} files in {parts[0].parent}")
+    with after_the_answer(is_json=is_json):
+        if counts.n_failed == counts.n_rows:
+            raise InfeasiblePlanError(
+                f"none of {counts.n_rows} scenarios can run", hint="the tables have the reason of each"
+            )
 
 
 def search(
@@ -88,8 +122,9 @@ def search(
     **scenario: Any,
 ) -> None:
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
-    from simulator.cli.inputs import clusters_of, run_request, settings_of
+    from simulator.cli.inputs import clusters_of, settings_of
     from simulator.cli.shared import Progress, keeping, progress_line, say_who_works
+    from simulator.cli.whole_run_flags import run_request
     from simulator.explore.best_plans import describe
     from simulator.explore.energy import price_of
     from simulator.explore.evaluation import open_store
@@ -205,8 +240,9 @@ def requirements(
     **scenario: Any,
 ) -> None:
     """Find the least bandwidth between nodes, and the largest latency, with which a plan scales to so many GPUs."""
-    from simulator.cli.inputs import run_request, settings_of
+    from simulator.cli.inputs import settings_of
     from simulator.cli.shared import progress_line
+    from simulator.cli.whole_run_flags import run_request
     from simulator.explore.named_settings import scenario_of
     from simulator.explore.network_needs import requirements as solve
     from simulator.report.network_charts import requirements_page

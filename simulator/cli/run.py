@@ -9,18 +9,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulator.answer import Result, memory_over_time
-from simulator.cli.inputs import clusters_of, recorded_module, run_request, settings_of, write_notes, write_warnings
-from simulator.cli.shared import after_the_answer, progress_line
+from simulator.cli.inputs import clusters_of, recorded_module, settings_of, write_notes, write_warnings
+from simulator.cli.shared import RUN_OPTIONS, after_the_answer, progress_line
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.full_answer import Document, Extras, Scaling, document, simulate_counts
+from simulator.explore.full_answer import document, simulate_counts
 from simulator.explore.named_settings import given_in
-from simulator.explore.training_run import RunRequest
 from simulator.faults import Faults
 from simulator.plan.published import published_settings
 
 if TYPE_CHECKING:
+    from simulator.explore.answer_form import Document, Extras, Scaling
     from simulator.explore.nearby_answers import NearbyAnswer
     from simulator.explore.network_trouble import Trouble
+    from simulator.explore.training_run import RunRequest
 
 
 def run_main(options: dict[str, Any]) -> None:
@@ -29,8 +30,7 @@ def run_main(options: dict[str, Any]) -> None:
     write_notes(options, said)
     if options["reroute_time"] is not None and not options["flapping"]:
         write_warnings(["--reroute-time has no effect without --flapping"], said=said)
-    asked = run_request(options, said)
-    request = asked if asked.has_length else None
+    request = _request(options, said)
     settings, counts = settings_of(options)
     if clusters := clusters_of(settings):
         return _run_clusters(options, settings, counts, clusters)
@@ -70,6 +70,16 @@ def run_main(options: dict[str, Any]) -> None:
             )
 
 
+def _request(options: dict[str, Any], said: set[str]) -> RunRequest | None:
+    """Return what is asked about a whole run, if anything is; what reads it is loaded only then."""
+    if all(options[name] in (None, False) for name in RUN_OPTIONS):
+        return None
+    from simulator.cli.whole_run_flags import run_request
+
+    asked = run_request(options, said)
+    return asked if asked.has_length else None
+
+
 #: flags that several clusters side by side do not take
 _OF_ONE_ANSWER = (
     *("explain", "trace", "memory_trace", "neighbours", "module", "with_", "placement", "nodes_free", "local_steps"),
@@ -82,6 +92,7 @@ def _run_clusters(
 ) -> None:
     """Simulate the same on several clusters: a sweep of which nothing is kept, the cheapest first."""
     from simulator.cli.shared import Progress
+    from simulator.cli.whole_run_flags import run_request
     from simulator.explore.named_settings import Sweep
     from simulator.explore.sweeps import run_sweep, usable
     from simulator.report.sweep_page import sweep_page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import shutil
 import sys
 import textwrap
@@ -103,10 +104,14 @@ def keeping(store: Store | None, folder: str | None) -> Iterator[None]:
 
 
 def say_who_works(scheduler: str) -> None:
-    """Say on standard error that jobs are submitted, since they may wait in Slurm's queue for long."""
+    """Say on standard error that jobs are submitted, since they may wait in Slurm's queue for long, and where to watch them."""
     from simulator.explore.evaluation import check_scheduler
 
     check_scheduler(scheduler)
+    if scheduler:
+        log = logging.getLogger("simulator")
+        log.setLevel(logging.INFO)
+        log.addHandler(logging.StreamHandler())  # on standard error
     if scheduler and "://" not in scheduler:
         print(f"submitting the jobs of {scheduler}; squeue shows them, Ctrl-C cancels them", file=sys.stderr)
 

@@ -55,13 +55,22 @@ Power = Annotated[float, BeforeValidator(partial(_quantity, "power")), _schema("
 
 
 class Spec(BaseModel):
-    """Base of everything that is read from a file: frozen, and an unknown key is an error."""
+    """Base of everything that is read from a file: frozen, and an unknown key is an error.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    What checks a file is built when the first of its kind is read: most of them never are.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def load_spec(path: str | Path, model: type[SpecT]) -> SpecT:
-    """Read a file into a spec."""
+    """Read a file into a spec.
+
+    Raises
+    ------
+    ConfigError
+        With all faults of the file at once.
+    """
     data, locator = load_yaml(path)
     return validate(data, model, locator)
 

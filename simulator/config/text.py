@@ -116,6 +116,10 @@ class Locator:
                     self.duplicates.append((child, self._place(key_node)))
                 self._keys[child] = self._place(key_node)
                 self._visit(value_node, child)
+                if (
+                    value_node.start_mark.index == value_node.end_mark.index
+                ):  # a value left out is found behind the next line
+                    self._values[child] = self._keys[child]
         elif isinstance(node, SequenceNode):
             for index, item in enumerate(node.value):
                 self._visit(item, (*path, index))
@@ -179,7 +183,13 @@ def read_text(path: str | Path) -> str:
 
 
 def load_yaml(path: str | Path) -> tuple[Any, Locator]:
-    """Read a YAML (1.2) or JSON file as plain data, with the finder of positions."""
+    """Read a YAML (1.2) or JSON file as plain data, with the finder of positions.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, is not well-formed, or has a key twice in one mapping.
+    """
     return parse_yaml(read_text(path), str(path), as_json=str(path).endswith(".json"))
 
 

@@ -82,7 +82,7 @@ def plain_kind(plan: ParallelPlan) -> str | None:
     return next((label for label, sharding in PLAIN.items() if plan.sharding == sharding), None)
 
 
-#: plans in work at a time, per worker
+#: plans in work at a time, per worker where there are several: one that waits for work takes a plan ahead of its turn
 BATCH_PER_WORKER = 3
 #: the Pareto front is looked for among plans at most so many times as slow as the best, beyond which few would go to save memory
 FRONT_SLOWDOWN = 1.25
@@ -330,7 +330,7 @@ class _Run:
         layouts = dict(enumerate(self.layouts))
         frontier = Frontier(layouts, (self.bounds.quick_s, self.bounds.full_s, self.bounds.run_s))
         board = Board(top)
-        n_taken = BATCH_PER_WORKER * self.pool.n_workers
+        n_taken = self._n_at_once()
         while batch := frontier.take(n_taken, lambda index: board.limit_s(self.layouts[index].plan)):
             for index in self._simulate(dict(batch)):
                 if index in self.found:
@@ -338,6 +338,10 @@ class _Run:
             if observe is not None:
                 best_s = min(board.best_s, default=float("inf"))
                 observe(n_simulated=len(self.found), n_left=len(frontier.heap), best_s=best_s)
+
+    def _n_at_once(self) -> int:
+        """Return how many plans to begin together: alone, none before its turn has come."""
+        return 1 if self.pool.n_workers == 1 else BATCH_PER_WORKER * self.pool.n_workers
 
     def needed(self, top: int) -> set[int]:
         """Return which plans of those simulated may be among the best, seen from the end: workers took others, too."""
@@ -387,7 +391,7 @@ class _Run:
         def least(_: int = 0) -> float:
             return min((energy.joules(one.answer) for one in self.found.values()), default=float("inf"))
 
-        while batch := frontier.take(BATCH_PER_WORKER * self.pool.n_workers, least):
+        while batch := frontier.take(self._n_at_once(), least):
             for _ in self._simulate({index: self.bounds.full_s(self.layouts[index]) for index, _ in batch}):
                 pass
             if observe is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from simulator.scenario import Scenario
 from simulator.simulation import simulate
 
 Record = dict[str, Any]
+_LOG = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=256)  # one cluster stands in most scenarios of a sweep; a changed file has another time stamp
@@ -257,6 +259,7 @@ def _dask(scheduler: str) -> Iterator[dict[str, Any]]:
             client = _connect(cluster)
             stack.callback(client.close)
             _wait(client, None, "")
+        _LOG.info("the Dask scheduler's dashboard: %s", client.dashboard_link)
         stack.enter_context(joblib.parallel_config(backend="dask", client=client, pure=False))
         yield {"n_jobs": -1}
 

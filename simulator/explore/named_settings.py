@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 
 from simulator.config import did_you_mean, load_yaml
 from simulator.errors import ConfigError, SimulatorError
-from simulator.explore.presets import read_preset
 from simulator.interop import open_topology
 from simulator.interop.plan_files import PLAN_FILES, needs_ranks, plan_settings
 from simulator.plan import SETTINGS, ParallelPlan, declared, setting_named
@@ -50,7 +50,13 @@ def canonical_name(name: str) -> str:
 
 
 def convert(name: str, value: object) -> Any:
-    """Return a value in the type of its setting."""
+    """Return a value in the type of its setting.
+
+    Raises
+    ------
+    ConfigError
+        If the value is not of that type, or not one of the known words.
+    """
     one = SETTINGS.get(name) or SCENARIO_SETTINGS.get(name)
     return one.parse(value) if one is not None else str(value)
 
@@ -98,6 +104,8 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not files:
         return own
     if "preset" in files:
+        from simulator.explore.presets import read_preset
+
         said = read_preset(files.pop("preset")).settings
         started = {(key := canonical_name(name)): convert(key, value) for name, value in said.items()}
         return started | with_files({**_machine_and_model(started), **own, **files})
@@ -131,6 +139,11 @@ class Sweep:
     base: dict[str, Any] = field(default_factory=dict)
     #: Tuples of values by canonical name; every combination is a scenario.
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def n_points(self) -> int:
+        """Combinations of all axes."""
+        return math.prod(map(len, self.axes.values()))
 
     def points(self) -> Iterator[Point]:
         """Yield every combination, the last axis fastest."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from simulator.answer import Result
 from simulator.errors import InfeasiblePlanError
+from simulator.explore.answer_form import WayOut
 from simulator.explore.bounds import Bounds
 from simulator.explore.energy import Price, price_of, training_of
-from simulator.explore.full_answer import WayOut
 from simulator.explore.neighbourhood import Neighbour, Site, neighbours
 from simulator.explore.trials import Trials
 from simulator.memory import MemoryReport

@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Required
+from typing import Any, Protocol, Required, get_args, get_type_hints
 
 from simulator.analysis.metrics import Breakdown
 from simulator.answer import Figures, figures_of
 from simulator.config import cell, did_you_mean, notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.evaluation import Pool, Record, Store, Work, compute, evaluate, failure, look_up
+from simulator.explore.evaluation import LookUp, Pool, Record, Store, Work, compute, evaluate, failure, look_up
 from simulator.explore.named_settings import Point, Sweep
 from simulator.explore.spending import Spending, spending
 from simulator.explore.training_run import RunRequest
@@ -118,28 +120,135 @@ def run_sweep(
         Address of a Dask scheduler instead.
     work : callable
         What is done with a scenario.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing to sweep, or the workers cannot be reached.
     """
+    rows: list[dict[str, Any]] = []
+    counts = _simulated(
+        sweep, store, rows.extend, request=request, n_jobs=n_jobs, scheduler=scheduler, observe=observe,
+        work=work, n_together=max(1, sweep.n_points),
+    )  # fmt: skip
+    return SweepResult(sweep=sweep, rows=rows, n_computed=counts.n_computed, n_stored=counts.n_stored)
+
+
+#: rows of a sweep that are worked on together where its tables are written piece by piece
+TOGETHER = 2_000
+#: rows beyond which they are: a page of more shows nothing
+MOST_ROWS = 10_000
+
+
+@dataclass(slots=True)
+class Counts:
+    """How far a sweep is: rows that are done, and scenarios that were simulated, taken from the store, and failed."""
+
+    n_rows: int = 0
+    n_computed: int = 0
+    n_stored: int = 0
+    n_failed: int = 0  #: Rows without an answer that can be used.
+
+
+def stream_sweep(
+    sweep: Sweep,
+    store: Store,
+    folder: str | Path,
+    formats: Sequence[str],
+    *,
+    request: RunRequest = RunRequest(),  # noqa: B008 - frozen
+    n_jobs: int = 0,
+    scheduler: str = "",
+    observe: Observer | None = None,
+    work: Work = evaluate,
+    n_together: int = TOGETHER,
+) -> tuple[Counts, list[Path]]:
+    """Simulate a sweep of any size; no more than ``n_together`` of its rows are in memory.
+
+    Rows are written piece by piece, in the order of the axes and all with the same columns, as ``part-00000.parquet`` and so on
+    in the folder ``sweep`` of ``folder``: pandas, Dask and others read such a folder as one table. Whatever ends it early, the
+    next call takes from the store what is there, does the rest, and writes the same parts.
+    """
+    check_formats(formats)
+    parts = Path(folder) / "sweep"
+    parts.mkdir(parents=True, exist_ok=True)
+    for old in parts.glob("part-*"):
+        old.unlink()
+    kinds = column_kinds(sweep.axes)
+    files: list[Path] = []
+
+    def keep(piece: Rows) -> None:
+        files.extend(write_rows(piece, parts, f"part-{len(files) // len(formats):05}", formats, kinds))
+
+    counts = _simulated(
+        sweep, store, keep, request=request, n_jobs=n_jobs, scheduler=scheduler, observe=observe, work=work,
+        n_together=n_together,
+    )  # fmt: skip
+    return counts, files
+
+
+def _simulated(
+    sweep: Sweep,
+    store: Store | None,
+    keep: Callable[[Rows], None],
+    *,
+    request: RunRequest,
+    n_jobs: int,
+    scheduler: str,
+    observe: Observer | None,
+    work: Work,
+    n_together: int,
+) -> Counts:
+    """Simulate a sweep, so many rows at a time, and hand them on in the order of the axes."""
     if not sweep.axes:
         raise ConfigError("there is nothing to sweep", hint="--axis gpus=1,2,4,8, or --spec sweep.yaml")
-    points = list(sweep.points())
-    asked = [(index, point.scenario) for index, point in enumerate(points) if point.scenario is not None]
-    found = look_up([scenario for _, scenario in asked], store)
-    records = {asked[position][0]: record for positions, record in found.known for position in positions}
-    n_stored, n_failed = len(found.known), sum(record["status"] != "ok" for _, record in found.known)
+    counts, points = Counts(), sweep.points()
+    with ExitStack() as stack:
+        pool: Pool | None = None
+        while piece := list(itertools.islice(points, n_together)):
+            found = look_up([point.scenario for point in piece if point.scenario is not None], store)
+            n_later = sweep.n_points - counts.n_rows - len(piece)
+            if found.pending and pool is None:
+                is_one = len(found.pending) == 1 and not n_later
+                pool = stack.enter_context(Pool(n_jobs=1 if is_one else n_jobs, scheduler=scheduler))
+            answers = compute(found.pending, store, pool, work=work) if pool is not None else ()
+            keep(_rows_of(piece, found, answers, request, counts, observe, n_later))
+    return counts
 
-    def tell(n_done: int) -> None:
+
+def _rows_of(
+    points: Sequence[Point],
+    found: LookUp,
+    answers: Iterable[tuple[list[int], Record]],
+    request: RunRequest,
+    counts: Counts,
+    observe: Observer | None,
+    n_later: int,
+) -> list[dict[str, Any]]:
+    """Return the rows of some points; each answer is made a row when it arrives."""
+    asked = [index for index, point in enumerate(points) if point.scenario is not None]
+    rows = {index: _row(point, _failed(point), request) for index, point in enumerate(points) if point.scenario is None}
+    n_before, n_done = counts.n_computed, 0
+    counts.n_stored += len(found.known)
+    n_failed = counts.n_failed + sum(record["status"] != "ok" for _, record in found.known)
+    n_total = n_before + counts.n_stored + len(found.pending) + n_later
+
+    def tell() -> None:
         if observe is not None:
-            observe(n_done=n_done, n_failed=n_failed, n_stored=n_stored, n_total=n_stored + len(found.pending))
+            observe(n_done=n_before + n_done, n_failed=n_failed, n_stored=counts.n_stored, n_total=n_total)
 
-    tell(0)
-    if found.pending:
-        with Pool(n_jobs=n_jobs if len(found.pending) > 1 else 1, scheduler=scheduler) as pool:
-            for n_done, (positions, record) in enumerate(compute(found.pending, store, pool, work=work), start=1):
-                records |= {asked[position][0]: record for position in positions}
-                n_failed += record["status"] != "ok"
-                tell(n_done)
-    rows = [_row(point, records.get(index) or _failed(point), request) for index, point in enumerate(points)]
-    return SweepResult(sweep=sweep, rows=rows, n_computed=len(found.pending), n_stored=n_stored)
+    tell()
+    for positions, record in found.known:
+        rows |= {asked[position]: _row(points[asked[position]], record, request) for position in positions}
+    for positions, record in answers:
+        n_done += 1
+        rows |= {asked[position]: _row(points[asked[position]], record, request) for position in positions}
+        n_failed += record["status"] != "ok"
+        tell()
+    counts.n_computed += len(found.pending)
+    counts.n_rows += len(points)
+    counts.n_failed += sum(row["status"] != "ok" for row in rows.values())
+    return [rows[index] for index in range(len(points))]
 
 
 def _failed(point: Point) -> Record:
@@ -180,24 +289,43 @@ def usable(result: SweepResult) -> None:
 Rows = Sequence[dict[str, Any]]
 
 
+#: the type of each column's values, by its name
+Kinds = Mapping[str, type]
+
+
 def columns_of(rows: Rows) -> list[str]:
     """Return the names of all columns, in the order in which rows first have them."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _csv(rows: Rows) -> bytes:
+def column_kinds(axes: Mapping[str, Sequence[Any]]) -> dict[str, type]:
+    """Return every column that a row of such a sweep may have, with the type of its values; text where they are mixed."""
+    kinds = {name: _kind(values) for name, values in axes.items()}
+    figures = get_type_hints(SweepRow)
+    for name in ("status", "reason", *RESOLVED, *figures):
+        hint = figures[name]
+        kinds.setdefault(name, next(one for one in get_args(hint) or (hint,) if one is not type(None)))
+    return kinds
+
+
+def _kind(values: Iterable[Any]) -> type:
+    kinds = {type(value) for value in values if value is not None}
+    return float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else str
+
+
+def _csv(rows: Rows, kinds: Kinds | None = None) -> bytes:
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns_of(rows), lineterminator="\n")
+    writer = csv.DictWriter(text, list(kinds) if kinds else columns_of(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue().encode()
 
 
-def _json_lines(rows: Rows) -> bytes:
+def _json_lines(rows: Rows, _: Kinds | None = None) -> bytes:
     return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
 
 
-def _parquet(rows: Rows) -> bytes:
+def _parquet(rows: Rows, kinds: Kinds | None = None) -> bytes:
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigError(
             "Parquet needs the package 'pyarrow', which is not installed",
@@ -206,20 +334,27 @@ def _parquet(rows: Rows) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.table({name: _column([row.get(name) for row in rows]) for name in columns_of(rows)})
+    columns = {name: [row.get(name) for row in rows] for name in kinds or columns_of(rows)}
+    types = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+    known = {name: types.get(kind, pa.string()) for name, kind in (kinds or {}).items()}
+    arrays = {
+        name: pa.array(_column(values, known.get(name) == pa.string()), known.get(name))
+        for name, values in columns.items()
+    }
     sink = io.BytesIO()
-    pq.write_table(table, sink)
+    pq.write_table(pa.table(arrays), sink)
     return sink.getvalue()
 
 
-def _column(values: list[Any]) -> list[Any]:
+def _column(values: list[Any], is_text: bool = False) -> list[Any]:
     """Give a column one type: text where it mixes text with anything else."""
     kinds = {type(value) for value in values if value is not None}
-    return values if len(kinds) <= 1 or kinds == {int, float} else [v if v is None else str(v) for v in values]
+    is_uniform = not is_text and (len(kinds) <= 1 or kinds == {int, float})
+    return values if is_uniform else [v if v is None else str(v) for v in values]
 
 
 #: format -> (file ending, writer)
-FORMATS: dict[str, tuple[str, Callable[[Rows], bytes]]] = {
+FORMATS: dict[str, tuple[str, Callable[[Rows, Kinds | None], bytes]]] = {
     "csv": (".csv", _csv),
     "jsonl": (".jsonl", _json_lines),
     "parquet": (".parquet", _parquet),
@@ -233,18 +368,23 @@ def check_formats(names: Sequence[str]) -> None:
             raise ConfigError(
                 f"there is no format '{name}'.{did_you_mean(name, FORMATS)}", hint=f"one of {', '.join(FORMATS)}"
             )
-        FORMATS[name][1]([])
+        FORMATS[name][1]([], None)
 
 
-def write_rows(rows: Rows, folder: str | Path, stem: str, formats: Sequence[str]) -> list[Path]:
-    """Write rows in several formats; each file is replaced as a whole."""
+def write_rows(
+    rows: Rows, folder: str | Path, stem: str, formats: Sequence[str], kinds: Kinds | None = None
+) -> list[Path]:
+    """Write rows in several formats; each file is replaced as a whole.
+
+    With ``kinds`` a table has these columns in these types, whatever its rows hold.
+    """
     check_formats(formats)
     written = []
     for name in formats:
         ending, write = FORMATS[name]
         path = Path(folder) / f"{stem}{ending}"
         partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        partial.write_bytes(write(rows))
+        partial.write_bytes(write(rows, kinds))
         os.replace(partial, path)
         written.append(path)
     return written

@@ -7,82 +7,97 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from simulator.config import did_you_mean, load_yaml, read_text, resolve_name
+from simulator.config import data_folders, did_you_mean, load_yaml, read_text, resolve_name
 from simulator.errors import ConfigError
-from simulator.interop.accelerate import ACCELERATE
-from simulator.interop.astra_network import ASTRA_NETWORK
-from simulator.interop.bandwidth_log import BANDWIDTH_LOG
-from simulator.interop.cluster import ImportedCluster
-from simulator.interop.deepspeed import DEEPSPEED
-from simulator.interop.format import Format, Imported
-from simulator.interop.hf_config import HF_CONFIG, config_of, import_hf_config
-from simulator.interop.hub import PREFIX, import_hub_model
-from simulator.interop.ib_fabric import IB_FABRIC
-from simulator.interop.infragraph import INFRAGRAPH
-from simulator.interop.kubernetes import KUBERNETES
-from simulator.interop.llm_foundry import LLM_FOUNDRY
-from simulator.interop.lstopo import LSTOPO
-from simulator.interop.megatron_flags import MEGATRON
-from simulator.interop.nanotron import NANOTRON
-from simulator.interop.nccl_tests import NCCL_TESTS, CollectiveTable
-from simulator.interop.nccl_topo import NCCL_TOPO
-from simulator.interop.nemo import NEMO
-from simulator.interop.node_link import NODE_LINK
-from simulator.interop.nvidia_smi import NVIDIA_SMI
-from simulator.interop.nvml import NVML
-from simulator.interop.olmo_core import OLMO_CORE
-from simulator.interop.rocm_smi import ROCM_SMI
-from simulator.interop.slurm_topology import SLURM
-from simulator.interop.smi_inventory import SMI_INVENTORY
-from simulator.interop.torchtitan import TORCHTITAN
-from simulator.interop.torchtune import TORCHTUNE
-from simulator.interop.trainer import TRAINER
-from simulator.interop.training_log import TRAINING_LOG, TrainingLog
-from simulator.interop.weights import GGUF, SAFETENSORS, binary_kind
+from simulator.interop.format import HUB, Format, Imported
 from simulator.models.catalog import CATALOG, find_spec
 from simulator.models.spec import ModelSpec
 from simulator.topology import Topology, load_topology
 
+if TYPE_CHECKING:
+    from simulator.interop.cluster import ImportedCluster
+    from simulator.interop.nccl_tests import CollectiveTable
+    from simulator.interop.training_log import TrainingLog
+
+
+class Formats(MutableMapping[str, Format]):
+    """Formats by name, each loaded when it is first looked at: most runs read no file of another tool.
+
+    Parameters
+    ----------
+    places : mapping
+        For each name a module of this package and the format in it, as ``module.NAME``.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._found: dict[str, Format | str] = dict(places)
+
+    def __getitem__(self, name: str) -> Format:
+        found = self._found[name]
+        if isinstance(found, str):
+            module, _, attribute = found.partition(".")
+            found = self._found[name] = getattr(import_module(f"{__name__}.{module}"), attribute)
+        assert isinstance(found, Format)
+        return found
+
+    def __setitem__(self, name: str, one: Format) -> None:
+        self._found[name] = one
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 #: name -> format
-FORMATS: dict[str, Format] = {
-    "hf-config": HF_CONFIG,
-    "safetensors": SAFETENSORS,
-    "gguf": GGUF,
-    "megatron": MEGATRON,
-    "nemo": NEMO,
-    "deepspeed": DEEPSPEED,
-    "torchtitan": TORCHTITAN,
-    "accelerate": ACCELERATE,
-    "trainer": TRAINER,
-    "torchtune": TORCHTUNE,
-    "llm-foundry": LLM_FOUNDRY,
-    "nanotron": NANOTRON,
-    "olmo-core": OLMO_CORE,
-    "nccl-topo": NCCL_TOPO,
-    "nvidia-smi": NVIDIA_SMI,
-    "nvidia-smi-xml": SMI_INVENTORY,
-    "rocm-smi": ROCM_SMI,
-    "slurm": SLURM,
-    "ib-fabric": IB_FABRIC,
-    "kubernetes": KUBERNETES,
-    "lstopo": LSTOPO,
-    "node-link": NODE_LINK,
-    "infragraph": INFRAGRAPH,
-    "astra-network": ASTRA_NETWORK,
-    "nvml": NVML,
-    "nccl-tests": NCCL_TESTS,
-    "bandwidth-log": BANDWIDTH_LOG,
-    "training-log": TRAINING_LOG,
-}
+FORMATS = Formats(
+    {
+        "hf-config": "hf_config.HF_CONFIG",
+        "safetensors": "weights.SAFETENSORS",
+        "gguf": "weights.GGUF",
+        "megatron": "megatron_flags.MEGATRON",
+        "nemo": "nemo.NEMO",
+        "deepspeed": "deepspeed.DEEPSPEED",
+        "torchtitan": "torchtitan.TORCHTITAN",
+        "accelerate": "accelerate.ACCELERATE",
+        "trainer": "trainer.TRAINER",
+        "torchtune": "torchtune.TORCHTUNE",
+        "llm-foundry": "llm_foundry.LLM_FOUNDRY",
+        "nanotron": "nanotron.NANOTRON",
+        "olmo-core": "olmo_core.OLMO_CORE",
+        "nccl-topo": "nccl_topo.NCCL_TOPO",
+        "nvidia-smi": "nvidia_smi.NVIDIA_SMI",
+        "nvidia-smi-xml": "smi_inventory.SMI_INVENTORY",
+        "rocm-smi": "rocm_smi.ROCM_SMI",
+        "slurm": "slurm_topology.SLURM",
+        "ib-fabric": "ib_fabric.IB_FABRIC",
+        "kubernetes": "kubernetes.KUBERNETES",
+        "lstopo": "lstopo.LSTOPO",
+        "node-link": "node_link.NODE_LINK",
+        "infragraph": "infragraph.INFRAGRAPH",
+        "astra-network": "astra_network.ASTRA_NETWORK",
+        "nvml": "nvml.NVML",
+        "nccl-tests": "nccl_tests.NCCL_TESTS",
+        "bandwidth-log": "bandwidth_log.BANDWIDTH_LOG",
+        "training-log": "training_log.TRAINING_LOG",
+    }
+)
 _SETTINGS = ("model", "plan", "plan and model")
 
 
 def recognise(path: str | Path, gives: tuple[str, ...] = ()) -> list[str]:
     """Return the names of the formats that a file's content speaks for; only of those that give one of these, if any."""
+    from simulator.interop.weights import binary_kind
+
     binary = binary_kind(path)
     if binary:
         return [binary] if not gives or FORMATS[binary].gives in gives else []
@@ -110,6 +125,11 @@ def import_any(
         What ``simulate import`` takes; None where not given.
     gives : tuple of str
         Only formats that give one of these; any unless named.
+
+    Raises
+    ------
+    ConfigError
+        If the format is unknown, cannot be told, or takes no such option, or the file has faults.
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
     kind = _known(kind or _kind_of(Path(path), gives), gives)
@@ -135,6 +155,8 @@ def _flag(name: str) -> str:
 
 def _kind_of(path: Path, gives: tuple[str, ...]) -> str:
     if path.is_dir():
+        from simulator.interop.hf_config import config_of
+
         if config_of(path).is_file():
             return "hf-config"
         raise ConfigError(f"{path} is a folder without a config.json", hint="name the file itself")
@@ -210,9 +232,17 @@ def load_model(name_or_path: str) -> ModelSpec:
 
 
 def import_model(name_or_path: str) -> Imported | None:
-    """Return a model that is not of the catalogue, with the account of its file; None for a catalogue name."""
-    if name_or_path.startswith(PREFIX):
-        return import_hub_model(name_or_path.removeprefix(PREFIX))
+    """Return a model that is not of the catalogue, with the account of its file; None for a catalogue name.
+
+    Raises
+    ------
+    ConfigError
+        If the file does not exist, or cannot be understood, or describes no model.
+    """
+    if name_or_path.startswith(HUB):
+        from simulator.interop.hub import import_hub_model
+
+        return import_hub_model(name_or_path.removeprefix(HUB))
     if is_command(name_or_path):
         return import_settings(name_or_path)
     path = Path(name_or_path).expanduser()
@@ -226,6 +256,8 @@ def import_model(name_or_path: str) -> Imported | None:
             raise ConfigError(f"no file '{name_or_path}'", hint=hint)
         return None
     if path.suffix == ".json" and not recognise_settings(path):
+        from simulator.interop.hf_config import import_hf_config
+
         return import_hf_config(path)
     imported = import_settings(path)
     if imported.spec is None:
@@ -239,6 +271,8 @@ def import_model(name_or_path: str) -> Imported | None:
 
 def import_topology(path: str | Path, kind: str | None = None, **options: Any) -> ImportedCluster:
     """Read another tool's picture of a machine, with the keyword arguments of its reader; see :func:`import_any`."""
+    from simulator.interop.cluster import ImportedCluster
+
     imported = FORMATS[_known(kind or _kind_of(Path(path), ("cluster",)), ("cluster",))].read(path, **options)
     assert isinstance(imported, ImportedCluster)
     return imported
@@ -272,10 +306,14 @@ def open_topology(
 
 def is_foreign(path: str | Path) -> bool:
     """Whether a file is another tool's picture of a machine, and not a cluster file of ours."""
+    if Path(path).parent in data_folders("clusters"):
+        return False
+    from simulator.interop.weights import binary_kind
+
     if binary_kind(path):
         return False
     text = read_text(path)
-    theirs = any(one.sniff(text) for one in (SLURM, INFRAGRAPH, ASTRA_NETWORK, KUBERNETES))
+    theirs = any(FORMATS[name].sniff(text) for name in ("slurm", "infragraph", "astra-network", "kubernetes"))
     return (theirs or Path(path).suffix not in (".yaml", ".yml")) and bool(recognise(path, ("cluster",)))
 
 
@@ -283,9 +321,7 @@ __all__ = [
     "FORMATS",
     "Format",
     "Imported",
-    "ImportedCluster",
     "import_any",
-    "import_hf_config",
     "import_model",
     "import_settings",
     "import_topology",

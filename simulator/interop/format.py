@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from simulator.interop.training_log import TrainingLog
 
 
+#: how a model of the Hugging Face hub is written where a model is named
+HUB = "hf:"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
     """Which keys of a foreign file counted, and how."""

@@ -8,14 +8,11 @@ from typing import Any
 
 from simulator.config import near_misses
 from simulator.errors import ConfigError
-from simulator.interop.format import Imported
+from simulator.interop.format import HUB, Imported
 from simulator.interop.hf_config import parse_hf_config
 from simulator.models.catalog import CATALOG
 from simulator.models.recorded import InputTensor, RecordedModule
 from simulator.models.torch_module import load_torch
-
-#: how a model of the hub is written where a model is named
-PREFIX = "hf:"
 
 
 def import_hub_model(name: str) -> Imported:
@@ -24,7 +21,7 @@ def import_hub_model(name: str) -> Imported:
     The weights are not read, and what is not in the cache is not downloaded: a ConfigError says so.
     """
     config = _config(name).to_dict()
-    return parse_hf_config(json.dumps(config, default=str), f"{PREFIX}{name}", name=name.rsplit("/", maxsplit=1)[-1])
+    return parse_hf_config(json.dumps(config, default=str), f"{HUB}{name}", name=name.rsplit("/", maxsplit=1)[-1])
 
 
 def open_hub_module(name: str, *, sequence_length: int = 0) -> RecordedModule:
@@ -42,13 +39,13 @@ def open_hub_module(name: str, *, sequence_length: int = 0) -> RecordedModule:
             module = build(config)
     except Exception as error:  # whatever the library raises for a configuration that it cannot build
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"{PREFIX}{name}: transformers cannot build it: {text}") from None
+        raise ConfigError(f"{HUB}{name}: transformers cannot build it: {text}") from None
     module.train()
     names = ("max_position_embeddings", "n_positions", "max_seq_len")
     longest = next((value for key in names if isinstance(value := getattr(config, key, None), int)), 0)
     tokens = [InputTensor(name=key, shape=("B", "S"), dtype="int64") for key in ("input_ids", "labels")]
     length = sequence_length or longest
-    return RecordedModule(name=f"{PREFIX}{name}", module=module, inputs=tuple(tokens), default_length=length)
+    return RecordedModule(name=f"{HUB}{name}", module=module, inputs=tuple(tokens), default_length=length)
 
 
 def _transformers(name: str) -> Any:
@@ -56,7 +53,7 @@ def _transformers(name: str) -> Any:
         return import_module("transformers")
     except ImportError:
         raise ConfigError(
-            f"{PREFIX}{name}: transformers is not installed", hint=f"pip install transformers, or {_instead(name)}"
+            f"{HUB}{name}: transformers is not installed", hint=f"pip install transformers, or {_instead(name)}"
         ) from None
 
 
@@ -69,7 +66,7 @@ def _config(name: str) -> Any:
     except Exception as error:  # whatever the library raises for a missing or an odd configuration
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"{PREFIX}{name}: no configuration on this machine: {text}",
+            f"{HUB}{name}: no configuration on this machine: {text}",
             hint=f"nothing is downloaded; 'hf download {name} config.json' first, or {_instead(name)}",
         ) from None
 

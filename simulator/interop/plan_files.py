@@ -7,7 +7,6 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.interop import import_settings, recognise_settings
-from simulator.interop.deepspeed import import_deepspeed
 from simulator.plan.read_plan import load_plan
 
 #: options that name such a file, or a published run, the later ones winning
@@ -24,6 +23,11 @@ def plan_settings(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]
         Parsed options; ``megatron``, ``deepspeed`` and ``plan`` are paths, the degrees win over the files.
     n_gpus : int
         GPUs that will run, where that is known: DeepSpeed's batch rule needs the data-parallel ranks.
+
+    Raises
+    ------
+    ConfigError
+        If a file cannot be understood.
     """
     settings: dict[str, Any] = {}
     if options.get("megatron"):
@@ -67,13 +71,13 @@ def deepspeed_files(options: Mapping[str, Any]) -> Iterator[str]:
 
 def _lay_deepspeed_over(settings: dict[str, Any], path: str, above: dict[str, Any], n_gpus: int) -> dict[str, Any]:
     """Add DeepSpeed's settings to those of a launch script, and derive the batch from the ranks."""
-    found = import_deepspeed(path).settings
+    found = import_settings(path, "deepspeed").settings
     if found.get("tp") == 1:
         del found["tp"]
     degrees = dict.fromkeys(_DEGREES, 1) | settings | found | above
     model_parallel = degrees["tp"] * degrees["pp"] * degrees["cp"]
     if n_gpus >= model_parallel:
-        found |= import_deepspeed(path, gpus=n_gpus // model_parallel).settings | {"tp": degrees["tp"]}
+        found |= import_settings(path, "deepspeed", {"gpus": n_gpus // model_parallel}).settings | {"tp": degrees["tp"]}
     elif "dp" in found:
         found["gpus"] = found["dp"] * model_parallel
     if settings:  # the script says how the layers are written, DeepSpeed how the data is sharded
@@ -83,4 +87,4 @@ def _lay_deepspeed_over(settings: dict[str, Any], path: str, above: dict[str, An
 
 def needs_ranks(options: Mapping[str, Any]) -> bool:
     """Whether the plan depends on the number of GPUs, since a DeepSpeed file gives the batch per rank."""
-    return any("dp" not in import_deepspeed(path).settings for path in deepspeed_files(options))
+    return any("dp" not in import_settings(path, "deepspeed").settings for path in deepspeed_files(options))

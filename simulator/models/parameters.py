@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from simulator.models.layer import Parameter
@@ -374,6 +375,7 @@ def head_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     return _outside_blocks(tensors)
 
 
+@lru_cache(maxsize=64)  # asked for once for every way to run a model
 def model_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     """Return every tensor of the whole model, tied tensors once."""
     decoder = spec.encoder_layers > 0

@@ -15,7 +15,6 @@ from typing import Any
 from simulator.config import did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.models.layer import Layer, Model
-from simulator.models.torch_module import load_torch, record_module
 from simulator.plan import ParallelPlan
 
 _TENSOR = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>(?:\d+|[BS])(?:x(?:\d+|[BS]))*)(?::(?P<dtype>\w+))?")
@@ -142,6 +141,8 @@ class RecordedModule:
         return self._known[key]
 
     def _record(self, plan: ParallelPlan, length: int) -> Model:
+        from simulator.models.torch_module import load_torch, record_module
+
         torch = load_torch()
         positional: list[Any] = []
         named: dict[str, Any] = {}
@@ -229,7 +230,14 @@ def open_module(target: str, batch: Sequence[str], *, sequence_length: int = 0) 
         Arguments of ``forward``; see :func:`parse_input`. They win over example arguments.
     sequence_length : int
         What ``S`` stands for.
+
+    Raises
+    ------
+    ConfigError
+        If torch is missing, or the target cannot be imported or built, or no arguments are known.
     """
+    from simulator.models.torch_module import load_torch
+
     torch = load_torch()
     built = _build(torch, target, _import(target))
     examples: Any = ()

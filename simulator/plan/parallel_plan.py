@@ -106,7 +106,7 @@ class ParallelPlan:
     schedule: str = setting(
         "pipeline", "Pipeline schedule: 1f1b, gpipe, zb-1p ...", default="1f1b", is_common=True, changes=("time", "memory"),
         synonyms={"zb-h1": "zb-1p", "zb-h2": "zb-2p", "zbv": "zb-v", "zbvzerobubble": "zb-v", "interleaved": "1f1b-interleaved",
-                  "interleaved1f1b": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "dualpipev": "dualpipe-v"},
+                  "interleaved1f1b": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved"},
     )  # fmt: skip
     micro_batch: int = setting(
         "batch", "Sequences per rank and micro-batch.", unset="the largest that fits", least=1, is_common=True,
@@ -598,7 +598,9 @@ class ParallelPlan:
                 hint=f"leave --dp out, or set it to {gpus // self.model_parallel}",
             )
         self._check_experts(dp)
-        plan = replace(self, gpus=gpus, dp=dp, virtual_pp=self._chunks_of_layout())._with_batch()
+        chunks, batch, plan = self._chunks_of_layout(), self._batch(dp), self
+        if (gpus, dp, chunks, batch) != (self.gpus, self.dp, self.virtual_pp, self.global_batch):
+            plan = replace(self, gpus=gpus, dp=dp, virtual_pp=chunks, global_batch=batch)
         check_combination(plan)
         return plan
 
@@ -632,17 +634,18 @@ class ParallelPlan:
                 hint="experts lie over the ranks of a pipeline stage",
             )
 
-    def _with_batch(self) -> ParallelPlan:
+    def _batch(self, dp: int) -> int:
+        """Return the global batch, which follows from the micro-batch where it is left out."""
         if not self.micro_batch:
-            return self
-        global_batch = self.global_batch or self.micro_batch * self.dp * (1 if self.pp == 1 else 4 * self.pp)
-        per_step = self.micro_batch * self.dp
+            return self.global_batch
+        global_batch = self.global_batch or self.micro_batch * dp * (1 if self.pp == 1 else 4 * self.pp)
+        per_step = self.micro_batch * dp
         if global_batch % per_step:
             raise InfeasiblePlanError(
-                f"global batch {global_batch} is not a multiple of micro-batch x dp = {self.micro_batch} x {self.dp} = {per_step}",
+                f"global batch {global_batch} is not a multiple of micro-batch x dp = {self.micro_batch} x {dp} = {per_step}",
                 hint=f"use --global-batch {max(1, global_batch // per_step) * per_step}",
             )
-        return replace(self, global_batch=global_batch)
+        return global_batch
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, in the keys of plan files."""
@@ -659,24 +662,21 @@ SETTINGS: dict[str, Setting] = declared(ParallelPlan)
 _KEYS = {alias: key for key, one in SETTINGS.items() for alias in (key, *one.aliases)}
 #: what other tools call a setting of which they have another unit or other values
 OTHER_NAMES = {
-    "fsdp": "sharding",
-    "interleave": "virtual_pp",
-    "batch_size": "global_batch",
-    "dtype": "precision",
-    "activation_checkpointing": "recompute",
-    "checkpointing": "recompute",
-    "bucket_cap_mb": "bucket_bytes",
-    "reduce_bucket_size": "bucket_bytes",
-    "overlap_comm": "overlap",
-    "overlap_grad_reduce": "overlap",
-    "tp_comm_overlap": "asynchronous_tp",
-    "zero_hpz_partition_size": "secondary_group",
+    "fsdp": "sharding", "interleave": "virtual_pp", "batch_size": "global_batch", "dtype": "precision",
+    "activation_checkpointing": "recompute", "checkpointing": "recompute", "bucket_cap_mb": "bucket_bytes",
+    "reduce_bucket_size": "bucket_bytes", "overlap_comm": "overlap", "overlap_grad_reduce": "overlap",
+    "tp_comm_overlap": "asynchronous_tp", "zero_hpz_partition_size": "secondary_group",
     "reshard_after_forward": "secondary_group",
-}
+}  # fmt: skip
 
 
 def setting_named(name: str) -> Setting | None:
     """Return the setting of a name, with hyphens or underscores or an alias; None where there is none.
+
+    Raises
+    ------
+    ConfigError
+        If the name is another tool's for something measured otherwise.
 
     Examples
     --------

@@ -94,7 +94,13 @@ class PlanChange:
         return replace(plan, gpus=dp * plan.model_parallel, dp=dp, global_batch=batch)
 
     def spec(self, recorded: ModelSpec | RecordedModule, sequence_length: int) -> ModelSpec | RecordedModule:
-        """Return the new model."""
+        """Return the new model.
+
+        Raises
+        ------
+        ConfigError
+            If the recorded model's layers cannot be changed, or the width is no multiple of the size of its heads.
+        """
         if not (self.layers or self.hidden) and isinstance(recorded, RecordedModule):
             return recorded
         if isinstance(recorded, RecordedModule):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from simulator.analysis.metrics import PARTS
 from simulator.answer import MEMORY_PARTS, Answer, Memory, throughput
-from simulator.explore.full_answer import ScalingRow
+from simulator.explore.answer_form import ScalingRow
 from simulator.report.charts import (
     BLUE,
     GREY,

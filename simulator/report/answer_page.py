@@ -19,7 +19,8 @@ from simulator.analysis.explain import Explanation
 from simulator.analysis.link_use import link_classes, utilization
 from simulator.analysis.passes import passes_of, table_of
 from simulator.answer import Answer, Result, describe_chosen, describe_plan, describe_support, memory_over_time
-from simulator.explore.full_answer import Document, Extras, Scaling, ScalingRow, document
+from simulator.explore.answer_form import Document, Extras, Scaling, ScalingRow
+from simulator.explore.full_answer import document
 from simulator.explore.local_steps import in_words
 from simulator.explore.nearby_answers import NearbyAnswer
 from simulator.explore.network_trouble import in_words as trouble_in_words
@@ -334,7 +335,7 @@ def report(
     nearby : sequence of NearbyAnswer
         As :func:`simulator.explore.nearby_answers.nearby_answers` returns them, of the last result.
     **extras : optional
-        What stands beside the answer: see :class:`simulator.explore.full_answer.Extras`.
+        What stands beside the answer: see :class:`simulator.explore.answer_form.Extras`.
     """
     return page_of(results[-1], document(results, request=request, **extras), given=given, nearby=nearby)
 

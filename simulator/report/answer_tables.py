@@ -10,7 +10,7 @@ from simulator.analysis.explain import Change
 from simulator.analysis.link_use import LinkClass
 from simulator.analysis.metrics import CommunicationRow
 from simulator.answer import describe_axes, describe_scaling, throughput
-from simulator.explore.full_answer import ScalingRow, WayOut
+from simulator.explore.answer_form import ScalingRow, WayOut
 from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.explore.restarts import in_words
 from simulator.plan import ParallelPlan

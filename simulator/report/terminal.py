@@ -34,8 +34,8 @@ from simulator.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from simulator.answer import Result
+    from simulator.explore.answer_form import Document, Scaling, ScalingRow, WayOut
     from simulator.explore.comparison import Comparison
-    from simulator.explore.full_answer import Document, Scaling, ScalingRow, WayOut
     from simulator.explore.local_steps import LocalSteps
     from simulator.explore.neighbours import Neighbours
     from simulator.explore.network_needs import Requirement

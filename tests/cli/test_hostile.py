@@ -47,6 +47,12 @@ def test_an_empty_text_is_no_value(monkeypatch, capsys, option):
     assert f"{option}: needs a value" in refused(monkeypatch, capsys, *JOB, f"{option}=")
 
 
+def test_a_key_without_a_value_is_shown_where_it_stands(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text("pp: 1\ntp:\nmicro_batch: 2\n")
+    assert f"{path}:2:1: tp" in refused(monkeypatch, capsys, *JOB, "--plan", path)
+
+
 @pytest.mark.parametrize("rate", ["1e-300 Gb/s", "nan Gb/s", "inf Gb/s", "1e300 Gb/s"])
 def test_rates_that_nothing_has(monkeypatch, capsys, rate):
     assert "bandwidth" in refused(monkeypatch, capsys, *JOB, "--set", f"node.nics.bandwidth={rate}")

@@ -12,7 +12,7 @@ import pytest
 
 from simulator.answer import to_json
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.best_plans import FRONT_SLOWDOWN, Energy, Ranked, describe, pareto, search
+from simulator.explore.best_plans import FRONT_SLOWDOWN, Energy, Frontier, Ranked, describe, pareto, search
 from simulator.explore.bounds import Bounds
 from simulator.explore.energy import parse_price, power_model
 from simulator.explore.evaluation import Store
@@ -51,6 +51,16 @@ def brute_force(scenario, space):
     """Return (time, plan) of all that fit, the fastest first."""
     times = [(result.metrics.iteration_time_s, plan) for plan, result in all_that_fit(scenario, space)]
     return sorted(times, key=lambda item: item[0])
+
+
+def test_alone_a_search_begins_no_plan_before_its_turn(monkeypatch):
+    """Of three plans begun together the first may rule out the others; workers would wait instead."""
+    asked = []
+    take = Frontier.take
+    monkeypatch.setattr(Frontier, "take", lambda self, n, limit: asked.append(n) or take(self, n, limit))
+    scenario, space = request_of()
+    search(scenario, space, top=1, n_jobs=1)
+    assert set(asked) == {1}
 
 
 @pytest.mark.parametrize(

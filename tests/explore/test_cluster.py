@@ -73,7 +73,8 @@ def dask_cluster(dask_scheduler, tmp_path):
 
 @pytest.mark.slow
 @QUIET
-def test_a_cluster_that_loses_a_worker_gives_the_same_answers(dask_cluster, tmp_path):
+def test_a_cluster_that_loses_a_worker_gives_the_same_answers(dask_cluster, tmp_path, caplog):
+    caplog.set_level("INFO", "simulator")
     address, workers = dask_cluster
     sweep = Sweep(
         base=BASE, axes={"gpus": (1, 2, 4, 8, 16), "sharding": ("none", "zero1", "zero3"), "micro_batch": (1, 2, 4)}
@@ -85,6 +86,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_answers(dask_cluster, tmp_
 
     there = run_sweep(sweep, Store(tmp_path / "there"), scheduler=address, observe=kill_one)
     assert workers[0].wait(timeout=10) == -signal.SIGKILL
+    assert "dashboard: http://127.0.0.1" in caplog.text
     assert there.rows == run_sweep(sweep, Store(tmp_path / "here"), n_jobs=1).rows
     # the one that is left does a search as well
     scenario, space = search_space(

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.config import cell
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.evaluation import Pool, Store, check_scheduler, evaluate, store_key
 from simulator.explore.named_settings import (
@@ -25,7 +26,8 @@ from simulator.explore.named_settings import (
     read_sweep,
     scenario_of,
 )
-from simulator.explore.sweeps import columns_of, run_sweep, usable, write_rows
+from simulator.explore.sweeps import column_kinds, columns_of, run_sweep, stream_sweep, usable, write_rows
+from simulator.explore.training_run import RunRequest
 from simulator.report.sweep_page import check_output, write_sweep
 from simulator.topology import load_topology
 
@@ -147,6 +149,78 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one(tmp_path_factory, stop):
     resumed = run_sweep(Sweep(base=BASE, axes=AXES), store, n_jobs=1)
     assert (resumed.n_stored, resumed.n_computed) == (stop, 9 - stop)
     assert resumed.rows == whole.rows
+
+
+def read_parts(files):
+    """Rows of CSV tables, with what they say of columns that all have."""
+    return [row for file in files for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines())]
+
+
+def test_a_streamed_sweep_has_the_rows_of_one_in_memory(tmp_path):
+    """Whatever the size of its pieces: 9 rows in pieces of 4 are three files, of the same columns each."""
+    sweep = Sweep(base=BASE, axes={"gpus": (1, 2, 3000), "sharding": AXES["sharding"]})
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "part-00007.csv").write_text("of a larger sweep")
+    seen = []
+    counts, files = stream_sweep(
+        sweep, Store(tmp_path / "store"), tmp_path, ["csv"], n_jobs=1, n_together=4,
+        observe=lambda **told: seen.append((told["n_done"] + told["n_stored"], told["n_total"])),
+    )  # fmt: skip
+    assert [file.name for file in files] == ["part-00000.csv", "part-00001.csv", "part-00002.csv"]
+    assert sorted((tmp_path / "sweep").iterdir()) == files
+    assert (counts.n_rows, counts.n_computed, counts.n_stored, counts.n_failed) == (9, 9, 0, 3)
+    assert seen[0] == (0, 9) and seen[-1] == (9, 9)
+    whole = run_sweep(sweep, n_jobs=1).rows
+    rows = read_parts(files)
+    assert len({tuple(row) for row in rows}) == 1
+    for streamed, row in zip(rows, whole, strict=True):
+        assert {name: streamed[name] for name in row} == {
+            name: str(cell(value) or "") for name, value in row.items()
+        } | {name: str(value) for name, value in row.items() if isinstance(value, int | float)}
+
+
+@pytest.mark.parametrize("stop", [0, 3, 8])
+def test_a_streamed_sweep_that_was_ended_writes_the_same_files(tmp_path, stop):
+    formats = ["csv", "jsonl", *(["parquet"] if importlib.util.find_spec("pyarrow") else [])]
+    sweep = Sweep(base=BASE, axes=AXES)
+
+    def run(name, **work):
+        counts, files = stream_sweep(
+            sweep, Store(tmp_path / name / "store"), tmp_path / name, formats, n_jobs=1, n_together=2, **work
+        )
+        return counts, {file.name: file.read_bytes() for file in files}
+
+    _, whole = run("whole")
+    with pytest.raises(StoppedError):
+        run("parts", work=stop_after(stop))
+    assert len(list((tmp_path / "parts" / "sweep").glob("*.csv"))) == stop // 2, "pieces that were done are there"
+    counts, resumed = run("parts")
+    assert (counts.n_stored, counts.n_computed) == (stop, 9 - stop)
+    assert resumed == whole
+
+
+def test_columns_of_a_streamed_sweep_are_those_of_any_row():
+    """With the kinds of their values, so that all files of a sweep are one table: from the schema of rows, not from rows."""
+    request = RunRequest(iterations=10, tokens=1e6)
+    axes = {"gpus": (2,), "overlap": (True, False), "seed": (1, 2.5), "topology": ("bigred200", None)}
+    kinds = column_kinds(axes)
+    assert (kinds["gpus"], kinds["overlap"], kinds["seed"], kinds["topology"]) == (int, bool, float, str)
+    row = run_sweep(Sweep(base=BASE, axes={"gpus": (2,)}), request=request, n_jobs=1).rows[0]
+    assert row["days"] > 0
+    for name, value in row.items():
+        assert value is None or isinstance(value, kinds[name]) or (kinds[name] is float and value == int(value)), name
+
+
+def test_parts_of_a_table_have_the_same_types(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    kinds = {"a": float, "b": str, "c": int}
+    files = [
+        write_rows(rows, tmp_path, f"part-{n}", ["parquet"], kinds)[0]
+        for n, rows in enumerate([[{"a": 1, "b": "x", "c": 3}], [{"a": None, "b": 4}]])
+    ]
+    one, other = (parquet.read_table(file) for file in files)
+    assert one.schema == other.schema
+    assert one.to_pylist() + other.to_pylist() == [{"a": 1.0, "b": "x", "c": 3}, {"a": None, "b": "4", "c": None}]
 
 
 def test_the_order_of_axes_does_not_matter(store):

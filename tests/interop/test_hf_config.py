@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
-from simulator.interop import import_hf_config, load_model
+from simulator.interop import load_model
+from simulator.interop.hf_config import import_hf_config
 from simulator.models.catalog import find_spec
 
 GPT2 = {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20, "n_ctx": 1024, "vocab_size": 50257}

@@ -68,7 +68,13 @@ def kind_of(row: Mapping[str, Any]) -> str:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read measured rows."""
+    """Read measured rows.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read or lacks columns.
+    """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -98,7 +104,13 @@ def target_of(group: Group) -> float | None:
 
 
 def check_targets(groups: Sequence[Group]) -> None:
-    """Compare every judged kind with its target."""
+    """Compare every judged kind with its target.
+
+    Raises
+    ------
+    ThresholdError
+        Naming the kinds that miss theirs.
+    """
     missed = [
         f"{group.key['kind']}: {group.mean_absolute:.1%} over {group.n} rows, target {target:.0%}"
         for group in groups

@@ -134,7 +134,13 @@ SUITES: dict[str, Callable[[], Cases]] = {
 
 
 def suite(name: str) -> Cases:
-    """Cases of a suite."""
+    """Cases of a suite.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such suite.
+    """
     if name not in SUITES:
         raise ConfigError(f"suite '{name}' is unknown", hint=f"one of {', '.join(SUITES)}")
     return SUITES[name]()

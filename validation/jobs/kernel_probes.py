@@ -162,7 +162,15 @@ def run_kernels(settings: Settings, launch: Launch, device: torch.device) -> lis
 
 
 def call_of(shape: KernelShape, device: torch.device) -> Call | None:
-    """Return a call that does what a shape describes; None where calibration has no way to."""
+    """Return a call that does what a shape describes; None where calibration has no way to.
+
+    Parameters
+    ----------
+    shape : KernelShape
+        As recorded from a module.
+    device : torch.device
+        Where its tensors live.
+    """
     new = _maker(shape.dtype, device)
     if isinstance(shape, GemmShape):
         return _gemm(shape, new)

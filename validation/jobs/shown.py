@@ -110,7 +110,13 @@ def print_comparisons(name: str, found: Sequence[Comparison]) -> None:
 
 
 def write_page(path: str | Path, name: str, found: Sequence[Comparison]) -> None:
-    """Write plots and tables of the comparisons as one HTML file."""
+    """Write plots and tables of the comparisons as one HTML file.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be written.
+    """
     points = []
     for one in found:
         steps: list[Side] = [("iteration", *one.iteration)]

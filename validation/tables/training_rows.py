@@ -104,7 +104,13 @@ def _fitting(case: Case) -> tuple[Case, MemoryReport]:
 
 
 def answer(case: Case, *, memory_only: bool) -> Answer:
-    """Simulate one run."""
+    """Simulate one run.
+
+    Parameters
+    ----------
+    memory_only : bool
+        Whether verdict and peak suffice.
+    """
     from simulator.simulation import simulate
 
     try:
@@ -149,7 +155,15 @@ def _weight(job: tuple[Case, bool]) -> float:
 
 
 def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: int = 1) -> list[Outcome]:
-    """Predict every training row in its metric's unit; rows of one run share one simulation."""
+    """Predict every training row in its metric's unit; rows of one run share one simulation.
+
+    Parameters
+    ----------
+    progress : Progress, optional
+        Told how many runs are done.
+    n_processes : int
+        Processes to spread the runs over.
+    """
     cases: list[tuple[Case, tuple[str, ...]] | str] = []
     wanted: dict[Case, bool] = {}
     for row in rows:
