@@ -267,6 +267,11 @@ def _dask(scheduler: str) -> Iterator[dict[str, Any]]:
 def _connect(address: Any) -> Any:
     import distributed
 
+    for name in (
+        "distributed",
+        "distributed.client",
+    ):  # a worker that is gone is no matter of whoever waits for the answers
+        logging.getLogger(name).setLevel(logging.ERROR)
     connect: Any = distributed.Client  # no types
     try:
         return connect(address, timeout="10s", set_as_default=False)

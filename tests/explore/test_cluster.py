@@ -87,6 +87,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_answers(dask_cluster, tmp_
     there = run_sweep(sweep, Store(tmp_path / "there"), scheduler=address, observe=kill_one)
     assert workers[0].wait(timeout=10) == -signal.SIGKILL
     assert "dashboard: http://127.0.0.1" in caplog.text
+    assert "WARNING" not in caplog.text, "another worker takes over, and that is all"
     assert there.rows == run_sweep(sweep, Store(tmp_path / "here"), n_jobs=1).rows
     # the one that is left does a search as well
     scenario, space = search_space(
