@@ -37,7 +37,8 @@ from simulator.explore.objectives import PlanRow
 from simulator.explore.slurm_workers import SlurmSpec
 from simulator.explore.sweeps import SweepRow
 from simulator.interop import FORMATS
-from simulator.interop.key_table import parts_page, table_page
+from simulator.interop.format import Part
+from simulator.interop.key_table import Table
 from simulator.plan import GROUPS, SETTINGS, Setting
 from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.replay_answer import OperatorAnswer, PlanAnswer, ReplayAnswer, StageAnswer
@@ -430,10 +431,37 @@ def formats_page() -> str:
         parts.append(f"| `{name}` | {one.what} | {one.gives} | {options} | {f'`{one.file}`' if one.file else ''} |")
     for name, one in FORMATS.items():
         if one.table is not None:
-            parts += [f"\n## `{name}`\n", table_page(one.table)]
+            parts += [f"\n## `{name}`\n", _table_page(one.table)]
         elif one.parts:
-            parts += [f"\n## `{name}`\n", parts_page(one.parts)]
+            parts += [f"\n## `{name}`\n", _parts_page(one.parts)]
     return "\n".join(parts)
+
+
+def _parts_page(parts: Iterable[Part]) -> str:
+    """Return what the documentation lists for a format that is no mapping of keys."""
+    lines = ["| | names | decides, or why not |", "|---|---|---|"]
+    for part in parts:
+        names = ", ".join(f"`{name}`" for name in part.names)
+        lines.append(f"| {'read' if part.is_read else 'ignored'} | {names} | {part.why} |")
+    return "\n".join(lines) + "\n"
+
+
+def _table_page(table: Table) -> str:
+    """Return what the documentation lists for a format."""
+    lines = ["| key | decides | the tool's default | |", "|---|---|---|---|"]
+    for key in table.keys:
+        names = ", ".join(f"`{name}`" for name in key.names)
+        ours = f"`{key.plan}`" if key.plan else f"model: `{key.model}`" if key.model else ""
+        default = "" if key.default is None else f"`{str(key.default).lower()}`"
+        words = ", ".join(f"`{word}`" for word in key.words)
+        lines.append(f"| {names} | {ours} | {default} | {'; '.join(filter(None, (words, key.note)))} |")
+    for title, groups in (("Ignored", table.irrelevant), ("Named as changing the answer", table.missed)):
+        if groups:
+            lines += ["", f"| {title.lower()}, because of | keys |", "|---|---|"]
+            lines += [
+                f"| {why} | {', '.join(f'`{word}`' for word in words.split())} |" for why, words in groups.items()
+            ]
+    return "\n".join(lines) + "\n"
 
 
 # -- what measured runs validate ---------------------------------------------------------------------------------

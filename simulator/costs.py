@@ -94,10 +94,16 @@ class ModelCosts:
         )
         key = (op.phase, self.topology.device(rank).name, mode, n_pieces, is_call)
         if key not in self._issue_ps:
-            device = self.topology.device(rank)
-            self._issue_ps[key] = to_ps(
-                issue_s(device, mode, op.phase, n_pieces=n_pieces, is_call=is_call, is_quantised=self._is_quantised)
+            seconds = issue_s(
+                self.topology.device(rank),
+                mode,
+                op.phase,
+                n_pieces=n_pieces,
+                is_call=is_call,
+                is_quantised=self._is_quantised,
+                is_early=self.framework.has_early_modules(self.scenario.plan.release),
             )
+            self._issue_ps[key] = to_ps(seconds)
         return self._issue_ps[key] + (to_ps(op.host_s) if isinstance(op, Collective) else 0)
 
     def flow(self, op: Collective | Transfer) -> Flow:

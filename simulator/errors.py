@@ -1,4 +1,8 @@
-"""The exception family: every mistake a user can make raises one of these, never a bare traceback."""
+"""The exception family: every mistake a user can make raises one of these, never a bare traceback.
+
+Whatever reads a file, a name or a trace raises the error of its kind for all that is wrong with it; docstrings name errors where
+a caller handles them.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from simulator.models.styles import STYLES
 from simulator.network import NETWORKS, FlowNetwork, NetworkModel
 from simulator.network.even import Evenness, EvenNetwork, UnevenError
 from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of
-from simulator.parallel.expert import expert_load, expert_refusal
+from simulator.parallel.expert import expert_load, expert_refusal, sorts_arrivals
 from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
@@ -77,7 +77,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
         captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules, lora_rank=plan.lora_rank or 0,
         lora_targets=tuple(adapted if plan.lora_rank else ()), fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
-        permutes_by_scan=plan.permutes_by_scan, stops_early=framework.stops_recompute_early,
+        permutes_by_scan=plan.permutes_by_scan, sorts_arrivals=sorts_arrivals(plan), stops_early=framework.stops_recompute_early,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,
     )  # fmt: skip
@@ -202,13 +202,7 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
 
 
 def topology_of(scenario: Scenario) -> Topology:
-    """Return the scenario's topology, cut to its GPUs.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such topology, or not so many GPUs, or values of a file are replaced and there is no file.
-    """
+    """Return the scenario's topology, cut to its GPUs."""
     topology, n_gpus = scenario.topology, scenario.plan.gpus
     if isinstance(topology, str):
         return _topology(topology, n_gpus, scenario.overrides, scenario.faults)
@@ -383,11 +377,6 @@ class Together:
         On nodes of their own; all on one cluster, with the same network model.
     also : sequence of (Program, Costs)
         Traffic besides, which repeats, too.
-
-    Raises
-    ------
-    ConfigError
-        If the network model cannot share links among jobs.
     """
 
     def __init__(self, jobs: Sequence[PlacedJob], also: Sequence[tuple[Program, Costs]] = ()) -> None:

@@ -128,11 +128,11 @@ def _whole_steps(usages: Sequence[Usage]) -> list[Usage]:
     return list(takewhile(lambda usage: not usage.is_cut, usages))
 
 
-def _length_s(usages: Sequence[tuple[Usage, int]]) -> float:
-    """Seconds of one step on ranks of these offsets, from first start to last end; where clocks do not agree at all, of the longest."""
+def _length_s(usages: Sequence[tuple[Usage, int]], *, is_pipeline: bool) -> float:
+    """Seconds of one step on ranks of these offsets: in a pipeline from first start to last end, where their clocks agree at all."""
     starts = [usage.start_ns - offset for usage, offset in usages]
     ends = [usage.end_ns - offset for usage, offset in usages]
-    if max(starts) < min(ends):
+    if is_pipeline and max(starts) < min(ends):
         return (max(ends) - min(starts)) / 1e9
     return max(usage.duration_ns for usage, _ in usages) / 1e9
 
@@ -180,14 +180,15 @@ class Analysis:
     joins: Joins  #: Collectives across ranks.
     offset_ns: Mapping[int, int]  #: Rank with steps -> offset of its clock.
     host_iteration_s: Mapping[int, float]  #: Rank -> seconds per step as the host marked them.
+    is_pipeline: bool  #: Whether ranks send each other messages.
 
     @property
     def iteration_s(self) -> float:
         """Seconds per step, end to end: from the end of the first step to the end of the last, over all ranks.
 
-        A single step begins with the first rank and ends with the last (in a pipeline they do not begin together); 0 without any
-        step. Steps of a file that was cut do not count
-        where a part of them is missing; where fewer than two are whole, the host's steps tell.
+        A single step lasts as long as its longest rank; in a pipeline, where ranks do not begin together, from the first one's
+        start to the last one's end. It is 0 without any step. Steps of a file that was cut do not count where a part of them is
+        missing; where fewer than two are whole, the host's steps tell.
         """
         return self._between_ends_s(self.offset_ns)
 
@@ -205,7 +206,8 @@ class Analysis:
             return float(np.mean([self.iteration_of_s(rank) for rank in offset_ns])) if len(offset_ns) > 1 else 0.0
         if len(common) == 1:
             return _length_s(
-                [(u, o) for us, o in zip(whole, offset_ns.values(), strict=True) for u in us if u.step in common]
+                [(u, o) for us, o in zip(whole, offset_ns.values(), strict=True) for u in us if u.step in common],
+                is_pipeline=self.is_pipeline,
             )
         ends: dict[int, int] = {}
         for usages, offset in zip(whole, offset_ns.values(), strict=True):
@@ -274,8 +276,9 @@ def analyse(trace: Trace, joins: Joins | None = None) -> Analysis:
     hosts = {rank.rank: _host_iteration_s(rank) for rank in trace.ranks}
     offsets = {window.rank: by_rank[window.rank] for window in windows}
     return Analysis(
-        usages=tuple(usages), windows=tuple(windows), joins=found, offset_ns=offsets, host_iteration_s=hosts
-    )
+        usages=tuple(usages), windows=tuple(windows), joins=found, offset_ns=offsets, host_iteration_s=hosts,
+        is_pipeline=any(call.collective in ("send", "recv") for rank in trace.ranks for call in rank.calls),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,13 +124,7 @@ def place_name(place: Place) -> str:
 
 
 def fit_cluster(rows: Sequence[Measured], topology: str) -> ClusterFit:
-    """Fit the constants that the rows of one cluster determine.
-
-    Raises
-    ------
-    CalibrationError
-        If the rows mix transports, are not of NCCL, or determine nothing.
-    """
+    """Fit the constants that the rows of one cluster determine."""
     kept, notes = _one_version(rows)
     protocol, transport = _one_transport(kept)
     shape = next((r.shape for r in kept if r.shape.n_nodes > 1), kept[0].shape)

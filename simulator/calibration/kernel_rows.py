@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simulator.calibration.tables import read_rows
 from simulator.errors import CalibrationError, ConfigError
 from simulator.kernels.conditions import CONDITIONS, Conditions, conditions_of, library_kernel
+from simulator.models.compressed import mean_keys
 from simulator.models.layer import (
     DTYPE_BYTES,
     AttentionShape,
@@ -162,6 +163,17 @@ def _attention(row: Cells) -> AttentionShape:
     )
 
 
+def _compressed(row: Cells) -> AttentionShape:
+    """Return DeepSeek-V4's attention: a window, and the keys that stand for 4 or 128 tokens, of those of 4 the chosen ones."""
+    notes, length = row.text("notes"), row.integer("seq_len")
+    rate, top_k = re.search(r"compression ratio (\d+)", notes), re.search(r"top-k (\d+)", notes)
+    if rate is None:
+        raise ConfigError("the notes of DeepSeek-V4's attention say 'compression ratio 4 (sparse, index top-k 1024)'")
+    made = length // int(rate[1]) if int(rate[1]) else 0
+    window = 128 + mean_keys(made, int(top_k[1]) if top_k else made)
+    return replace(_attention(row), window=min(window, length - 1))
+
+
 def _batched(row: Cells) -> GemmShape:
     """Return eager attention's products over ``batch x heads``: scores, or probabilities times values."""
     seq, head_dim, op = row.integer("seq_len"), row.integer("head_dim"), row.text("op")
@@ -307,6 +319,7 @@ SHAPES: dict[str, Callable[[Cells], KernelShape]] = {
     "moe_mlp": _experts,
     "flash_attention": _attention,
     "mla_attention": _attention,
+    "dsv4_attention": _compressed,
     "bmm_qk": _batched,
     "bmm_pv": _batched,
     "dropout": _dropout,

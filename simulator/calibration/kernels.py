@@ -170,11 +170,6 @@ def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path =
     start_from : str or Path
         The device whose constants are the start values, near to which constants stay that the rows do not
         determine; the device itself unless given.
-
-    Raises
-    ------
-    CalibrationError
-        If the table has no rows of this device, or too few to determine the constants.
     """
     known = load_device(device)
     rows = read_kernel_rows(csv, known.name, splits=("fit",))

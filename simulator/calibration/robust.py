@@ -112,11 +112,6 @@ def fit_constants(
     -------
     Fitted
         Constants as ``start`` with the best values found, and their uncertainty from the curvature of the loss there.
-
-    Raises
-    ------
-    CalibrationError
-        If there are fewer rows than free constants.
     """
     if len(measured_s) < len(free):
         raise CalibrationError(f"{len(measured_s)} rows cannot determine {len(free)} constants")

@@ -64,13 +64,7 @@ class Spec(BaseModel):
 
 
 def load_spec(path: str | Path, model: type[SpecT]) -> SpecT:
-    """Read a file into a spec.
-
-    Raises
-    ------
-    ConfigError
-        With all faults of the file at once.
-    """
+    """Read a file into a spec."""
     data, locator = load_yaml(path)
     return validate(data, model, locator)
 

@@ -183,13 +183,7 @@ def read_text(path: str | Path) -> str:
 
 
 def load_yaml(path: str | Path) -> tuple[Any, Locator]:
-    """Read a YAML (1.2) or JSON file as plain data, with the finder of positions.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, is not well-formed, or has a key twice in one mapping.
-    """
+    """Read a YAML (1.2) or JSON file as plain data, with the finder of positions."""
     return parse_yaml(read_text(path), str(path), as_json=str(path).endswith(".json"))
 
 

@@ -50,13 +50,7 @@ def canonical_name(name: str) -> str:
 
 
 def convert(name: str, value: object) -> Any:
-    """Return a value in the type of its setting.
-
-    Raises
-    ------
-    ConfigError
-        If the value is not of that type, or not one of the known words.
-    """
+    """Return a value in the type of its setting."""
     one = SETTINGS.get(name) or SCENARIO_SETTINGS.get(name)
     return one.parse(value) if one is not None else str(value)
 

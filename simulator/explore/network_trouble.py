@@ -56,11 +56,6 @@ class Flapping:
     def parse(cls, text: str) -> Flapping:
         """Read ``node3.nic=5 s/10 min``.
 
-        Raises
-        ------
-        ConfigError
-            If it is written differently, or always down.
-
         Examples
         --------
         >>> Flapping.parse("node3.nic=5 s/10 min")
@@ -103,11 +98,6 @@ def network_trouble(
         Until traffic goes around a link that is down.
     say : callable
         Told what is being done.
-
-    Raises
-    ------
-    ConfigError
-        If the topology has no such link.
     """
     found = []
     for one in flapping:

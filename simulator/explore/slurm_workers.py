@@ -92,11 +92,6 @@ def start_cluster(spec: SlurmSpec) -> Any:
     -------
     dask_jobqueue.SLURMCluster
         Close it to cancel the jobs. ``job_script()`` says what is submitted.
-
-    Raises
-    ------
-    ConfigError
-        If dask-jobqueue is not installed, there is no Slurm here, or it refuses the job.
     """
     if importlib.util.find_spec("dask_jobqueue") is None:
         raise ConfigError(

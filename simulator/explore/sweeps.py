@@ -120,11 +120,6 @@ def run_sweep(
         Address of a Dask scheduler instead.
     work : callable
         What is done with a scenario.
-
-    Raises
-    ------
-    ConfigError
-        If there is nothing to sweep, or the workers cannot be reached.
     """
     rows: list[dict[str, Any]] = []
     counts = _simulated(

@@ -125,11 +125,6 @@ def import_any(
         What ``simulate import`` takes; None where not given.
     gives : tuple of str
         Only formats that give one of these; any unless named.
-
-    Raises
-    ------
-    ConfigError
-        If the format is unknown, cannot be told, or takes no such option, or the file has faults.
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
     kind = _known(kind or _kind_of(Path(path), gives), gives)
@@ -232,13 +227,7 @@ def load_model(name_or_path: str) -> ModelSpec:
 
 
 def import_model(name_or_path: str) -> Imported | None:
-    """Return a model that is not of the catalogue, with the account of its file; None for a catalogue name.
-
-    Raises
-    ------
-    ConfigError
-        If the file does not exist, or cannot be understood, or describes no model.
-    """
+    """Return a model that is not of the catalogue, with the account of its file; None for a catalogue name."""
     if name_or_path.startswith(HUB):
         from simulator.interop.hub import import_hub_model
 

@@ -17,6 +17,7 @@ from typing import Any
 from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_yaml, raise_faults, read_text
 from simulator.interop.cluster import ImportedCluster, imported
 from simulator.interop.format import Account, Format, Part, refuse
+from simulator.topology.given_graph import link_kind
 
 _KINDS = {"npu": "gpu", "xpu": "gpu", "gpu": "gpu", "cpu": "cpu", "nic": "nic", "switch": "switch", "port": "port",
           "memory": "", "device": "device", "custom": "custom"}  # fmt: skip
@@ -269,12 +270,8 @@ def _custom_kind(words: str, node: int | None) -> str:
 
 
 def _link_kind(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    kinds = {a["kind"], b["kind"]}
-    if a.get("node") != b.get("node") or "switch" in kinds:
-        return "fabric" if kinds == {"switch"} else "nic"
-    if kinds == {"gpu"}:
-        return "nvlink"
-    return "nvswitch" if "nvswitch" in kinds else "socket" if kinds == {"cpu"} else "pcie"
+    kinds = a["kind"], b["kind"]
+    return link_kind(kinds) if a.get("node") == b.get("node") else "fabric" if set(kinds) == {"switch"} else "nic"
 
 
 def _measure(container: Any, units: Mapping[str, float], suffix: str) -> float | None:

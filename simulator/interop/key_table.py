@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from simulator.config import near_misses, parse_yaml, read_text
 from simulator.errors import ConfigError
-from simulator.interop.format import Imported, Part
+from simulator.interop.format import Imported
 from simulator.interop.typed_values import MOST, Reader
 from simulator.models.spec import ModelSpec
 
@@ -297,30 +297,3 @@ def json_keys(text: str) -> set[str]:
     except (ValueError, RecursionError):
         return set()
     return set(data) if isinstance(data, dict) else set()
-
-
-def parts_page(parts: Iterable[Part]) -> str:
-    """Return what the documentation lists for a format that is no mapping of keys."""
-    lines = ["| | names | decides, or why not |", "|---|---|---|"]
-    for part in parts:
-        names = ", ".join(f"`{name}`" for name in part.names)
-        lines.append(f"| {'read' if part.is_read else 'ignored'} | {names} | {part.why} |")
-    return "\n".join(lines) + "\n"
-
-
-def table_page(table: Table) -> str:
-    """Return what the documentation lists for a format."""
-    lines = ["| key | decides | the tool's default | |", "|---|---|---|---|"]
-    for key in table.keys:
-        names = ", ".join(f"`{name}`" for name in key.names)
-        ours = f"`{key.plan}`" if key.plan else f"model: `{key.model}`" if key.model else ""
-        default = "" if key.default is None else f"`{str(key.default).lower()}`"
-        words = ", ".join(f"`{word}`" for word in key.words)
-        lines.append(f"| {names} | {ours} | {default} | {'; '.join(filter(None, (words, key.note)))} |")
-    for title, groups in (("Ignored", table.irrelevant), ("Named as changing the answer", table.missed)):
-        if groups:
-            lines += ["", f"| {title.lower()}, because of | keys |", "|---|---|"]
-            lines += [
-                f"| {why} | {', '.join(f'`{word}`' for word in words.split())} |" for why, words in groups.items()
-            ]
-    return "\n".join(lines) + "\n"

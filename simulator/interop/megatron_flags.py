@@ -413,6 +413,23 @@ def _groups(found: Found, settings: dict[str, Any], world: int) -> dict[str, Any
     return groups
 
 
+def _accounted(found: Found, layers: int, n_parts: int) -> dict[str, int]:
+    """Return the layers of the first and the last stage where embedding and loss take the place of one there."""
+    keys = {
+        "first_stage_layers": "account-for-embedding-in-pipeline-split",
+        "last_stage_layers": "account-for-loss-in-pipeline-split",
+    }
+    taken = {name: flag for name, flag in keys.items() if found[flag]}
+    if not taken or not layers or n_parts == 1:
+        return {}
+    each, rest = divmod(layers + len(taken), n_parts)
+    if rest:
+        found.reader.fault(
+            min(taken.values()), f"{layers} layers and {len(taken)} more do not divide into {n_parts} stages"
+        )
+    return dict.fromkeys(taken, each - 1)
+
+
 def _stages(found: Found, settings: dict[str, Any], layers: int, segments: tuple[int, ...]) -> dict[str, Any]:
     """Return the schedule, and how many chunks of layers a stage has; ``segments``: layers of each, where a pattern cuts them."""
     virtual, pp = settings["virtual_pp"], settings["pp"]
@@ -431,6 +448,7 @@ def _stages(found: Found, settings: dict[str, Any], layers: int, segments: tuple
     stages: dict[str, Any] = {"virtual_pp": virtual}
     if virtual > 1:
         stages["schedule"] = "1f1b-interleaved"
+    stages |= _accounted(found, layers, pp * virtual)
     if found["overlap-moe-expert-parallel-comm"]:
         if virtual == 1 and pp > 1:
             message = "needs virtual stages beside pipeline parallelism, as in Megatron-Core"

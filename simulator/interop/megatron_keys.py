@@ -114,6 +114,8 @@ KEYS = Table(
         key("num-virtual-stages-per-pipeline-rank", "count", plan="virtual_pp", default=1),
         key("num-layers-per-virtual-pipeline-stage", note="`virtual_pp` = layers / pp / this"),
         key("decoder-first-pipeline-num-layers", plan="first_stage_layers"),
+        key("account-for-embedding-in-pipeline-split", "switch", note="`first_stage_layers`: one less"),
+        key("account-for-loss-in-pipeline-split", "switch", note="`last_stage_layers`: one less"),
         key("decoder-last-pipeline-num-layers", plan="last_stage_layers"),
         key("pipeline-model-parallel-layout", "text", plan="pipeline_layout"),
         key("sequence-parallel", "switch", plan="sequence_parallel"),

@@ -12,6 +12,7 @@ from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_yaml, 
 from simulator.interop.cluster import ImportedCluster, imported
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.topology import LINK_KINDS
+from simulator.topology.given_graph import link_kind
 
 KINDS = {
     "gpu": "gpu",
@@ -117,7 +118,9 @@ class _Edges:
         found = {
             "source": ends[0],
             "target": ends[1],
-            "kind": kind if kind in LINK_KINDS else _kind([self.vertices.get(end) for end in ends]),
+            "kind": kind
+            if kind in LINK_KINDS
+            else link_kind(str(self.vertices.get(end, {}).get("kind")) for end in ends),
             "bandwidth": _with_unit(edge.get("bandwidth"), "B/s"),
             "lanes": edge.get("count", 1),
         }
@@ -136,20 +139,6 @@ def _with_unit(value: Any, unit: str) -> Any:
     """Numbers are in SI units; anything else is left to be checked."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"{value!r} {unit}" if number else value
-
-
-def _kind(ends: list[Mapping[str, Any] | None]) -> str:
-    """Kind of a link that does not say, from the kinds of its ends."""
-    kinds = {str(end["kind"]) for end in ends if end is not None}
-    if kinds == {"gpu"}:
-        return "nvlink"
-    if kinds == {"cpu"}:
-        return "socket"
-    if "nvswitch" in kinds:
-        return "nvswitch"
-    if kinds & {"cpu", "pcie-switch"} or kinds == {"gpu", "nic"}:
-        return "pcie"
-    return "nic" if "nic" in kinds else "fabric"
 
 
 def _complain(faults: list[Fault], locator: Locator, path: KeyPath, message: str) -> None:

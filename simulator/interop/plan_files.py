@@ -23,11 +23,6 @@ def plan_settings(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]
         Parsed options; ``megatron``, ``deepspeed`` and ``plan`` are paths, the degrees win over the files.
     n_gpus : int
         GPUs that will run, where that is known: DeepSpeed's batch rule needs the data-parallel ranks.
-
-    Raises
-    ------
-    ConfigError
-        If a file cannot be understood.
     """
     settings: dict[str, Any] = {}
     if options.get("megatron"):

@@ -17,13 +17,7 @@ NOTES = ("source", "fit")
 
 
 def read_constants(device: Device, family: str, kind: type[ConstantsT]) -> ConstantsT:
-    """Build the constants of a family from ``device.kernels[family]``; what is missing keeps its default.
-
-    Raises
-    ------
-    ConfigError
-        If the section has a key that the family does not know, or a value that is not a number or a mapping.
-    """
+    """Build the constants of a family from ``device.kernels[family]``; what is missing keeps its default."""
     return build_constants(device, family, section_of(device, family), kind)
 
 

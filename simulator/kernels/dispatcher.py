@@ -60,6 +60,36 @@ _NETWORK = {
     "dispatch": NetworkConstants(launch_s=4.2e-5, sm_bytes_per_s=8.08 * _GB, nic_share=1.0, crowding=0.96),
     "combine": NetworkConstants(launch_s=6.2e-5, sm_bytes_per_s=6.03 * _GB, nic_share=0.92, crowding=0.12),
 }
+
+
+def _whole(
+    launch_us: float, tb_per_s: float, link_share: float, reads: float, header_bytes: float
+) -> DispatchConstants:
+    """Return constants of a kernel that has the whole device, which counts as one SM."""
+    return DispatchConstants(
+        launch_s=1e-6 * launch_us,
+        sm_bytes_per_s=1e3 * tb_per_s * _GB,
+        link_share=link_share,
+        reads=reads,
+        header_bytes=header_bytes,
+    )
+
+
+#: kernels of TensorRT-LLM over an NVLink domain, from rows with split=fit of 2 to 64 GB200 (of each line 45, 60, 15 and 14): median 9.7,
+#: 4.6, 6.2 and 16.3 % off, on test rows of dispatch 13.9 and 18.0 %
+_NVLINK: Mapping[str, Mapping[str, DispatchConstants]] = {
+    "nvlinktwosided": {
+        "dispatch": _whole(9.9, 1.962, 0.988, 3.53, 5858.0),
+        "combine": _whole(9.9, 0.5034, 1.3, 0.965, 1.0),
+    },
+    "nvlinkonesided": {
+        "dispatch": _whole(11.0, 40.4, 0.599, 100.0, 1.17),
+        "combine": _whole(8.7, 100.0, 0.613, 0.01, 43.1),
+    },
+}
+#: shares of the rates of NVLink, and of the network card, that DeepEP's low-latency kernels reach; from three rows each with split=fit
+#: of dgx-h800 with 128 tokens a GPU
+_LOW_LATENCY = {"dispatch": (0.48, 0.80), "combine": (0.64, 0.85)}
 _DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "dispatch": {},
     "combine": {
@@ -100,14 +130,39 @@ class Dispatcher:
 
     def copying_s(self, operator: str, routed: Routed, n_sms: int, nvlink_bytes_per_s: float) -> float:
         """Seconds in which ``n_sms`` SMs and the links of a rank move its tokens, beside :meth:`launch_s`."""
-        constants = self._constants(operator)
-        copy_bytes = routed.n_tokens * (routed.token_bytes + constants.header_bytes)
-        by_sms = copy_bytes * (routed.n_places + constants.reads) / (n_sms * constants.sm_bytes_per_s)
-        leaving = copy_bytes * routed.n_places * (1.0 - 1.0 / routed.n_all)
-        return _larger(by_sms, leaving / (constants.link_share * nvlink_bytes_per_s))
+        return _copying_s(self._constants(operator), routed, n_sms, nvlink_bytes_per_s)
 
     def _constants(self, operator: str) -> DispatchConstants:
         return self.dispatch if operator == "dispatch" else self.combine
+
+
+def _copying_s(constants: DispatchConstants, routed: Routed, n_sms: int, nvlink_bytes_per_s: float) -> float:
+    copy_bytes = routed.n_tokens * (routed.token_bytes + constants.header_bytes)
+    by_sms = copy_bytes * (routed.n_places + constants.reads) / (n_sms * constants.sm_bytes_per_s)
+    leaving = copy_bytes * routed.n_places * (1.0 - 1.0 / routed.n_all)
+    return _larger(by_sms, leaving / (constants.link_share * nvlink_bytes_per_s))
+
+
+def nvlink_s(kernel: str, operator: str, routed: Routed, nvlink_bytes_per_s: float) -> float:
+    """Seconds of an exchange over one NVLink domain by a kernel of TensorRT-LLM that takes the whole device."""
+    if kernel not in _NVLINK:
+        raise ConfigError(f"dispatcher '{kernel}' is unknown", hint=f"{', '.join(_NVLINK)}, deepep normal 20 SMs")
+    constants = _NVLINK[kernel][operator]
+    return constants.launch_s + _copying_s(constants, routed, 1, nvlink_bytes_per_s)
+
+
+def low_latency_s(
+    operator: str, n_bytes: float, n_nodes: int, nvlink_bytes_per_s: float, nic_bytes_per_s: float
+) -> float:
+    """Seconds in which DeepEP's low-latency kernels send these bytes: to peers in the node, and one by one over the network card.
+
+    References
+    ----------
+    deepseek-ai/DeepEP, README, low-latency kernels with pure RDMA.
+    """
+    inside, outside = _LOW_LATENCY[operator]
+    leaving = n_bytes * (1.0 - 1.0 / n_nodes)
+    return (n_bytes - leaving) / (inside * nvlink_bytes_per_s) + leaving / (outside * nic_bytes_per_s)
 
 
 def network_s(operator: str, routed: Routed, n_sms: int, nic_bytes_per_s: float) -> float:

@@ -62,10 +62,21 @@ def cpu_adam_s(device: Device, n_elements: int, n_ranks: int) -> float:
 #: 0068; eager runs are otherwise bound by their devices); without quantisation half of it, an assumption
 MODULE_S = {False: ("dispatch_module_s", 1.0e-4), True: ("dispatch_quantised_module_s", 2.0e-4)}
 PIECE_S = ("dispatch_expert_s", 4.5e-5)
+#: share by which both cost more in Transformer Engine before 2.11 (NVIDIA/TransformerEngine, pull requests 2377, 2400 and 2439
+#: of November 2025 to January 2026 reduced them): rows with split=fit of container 25.11 (TE 2.9) on B200 and GB200, MB-0084,
+#: 0086, 0092 and 0211
+EARLY_MODULES = 1.17
 
 
 def issue_s(
-    device: Device, mode: str, phase: str, *, n_pieces: int = 1, is_call: bool = False, is_quantised: bool = False
+    device: Device,
+    mode: str,
+    phase: str,
+    *,
+    n_pieces: int = 1,
+    is_call: bool = False,
+    is_quantised: bool = False,
+    is_early: bool = False,
 ) -> float:
     """Seconds of host time per operation.
 
@@ -77,10 +88,14 @@ def issue_s(
         ``forward``, ``recompute``, ``backward`` or ``optimizer``.
     n_pieces : int
         Kernels that are launched one by one.
+    is_early : bool
+        Whether modules are those before Transformer Engine 2.11.
     """
     known = "forward" if phase in ("recompute", "data") else phase
-    key, default = MODULE_S[is_quantised] if is_call and mode == "eager" else _DEFAULTS[mode, known]
-    base_s = float(device.host.get(key, default))
+    is_module = is_call and mode == "eager"
+    key, default = MODULE_S[is_quantised] if is_module else _DEFAULTS[mode, known]
+    age = EARLY_MODULES if is_early else 1.0
+    base_s = float(device.host.get(key, default)) * (age if is_module else 1.0)
     if n_pieces == 1 or mode == "graphs":
         return base_s * n_pieces
-    return base_s + n_pieces * float(device.host.get(*PIECE_S))
+    return base_s + n_pieces * age * float(device.host.get(*PIECE_S))

@@ -39,13 +39,7 @@ class KernelConstants:
 
     @classmethod
     def of(cls, device: Device, cuda: str = "") -> KernelConstants:
-        """Read them from the device file, for the libraries of a CUDA release (empty: current).
-
-        Raises
-        ------
-        ConfigError
-            If a section has a key that its family does not know.
-        """
+        """Read them from the device file, for the libraries of a CUDA release (empty: current)."""
         return cls(
             gemm=under_release(read_constants(device, "gemm", GemmConstants), cuda),
             attention=_attention(device, cuda),
@@ -102,13 +96,7 @@ class RooflineKernels:
         self._known: dict[int, tuple[Device, KernelConstants, dict[KernelShape, float]]] = {}
 
     def duration_s(self, shape: KernelShape, device: Device) -> float:
-        """Seconds that the kernel occupies its stream.
-
-        Raises
-        ------
-        ConfigError
-            If the device file has constants that the kernel families do not know.
-        """
+        """Seconds that the kernel occupies its stream."""
         known = self._known.get(id(device))
         if known is None:
             known = self._known[id(device)] = (device, KernelConstants.of(device, self.cuda), {})

@@ -323,11 +323,6 @@ def find_spec(name_or_path: str) -> ModelSpec:
         (``meta-llama/Llama-2-7b-hf``), or one of these with its first blocks only (``llama4-scout-2layers``). Files are read by
         :func:`simulator.interop.load_model`.
 
-    Raises
-    ------
-    ConfigError
-        If there is no such model; the hint names the nearest ones.
-
     Examples
     --------
     >>> find_spec("gpt2-large").n_parameters

@@ -53,9 +53,14 @@ def seen_keys(spec: ModelSpec, kind: str, sequence_length: int) -> int:
     (16, 384)
     """
     if kind == "h":
-        return sequence_length // spec.heavy_compression // 2
-    made = sequence_length // spec.compression
-    chosen = min(spec.index_top_k, made)
+        made = sequence_length // spec.heavy_compression
+        return mean_keys(made, made)
+    return mean_keys(sequence_length // spec.compression, spec.index_top_k)
+
+
+def mean_keys(made: int, most: int) -> int:
+    """Return how many of the compressed keys before it a query sees at the mean: all while they are few, later the chosen ones."""
+    chosen = min(most, made)
     return chosen - chosen * chosen // (2 * made) if made else 0
 
 

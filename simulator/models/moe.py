@@ -62,8 +62,9 @@ def _routed(style: Style, x: Tensor, gates: Tensor, n_sent: int) -> Tensor:
         forward=[map_kernel("permute", [sent], [sent], extra_bytes=visits)],
         backward=[map_kernel("permute", [sent], [x], extra_bytes=visits, in_pass="backward")],
     )
-    arrived = _across_expert(style, _exchange(style, routed, "dispatch"), "expert_f")
-    done = _exchange(style, _across_expert(style, _expert_products(style, arrived), "expert_g"), "combine")
+    arrived = _sorted(style, _across_expert(style, _exchange(style, routed, "dispatch"), "expert_f"))
+    done = _sorted(style, _expert_products(style, arrived))
+    done = _exchange(style, _across_expert(style, done, "expert_g"), "combine")
     return tape.record(
         [done, gates],
         x.n_elements,
@@ -78,6 +79,17 @@ def _routed(style: Style, x: Tensor, gates: Tensor, n_sent: int) -> Tensor:
             ),
         ],
         saves=[gates] if style.weighs_inside_experts else [done, gates],
+    )
+
+
+def _sorted(style: Style, x: Tensor) -> Tensor:
+    """Append the copy from the order of senders to that of the experts of this rank, or back, where an all-to-all needs it."""
+    setting = style.setting
+    if not setting.sorts_arrivals or style.spec.n_experts == setting.ep:
+        return x
+    move = map_kernel("permute", [x], [x])
+    return style.tape.record(
+        [x], x.n_elements, x.dtype, forward=[move], backward=[replace(move, kernel_pass="backward")]
     )
 
 

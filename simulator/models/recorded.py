@@ -230,11 +230,6 @@ def open_module(target: str, batch: Sequence[str], *, sequence_length: int = 0) 
         Arguments of ``forward``; see :func:`parse_input`. They win over example arguments.
     sequence_length : int
         What ``S`` stands for.
-
-    Raises
-    ------
-    ConfigError
-        If torch is missing, or the target cannot be imported or built, or no arguments are known.
     """
     from simulator.models.torch_module import load_torch
 

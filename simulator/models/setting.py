@@ -43,6 +43,9 @@ class Setting:
     lora_targets: tuple[str, ...] = ()  #: Projections that have adapters.
     fuses_experts: bool = False  #: Whether one kernel serves all experts of a rank.
     permutes_by_scan: bool = False  #: Whether sorting tokens by expert visits all experts for every token.
+    sorts_arrivals: bool = (
+        False  #: Whether tokens arrive in the order of their senders, to be sorted by expert, and back.
+    )
     #: Whether what experts save is copied out of buffers of static size, and back in backward.
     stashes_experts: bool = False
     stops_early: bool = False  #: Whether recomputation ends as soon as all that was saved is there again.

@@ -132,3 +132,14 @@ def expert_load(plan: ParallelPlan) -> float:
     if not plan.moe_capacity_factor:
         return load
     return plan.moe_capacity_factor if plan.moe_pad_to_capacity else min(load, plan.moe_capacity_factor)
+
+
+def sorts_arrivals(plan: ParallelPlan) -> bool:
+    """Tell whether what an all-to-all delivered by sender is sorted by expert, which dispatchers' own kernels do as they copy.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``docs/discussions/deepseek-v3-gb200-optimization``, section 2.1.1: one global and one local permutation before
+    and after the exchange; ``core/transformer/moe/token_dispatcher.py`` (``sort_chunks_by_idxs``).
+    """
+    return plan.ep > 1 and plan.moe_dispatcher == "alltoall"

@@ -104,7 +104,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         ),
         (
             ("release",),
-            not (plan.framework_spec.features or plan.permutes_by_scan),
+            not (plan.framework_spec.features or plan.framework_spec.has_early_modules(plan.release)),
             f"no feature of {plan.framework} depends on it",
         ),
         (("overlap_p2p",), not sends_block(replace(plan, overlap_p2p=False)), "these messages never block"),

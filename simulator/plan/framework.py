@@ -285,6 +285,10 @@ class Framework:
     #: Other names that people type.
     aliases: tuple[str, ...] = ()
 
+    def has_early_modules(self, release: str | None) -> bool:
+        """Tell whether calls of Transformer Engine cost the host what they did before 2.11: containers before 26.02."""
+        return self.calls_modules and (release or "99") < "26.02"
+
     def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the framework's recipes set beside ``settings``, which win."""
         is_split, has_experts = (int(settings.get(axis) or 1) > 1 for axis in ("tp", "ep"))

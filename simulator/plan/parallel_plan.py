@@ -106,7 +106,7 @@ class ParallelPlan:
     schedule: str = setting(
         "pipeline", "Pipeline schedule: 1f1b, gpipe, zb-1p ...", default="1f1b", is_common=True, changes=("time", "memory"),
         synonyms={"zb-h1": "zb-1p", "zb-h2": "zb-2p", "zbv": "zb-v", "zbvzerobubble": "zb-v", "interleaved": "1f1b-interleaved",
-                  "interleaved1f1b": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved"},
+                  "interleaved1f1b": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "dualpipev": "dualpipe-v"},
     )  # fmt: skip
     micro_batch: int = setting(
         "batch", "Sequences per rank and micro-batch.", unset="the largest that fits", least=1, is_common=True,
@@ -672,11 +672,6 @@ OTHER_NAMES = {
 
 def setting_named(name: str) -> Setting | None:
     """Return the setting of a name, with hyphens or underscores or an alias; None where there is none.
-
-    Raises
-    ------
-    ConfigError
-        If the name is another tool's for something measured otherwise.
 
     Examples
     --------

@@ -94,13 +94,7 @@ class PlanChange:
         return replace(plan, gpus=dp * plan.model_parallel, dp=dp, global_batch=batch)
 
     def spec(self, recorded: ModelSpec | RecordedModule, sequence_length: int) -> ModelSpec | RecordedModule:
-        """Return the new model.
-
-        Raises
-        ------
-        ConfigError
-            If the recorded model's layers cannot be changed, or the width is no multiple of the size of its heads.
-        """
+        """Return the new model."""
         if not (self.layers or self.hidden) and isinstance(recorded, RecordedModule):
             return recorded
         if isinstance(recorded, RecordedModule):

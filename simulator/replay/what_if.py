@@ -242,11 +242,6 @@ def what_if(
     ----------
     schedule, messages : str, StageMessages
         For stage times: the pipeline schedule, and what a message between stages costs.
-
-    Raises
-    ------
-    TraceError
-        If the trace cannot be replayed, or a change does not apply to it.
     """
     what = what or WhatIf()
     if trace.stage_times is not None:

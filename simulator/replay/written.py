@@ -14,13 +14,7 @@ from simulator.trace_io.tracks import Process, earliest_ns, trace_processes
 
 
 def check_target(path: str, sources: Sequence[str]) -> None:
-    """Check where a replay is to be written before any work is done.
-
-    Raises
-    ------
-    ConfigError
-        If the name tells no format, the folder does not exist, or it is one of the traces.
-    """
+    """Check where a replay is to be written before any work is done."""
     suffixes = (".pftrace", ".perfetto-trace", ".pb", ".json", ".json.gz", ".tar", ".et")
     if Path(path).suffix and not path.endswith(suffixes):
         raise ConfigError(
@@ -32,13 +26,7 @@ def check_target(path: str, sources: Sequence[str]) -> None:
 
 
 def write_outcome(found: Outcome, path: str) -> None:
-    """Write what a replay found: beside the measurement, or alone where a format or a question has no place for both.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be written.
-    """
+    """Write what a replay found: beside the measurement, or alone where a format or a question has no place for both."""
     try:
         _write_as(found, path)
     except OSError as fault:  # a full disk names no file

@@ -60,11 +60,6 @@ class Report:
         path : str or Path
             ``out.html`` for the page; ``out.svg``, ``out.png`` or ``out.pdf`` for one file per picture, ``out-memory.svg``
             and so on, or the file itself where there is one picture.
-
-        Raises
-        ------
-        ConfigError
-            If the ending is none of these, or the file cannot be written.
         """
         path = Path(path)
         if image_ending(path):

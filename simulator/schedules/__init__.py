@@ -20,9 +20,8 @@ from simulator.schedules.check import (
     peak_in_flight,
     turns,
     unit_time_execution,
-    unit_time_makespan,
 )
-from simulator.schedules.dualpipe import dualpipe
+from simulator.schedules.dualpipe import dualpipe, dualpipe_v
 from simulator.schedules.gpipe import gpipe
 from simulator.schedules.interlaced import interlaced
 from simulator.schedules.interleaved import combined, interleaved
@@ -54,7 +53,6 @@ __all__ = [
     "sends_block",
     "turns",
     "unit_time_execution",
-    "unit_time_makespan",
 ]
 
 
@@ -150,18 +148,13 @@ SCHEDULES: dict[str, Schedule] = {
         Schedule(name="v-half", build=v_half, layout="vee", n_chunks=2),
         Schedule(name="v-min", build=v_min, layout="vee", n_chunks=2),
         Schedule(name="dualpipe", build=dualpipe, layout="bidirectional", n_chunks=2, takes_turns=True),
+        Schedule(name="dualpipe-v", build=dualpipe_v, layout="vee", n_chunks=2, takes_turns=True),
     )
 }
 
 
 def find_schedule(name: str, virtual_pp: int = 1) -> Schedule:
-    """Return a schedule by name; as in Megatron-LM, ``1f1b`` with several chunks per stage is interleaved.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such schedule.
-    """
+    """Return a schedule by name; as in Megatron-LM, ``1f1b`` with several chunks per stage is interleaved."""
     if name not in SCHEDULES:
         raise ConfigError(f"schedule '{name}' is unknown", hint=f"one of {', '.join(SCHEDULES)}")
     chosen = SCHEDULES[name]

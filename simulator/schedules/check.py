@@ -210,13 +210,7 @@ def _name(action: Action) -> str:
 
 
 def check(table: Table, placement: Placement | None = None) -> None:
-    """Check that every pass is there exactly once and that the table runs to its end.
-
-    Raises
-    ------
-    ConfigError
-        If a pass is missing or doubled, a backward is both whole and split, or the rows deadlock.
-    """
+    """Check that every pass is there exactly once and that the table runs to its end."""
     placement = placement or infer_placement(table)
     if len(table) != placement.n_stages:
         raise ConfigError(f"the schedule has {len(table)} rows for {placement.n_stages} stages")
@@ -309,6 +303,12 @@ def unit_time_execution(
         Durations of the parts of a split backward; half of ``backward`` each where left out.
     vocabulary : float
         Duration of a meeting of all stages.
+
+    Examples
+    --------
+    >>> from simulator.schedules import build_table
+    >>> unit_time_execution(build_table("1f1b", 4, 8)).makespan  # (m + p - 1) (T_F + T_B)
+    33.0
     """
     dgrad = backward / 2.0 if dgrad is None else dgrad
     durations = {
@@ -319,23 +319,3 @@ def unit_time_execution(
         "V": vocabulary,
     }
     return execute(table, placement or infer_placement(table), lambda action: durations[action.kind])
-
-
-def unit_time_makespan(
-    table: Table,
-    placement: Placement | None = None,
-    *,
-    forward: float = 1.0,
-    backward: float = 2.0,
-    dgrad: float | None = None,
-    wgrad: float | None = None,
-) -> float:
-    """Return the makespan of :func:`unit_time_execution`, in the unit of the durations.
-
-    Examples
-    --------
-    >>> from simulator.schedules import build_table
-    >>> unit_time_makespan(build_table("1f1b", 4, 8))  # (m + p - 1) (T_F + T_B)
-    33.0
-    """
-    return unit_time_execution(table, placement, forward=forward, backward=backward, dgrad=dgrad, wgrad=wgrad).makespan

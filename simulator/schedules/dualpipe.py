@@ -1,4 +1,4 @@
-"""DualPipe: two copies of the model in opposite directions, each taking half of the micro-batches."""
+"""DualPipe: two copies of the model in opposite directions, each taking half of the micro-batches; and DualPipeV, one half of it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,29 @@ def dualpipe(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table
             hint="choose an even --pp and a global batch of at least 2 x pp micro-batches per replica",
         )
     return tuple(_row(stage, n_stages, n_micro_batches // 2) for stage in range(n_stages))
+
+
+def dualpipe_v(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table:
+    """Do as the first half of DualPipe's stages does, on one copy of the model that goes down and comes back up.
+
+    What the other copy of DualPipe does on its way up is then the second chunk of every stage.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If there are fewer than two micro-batches per stage.
+
+    References
+    ----------
+    Qi, "Cut-in-half schedule of DualPipe", 2025; deepseek-ai/DualPipe, ``dualpipev.py``. Of ``2 p`` chunks the bubble is
+    ``(p - 1) (T_F&B + T_B - 3 T_W)``, activations ``2 p + 1``.
+    """
+    if n_micro_batches < 2 * n_stages:
+        raise InfeasiblePlanError(
+            f"DualPipeV needs at least 2 pp micro-batches, got pp = {n_stages} and {n_micro_batches}",
+            hint="choose a global batch of at least 2 x pp micro-batches per replica",
+        )
+    return tuple(_row(stage, 2 * n_stages, n_micro_batches) for stage in range(n_stages))
 
 
 class _RowWriter:

@@ -171,13 +171,7 @@ class DeviceFile(Spec):
 
 
 def load_device(name_or_path: str | Path) -> Device:
-    """Load a device by shipped name or from a file.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such device (near misses are suggested) or the file has faults (all are listed).
-    """
+    """Load a device by shipped name or from a file."""
     path = resolve_name(name_or_path, "devices")
     return _load(path, path.stat().st_mtime_ns)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -92,7 +92,7 @@ class GraphSpec(OperatedSpec):
         return self
 
 
-def link_kind(kinds: tuple[str, str]) -> str:
+def link_kind(kinds: Iterable[str]) -> str:
     """Kind of a link that does not say, from the kinds of the vertices at its ends.
 
     Examples
@@ -136,13 +136,7 @@ class _Named(Place):
 
 
 def graph_spec(graph: nx.Graph[Any], settings: Mapping[str, Any]) -> GraphSpec:
-    """Check a networkx graph; see :meth:`Topology.from_graph`.
-
-    Raises
-    ------
-    ConfigError
-        With all faults at once, each naming the vertex or the edge, and the key.
-    """
+    """Check a networkx graph; see :meth:`Topology.from_graph`."""
     if not isinstance(graph, nx.Graph):
         raise ConfigError(f"a topology is a networkx graph, not {type(graph).__name__}")
     vertices = {str(name): _attributes(data) for name, data in graph.nodes(data=True)}

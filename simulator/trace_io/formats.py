@@ -226,11 +226,6 @@ def read(
         Called with (file, stored bytes read, stored bytes in all).
     communication : sequence of str
         Further regular expressions for kernels that communicate.
-
-    Raises
-    ------
-    TraceError
-        If there is no trace, or the files do not belong together.
     """
     if as_format is not None and as_format not in FORMATS:
         raise TraceError(f"'{as_format}' is no format that can be read", hint=f"one of {', '.join(FORMATS)}")
@@ -384,11 +379,6 @@ def write(trace: Trace, path: str | Path, to: str | None = None) -> tuple[str, .
     -------
     tuple of str
         What of this trace the format could not hold.
-
-    Raises
-    ------
-    TraceError
-        If the path names no format or cannot be written, or the trace has no timeline.
     """
     form, target = WRITTEN[target_format(path, to)], Path(path)
     if not trace.ranks:

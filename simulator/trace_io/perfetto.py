@@ -51,11 +51,6 @@ def write(
         Shown as a process of its own named ``fabric``.
     memory : mapping of int to iterable of Counter, optional
         Shown below the tracks of a rank.
-
-    Raises
-    ------
-    TraceError
-        If the suffix names no format.
     """
     name = str(path)
     if name.endswith((".json", ".json.gz", ".pftrace", ".perfetto-trace", ".pb")):

@@ -120,12 +120,15 @@ def test_an_iteration_goes_from_end_of_work_to_end_of_work():
     assert found.iteration_s == pytest.approx(1250e-6)  # from the later end, 900, to the later end, 2150
     one = trace_of(*(replace(rank, steps=rank.steps[:1]) for rank in two_ranks().ranks))
     assert analyse(one).iteration_s == pytest.approx(1000e-6)
-    # stages do not begin together: a step lasts from the first to the last of them, where their clocks can be compared at all
+    # the longest of ranks that enter a step apart; stages do not begin together: theirs lasts from the first to the last of them,
+    # where their clocks can be compared at all
     later = replace(
         two_ranks().ranks[1], steps=(Step(number=5, start_ns=100 * US, end_ns=1300 * US, work_end_ns=1200 * US),)
     )
-    assert analyse(trace_of(one.ranks[0], later)).iteration_s == pytest.approx(1300e-6)
-    apart = replace(analyse(trace_of(one.ranks[0], later)), offset_ns={0: 0, 1: -(10**12)})
+    assert analyse(trace_of(one.ranks[0], later)).iteration_s == pytest.approx(1200e-6)
+    sends = replace(later, calls=(*later.calls, CollectiveCall(collective="send", peer=0)))
+    assert analyse(trace_of(one.ranks[0], sends)).iteration_s == pytest.approx(1300e-6)
+    apart = replace(analyse(trace_of(one.ranks[0], sends)), offset_ns={0: 0, 1: -(10**12)})
     assert apart.iteration_s == pytest.approx(1200e-6)
     assert dict(found.host_iteration_s) == {0: 1200e-6, 1: 1200e-6}
     assert analyse(one).host_iteration_s[0] == pytest.approx(1000e-6)

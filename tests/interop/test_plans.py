@@ -499,6 +499,21 @@ def test_megatron_layout_tells_the_chunks():
     assert (settings["virtual_pp"], settings["schedule"]) == (2, "1f1b-interleaved")
 
 
+@pytest.mark.parametrize(("layers", "flags", "ends"), [
+    (30, "embedding loss", (3, 3)), (31, "embedding", (3, None)), (31, "loss", (None, 3)), (32, "", (None, None)),
+])  # fmt: skip
+def test_embedding_and_loss_take_the_place_of_a_layer(layers, flags, ends):
+    """Megatron-Core, ``get_num_layers_to_build``: layers and what is accounted for, over stages and chunks, less what is there."""
+    given = "".join(f" --account-for-{name}-in-pipeline-split" for name in flags.split())
+    chunks = " --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2"
+    settings = parse_megatron(LLAMA.replace("--num-layers 32", f"--num-layers {layers}") + chunks + given).settings
+    assert (settings.get("first_stage_layers"), settings.get("last_stage_layers")) == ends
+    with pytest.raises(ConfigError, match="33 layers and 1 more do not divide into 8 stages"):
+        parse_megatron(
+            LLAMA.replace("--num-layers 32", "--num-layers 33") + chunks + " --account-for-loss-in-pipeline-split"
+        )
+
+
 def test_megatron_messages_that_do_not_overlap():
     assert parse_megatron(LLAMA + " --no-overlap-p2p-communication").plan().overlap_p2p is False
 

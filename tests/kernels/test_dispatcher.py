@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simulator.kernels.dispatcher import Dispatcher, network_s, places_of
 from simulator.program.op import Routed
 from simulator.topology.device import load_device
+from validation.tables.collective_rows import predict as predict_collectives
 from validation.tables.dispatch_rows import predict
 from validation.tables.reader import Row
 
@@ -95,3 +96,42 @@ def test_a_direction_that_does_not_exist_is_refused():
 def test_every_device_can_be_asked():
     for name, operator in product(("h100-sxm5-80g", "gb300", "mi300x", "a100-sxm4-80g"), ("dispatch", "combine")):
         assert Dispatcher.of(load_device(name)).launch_s(operator) > 0
+
+
+#: ai-dynamo/aiconfigurator@095f58a51c and deepseek-ai/DeepEP@dd758ca, README: a row of a table of collectives, us
+NOTED = [
+    ("dgx-b200", 8, 1, "moe_dispatch", "deepep normal 20 SMs", 267831282, "tokens 8192 hidden 6144 top-8 experts 160; FP8 payload", 908.7),
+    ("gb200-nvl72", 8, 2, "moe_combine", "NVLinkTwoSided", 2487226567, "tokens 32768 hidden 7168 top-8 experts 256 dtype bfloat16", 6415.4),
+    ("gb200-nvl72", 16, 4, "moe_dispatch", "NVLinkOneSided", 430929724, "tokens 16384 hidden 7168 top-8 experts 256 dtype nvfp4", 774.7),
+    ("hgx-h200", 32, 4, "moe_dispatch", "deepep normal 24 SMs", 0, "tokens 4096 hidden 7168 top-8 experts 256; FP8 payload", 1791.0),
+    ("dgx-h800", 8, 1, "moe_dispatch_ll", "", 7340032, "low-latency kernels, 128 tokens per GPU", 77.0),
+    ("dgx-h800", 64, 8, "moe_combine_ll", "", 14680064, "low-latency kernels, 128 tokens per GPU", 314.0),
+    ("dgx-h800", 64, 8, "moe_combine", "deepep V1, 20 SMs", 234881024, "EP64, 4096 tokens, top-8 limited to 4 nodes, BF16", 6074.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("noted", NOTED, ids=[f"{row[0]}-{row[3]}-{row[4]}" for row in NOTED])
+def test_exchanges_in_tables_of_collectives_are_predicted_from_their_notes(noted):
+    machine, gpus, nodes, name, algorithm, n_bytes, notes, measured = noted
+    n_bytes = n_bytes or round(4096 * 7168 * (1 + 4 / 128) * places_of(gpus, 8, 256))
+    cells = {"topology": machine, "gpus": str(gpus), "nodes": str(nodes), "collective": name, "algorithm": algorithm,
+             "size_bytes": str(n_bytes), "time_us": str(measured), "notes": notes}  # fmt: skip
+    (found,) = predict_collectives([Row(cells=cells, kind="collectives", file="", line=1)])
+    assert found.reason is None or not found.reason
+    assert found.predicted == pytest.approx(measured, rel=0.2)
+
+
+def test_an_exchange_says_what_its_notes_lack():
+    cells = {
+        "topology": "dgx-h100",
+        "gpus": "8",
+        "nodes": "1",
+        "collective": "moe_dispatch",
+        "size_bytes": "1",
+        "time_us": "1",
+    }
+    (found,) = predict_collectives([Row(cells=cells, kind="collectives", file="", line=1)])
+    assert "tokens 4096 hidden 7168 top-8 experts 256" in found.reason
+    notes = {"notes": "tokens 1 hidden 1 top-1 experts 8", "algorithm": "nvlinkx"}
+    (found,) = predict_collectives([Row(cells=cells | notes, kind="collectives", file="", line=1)])
+    assert "'nvlinkx' is unknown" in found.reason

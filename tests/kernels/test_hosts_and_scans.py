@@ -63,6 +63,17 @@ def test_experts_that_are_launched_one_by_one_take_the_host_as_often(plain_devic
     assert issue_s(said, "graphs", "forward", n_pieces=16) == pytest.approx(16 * issue_s(said, "graphs", "forward"))
 
 
+def test_modules_cost_the_host_more_before_their_overhead_was_reduced(plain_device):
+    """Container 25.11 against 26.02, the same recipe (MB-0086 and MB-0061, split=fit): 11.03 and 10.05 s, mostly the host's."""
+    call = {"is_call": True, "n_pieces": 16}
+    late, early = (issue_s(plain_device, "eager", "forward", is_early=age, **call) for age in (False, True))
+    assert 11.03 / 10.05 < early / late < 1.25
+    assert issue_s(plain_device, "eager", "forward", is_early=True) == issue_s(plain_device, "eager", "forward")
+    assert issue_s(plain_device, "graphs", "forward", is_early=True, **call) == issue_s(
+        plain_device, "graphs", "forward", **call
+    )
+
+
 def pointwise(name: str = "add", read: float = 4.0, **more: str) -> PointwiseShape:
     return PointwiseShape(name=name, n_elements=1, read_bytes=read, written_bytes=2.0, **more)  # type: ignore[arg-type]
 

@@ -99,6 +99,21 @@ def test_kernels_that_visited_every_expert_took_ten_times_as_long():
     assert traffic[0] / traffic[1] == pytest.approx(10.0)
 
 
+def test_tokens_of_an_all_to_all_are_sorted_by_expert_and_back_in_both_passes():
+    """Megatron's dispatcher: a global permutation before the exchange, a local one behind it; with one expert a rank there is none."""
+    spec = small("mixtral-8x7b")
+    moves: dict[tuple[int, bool], list[float]] = {}
+    for ep, sorts in ((4, True), (4, False), (8, True)):
+        layer = built(spec, kernels="fused", ep=ep, sorts_arrivals=sorts).layers[1]
+        kernels = [
+            [i.n_bytes for i in each if getattr(i, "name", "") == "permute"] for each in (layer.forward, layer.backward)
+        ]
+        assert len(kernels[0]) == len(kernels[1])
+        moves[ep, sorts] = kernels[0]
+    assert [len(each) for each in moves.values()] == [3, 1, 1]
+    assert set(moves[4, True]) == set(moves[4, False])  # every one of them copies all routed tokens
+
+
 @pytest.mark.parametrize("layers", [3, 7])
 def test_equal_layers_are_the_same_object(layers):
     model = built(small("gpt2", layers=layers))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from simulator import ParallelPlan, Scenario, simulate
+from simulator.calibration.kernel_rows import shape_of
 from simulator.errors import InfeasiblePlanError
 from simulator.interop.hf_config import parse_hf_config
 from simulator.models.build import build_model
@@ -124,3 +125,20 @@ def test_blocks_hand_on_every_copy_of_the_residual_stream():
     setting = Setting(micro_batch=1, sequence_length=4096, kernels="fused")
     model = build_model(find_spec("deepseek-v4-flash-4layers"), setting)
     assert {layer.output_bytes for layer in model.layers[:-1]} == {4 * 4096 * 4096 * 2}
+
+
+@pytest.mark.parametrize(("notes", "seen"), [
+    ("DeepSeek-V4 pro, compression ratio 0 (window 128)", 128), ("compression ratio 128 (hierarchical)", 128 + 16),
+    ("compression ratio 4 (sparse, index top-k 1024)", 128 + 512),
+])  # fmt: skip
+def test_rows_of_timed_compressed_attention_say_which_keys_are_seen(notes, seen):
+    cells = {
+        "op": "dsv4_attention",
+        "heads": "128",
+        "kv_heads": "1",
+        "seq_len": "4096",
+        "head_dim": "512",
+        "notes": notes,
+    }
+    shape = shape_of(cells)
+    assert isinstance(shape, AttentionShape) and (shape.window, shape.kv_heads) == (seen, 1)

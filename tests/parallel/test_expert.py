@@ -251,7 +251,7 @@ def test_static_shapes_and_graphs_need_no_wait(changes):
 
 
 def host_s(ep, **changes):
-    plan = plan_of(ep=ep, **changes)
+    plan = plan_of(ep=ep, **{"moe_dispatcher": "deepep", **changes})
     result = simulate(Scenario(topology="dgx-h100", model=SPEC.name, plan=plan))
     costs = ModelCosts(result.topology, result.scenario)
     layer = next(layer for layer in result.model.layers if layer.name == "moe_block")
@@ -264,6 +264,9 @@ def test_every_local_expert_costs_its_launches():
     expert_s = PIECE_S[1]
     assert host_s(2) - host_s(8) == pytest.approx(2 * 4 * expert_s, rel=0.01)  # with one, there is nothing to loop over
     assert host_s(2, moe_fused_experts=True) == pytest.approx(host_s(8, moe_fused_experts=True))
+    # and what an all-to-all delivered is sorted by expert, and back, in a launch of 20 us each
+    sorting = host_s(2, moe_dispatcher="alltoall") - host_s(2)
+    assert sorting == pytest.approx(2 * 20e-6) and host_s(8, moe_dispatcher="alltoall") == pytest.approx(host_s(8))
 
 
 def test_a_dispatcher_with_few_sms_is_bound_by_them():
@@ -299,6 +302,22 @@ def test_a_release_brings_its_features_where_nothing_else_is_said():
         assert not ParallelPlan.of({**recipe, **other}).moe_fused_experts
     with pytest.raises(ConfigError, match="container"):
         ParallelPlan(release="newest")
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_early"),
+    [
+        ({"framework": "megatron-bridge", "release": "25.11"}, True),
+        ({"framework": "megatron-core", "release": "25.11"}, True),
+        ({"framework": "megatron-bridge", "release": "26.02"}, False),
+        ({"framework": "megatron-bridge"}, False),
+        ({"framework": "fsdp2", "release": "25.11"}, False),
+    ],
+)
+def test_containers_before_26_02_have_a_transformer_engine_that_costs_the_host_more(settings, is_early):
+    """NVIDIA's software versions: container 25.11 has Transformer Engine 2.9, 26.02 has 2.12; pull request 2377 came with 2.11."""
+    plan = ParallelPlan.of(settings)
+    assert plan.framework_spec.has_early_modules(plan.release) is is_early
 
 
 #: fit rows MB-0061 and MB-0227 of the frontier table: Qwen3 30B on 8 GB200, eager experts in 26.02 and whole graphs in 26.06

@@ -64,6 +64,15 @@ def test_identity_replay_gives_every_step_back(name):
             assert abs(got - want) < 0.01 * measured.duration_ns, (measured.rank, measured.step, key)
 
 
+@pytest.mark.parametrize("name", ["megatron-tp2/tp2/result", "param/et_replay/tests/inputs/dlrm_kineto.tar.gz"])
+def test_a_single_step_takes_as_long_as_on_its_longest_rank(name):
+    """Ranks that entered it 12 and 5 ms apart: that is no part of the step."""
+    result = replay(reconstruct(read(SHARED / name)))
+    longest_s = max(step[0] for step in _expected(name)["gpu_step_us"]) / 1e6
+    assert result.measured_usage.iteration_s == pytest.approx(longest_s, rel=0.001)
+    assert result.simulated_usage.iteration_s == pytest.approx(longest_s, rel=0.001)
+
+
 def test_pipeline_job_as_measured_and_without_stragglers():
     expected = _expected("straggler/data (ST)")
     whole = reconstruct(read(SHARED / "straggler" / "data" / "trace-ST.csv.gz"))

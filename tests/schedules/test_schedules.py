@@ -21,7 +21,6 @@ from simulator.schedules import (
     render,
     turns,
     unit_time_execution,
-    unit_time_makespan,
 )
 
 STAGES = range(1, 17)
@@ -79,7 +78,7 @@ def test_makespan_is_at_least_work_and_longest_chain(name, stages):
     for p, m, placement, table in tables(name, stages):
         chain = placement.n_parts * (1 + 1)  # forward and input gradient of one micro-batch through all parts
         work = m * 3 * placement.n_parts // p
-        makespan = unit_time_makespan(table, placement, **EQUAL)
+        makespan = unit_time_execution(table, placement, **EQUAL).makespan
         assert makespan >= max(chain, work)
 
 
@@ -87,7 +86,7 @@ def test_makespan_is_at_least_work_and_longest_chain(name, stages):
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interlaced"])
 def test_bubble_is_p_minus_1_over_m(name, stages):
     for p, m, placement, table in tables(name, stages):
-        assert unit_time_makespan(table, placement, forward=3.0, backward=5.0) == (m + p - 1) * 8.0
+        assert unit_time_execution(table, placement, forward=3.0, backward=5.0).makespan == (m + p - 1) * 8.0
 
 
 @pytest.mark.parametrize("name", ["1f1b-interleaved", "1f1b-combined"])
@@ -97,7 +96,7 @@ def test_interleaving_divides_the_bubble_by_the_chunks(v, name, stages):
     for p in stages[stages[0] == 1 :]:
         for m in (p, 2 * p, 4 * p):
             table = build_table(name, p, m, n_chunks=v)
-            makespan = unit_time_makespan(table, forward=3.0 / v, backward=6.0 / v)
+            makespan = unit_time_execution(table, forward=3.0 / v, backward=6.0 / v).makespan
             assert makespan == pytest.approx(m * 9.0 + (p - 1) * 9.0 / v)
 
 
@@ -133,8 +132,25 @@ def test_dualpipe_idles_as_long_as_published(times, stages):
     """(p / 2 - 1) (T_F&B + T_B - 3 T_W) beside the work; nothing is hidden here, so T_F&B = T_F + T_B."""
     both = times["forward"] + 2 * times["backward"] - 3 * times["wgrad"]
     for p, m, placement, table in tables("dualpipe", stages):
-        idle = unit_time_makespan(table, placement, **times) - m * (times["forward"] + times["backward"])
+        idle = unit_time_execution(table, placement, **times).makespan - m * (times["forward"] + times["backward"])
         assert idle == (p / 2 - 1) * both if times is EQUAL else 0 <= idle <= (p / 2 - 1) * both
+
+
+@pytest.mark.parametrize("times", [EQUAL, UNEQUAL])
+def test_dualpipe_v_idles_as_long_as_published(times):
+    """(P / 2 - 1) (T_F&B + T_B - 3 T_W) with P = 2 p parts (deepseek-ai/DualPipe, README), each part's times its own."""
+    both = times["forward"] + 2 * times["backward"] - 3 * times["wgrad"]
+    for p, m, placement, table in tables("dualpipe-v", STAGES[:10]):
+        idle = unit_time_execution(table, placement, **times).makespan - 2 * m * (times["forward"] + times["backward"])
+        assert idle == (p - 1) * both if times is EQUAL else 0 <= idle <= (p - 1) * both
+
+
+def test_dualpipe_v_is_the_first_half_of_dualpipe():
+    """deepseek-ai/DualPipe, README: "cut in half"; as many micro-batches go through each direction of twice the stages."""
+    for p, m in ((1, 2), (2, 4), (3, 8), (4, 9)):
+        assert build_table("dualpipe-v", p, m) == build_table("dualpipe", 2 * p, 2 * m)[:p]
+    with pytest.raises(InfeasiblePlanError, match="at least 2 pp micro-batches, got pp = 4 and 7"):
+        build_table("dualpipe-v", 4, 7)
 
 
 @in_both_halves
@@ -204,6 +220,7 @@ PEAKS = {
     "v-half": lambda p, m: 2 * ((p + 2) // 2),
     "v-min": lambda p, m: 2 * ((p + 4) // 3),
     "dualpipe": lambda p, m: p + 1,
+    "dualpipe-v": lambda p, m: 2 * p + 1,
 }
 
 

@@ -30,16 +30,6 @@ def parse_rate(text: str) -> float | None:
     text : str
         ``"1gbit"``, ``"2.5gbit"``, ``"100mbit"``, or ``"none"`` for no shaping.
 
-    Returns
-    -------
-    float or None
-        Bits per second; None without shaping.
-
-    Raises
-    ------
-    ConfigError
-        For anything else.
-
     Examples
     --------
     >>> parse_rate("2.5gbit")

@@ -34,11 +34,6 @@ def collective_call(
         All ranks by default.
     root : int
         Global rank from which is broadcast and to which is reduced.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such collective.
     """
     n_elements = buffer_bytes(n_bytes, world) // FLOAT_BYTES
     whole = torch.ones(n_elements, device=device)

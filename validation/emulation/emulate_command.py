@@ -70,13 +70,7 @@ def _traffic_bytes(cases: Cases) -> int:
 
 
 def run_cases(cases: Cases, limits: Limits) -> Iterator[dict[str, Any]]:
-    """Measure jobs on clusters, one cluster at a time.
-
-    Raises
-    ------
-    SimulatorError
-        Before anything runs if all together would send more than ``limits`` allows.
-    """
+    """Measure jobs on clusters, one cluster at a time."""
     total = _traffic_bytes(cases)
     if total > limits.traffic_bytes:
         raise ConfigError(

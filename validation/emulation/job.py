@@ -165,13 +165,7 @@ class Job:
 
 
 def job_of_row(row: Mapping[str, str]) -> Job:
-    """Read the job from a measured row.
-
-    Raises
-    ------
-    ConfigError
-        If the row is of a job that is not known here.
-    """
+    """Read the job from a measured row."""
     name, text = row["job"], row.get("cfg", "") or ""
     if _BESIDE in text:
         own, _, other = text.partition(_BESIDE)
@@ -211,11 +205,6 @@ def job_of_row(row: Mapping[str, str]) -> Job:
 
 def job_named(text: str) -> Job:
     """Read the job that runs beside another: its name and its configuration.
-
-    Raises
-    ------
-    ConfigError
-        If it is no training step.
 
     Examples
     --------

@@ -68,13 +68,7 @@ def kind_of(row: Mapping[str, Any]) -> str:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read measured rows.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read or lacks columns.
-    """
+    """Read measured rows."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -104,13 +98,7 @@ def target_of(group: Group) -> float | None:
 
 
 def check_targets(groups: Sequence[Group]) -> None:
-    """Compare every judged kind with its target.
-
-    Raises
-    ------
-    ThresholdError
-        Naming the kinds that miss theirs.
-    """
+    """Compare every judged kind with its target."""
     missed = [
         f"{group.key['kind']}: {group.mean_absolute:.1%} over {group.n} rows, target {target:.0%}"
         for group in groups

@@ -77,13 +77,7 @@ def expected_duration_s(shape: ClusterShape, job: Job) -> float:
 
 
 def check(shape: ClusterShape, job: Job, limits: Limits) -> list[str]:
-    """Refuse what cannot run or would cost too much; return warnings about what distorts a measurement.
-
-    Raises
-    ------
-    ConfigError
-        With the numbers, and what to change.
-    """
+    """Refuse what cannot run or would cost too much; return warnings about what distorts a measurement."""
     world = shape.n_nodes * job.procs_per_node
     if world < 2:
         raise ConfigError(f"job '{job.name}' needs at least 2 ranks, there are {world}", hint="--nodes 2")
@@ -214,11 +208,6 @@ def paces_s(
     ----------
     own, other : sequence of sequences of (float, float)
         ``[rank][repetition]`` of each job: start and end on the clock that all share.
-
-    Raises
-    ------
-    ConfigError
-        If the other job was over before two steps were.
     """
     over_s = min(times[-1][1] for times in other)
     starts = [max(start for start, _ in one) for one in zip(*own, strict=True)]

@@ -81,8 +81,6 @@ def switch_batch(shape: ClusterShape, netns_of_host: Callable[[int], str]) -> Ba
 
     Parameters
     ----------
-    shape : ClusterShape
-        What to build.
     netns_of_host : callable
         Path of a host's namespace, as ``ip link add ... netns`` takes it.
     """

@@ -200,13 +200,7 @@ def topology_of(shape: ClusterShape, procs_per_node: int = 1) -> Topology:
 
 @lru_cache(maxsize=1024)  # a pair of jobs takes seconds, and is measured more than once
 def predicted_s(shape: ClusterShape, job: Job, overheads: Overheads | None = None) -> float:
-    """Predict how long one repetition of a job takes.
-
-    Raises
-    ------
-    ConfigError
-        If the job is not predicted; says why.
-    """
+    """Predict how long one repetition of a job takes."""
     topology = topology_of(shape, job.procs_per_node)
     limits = overheads or shipped_overheads()
     shaped = shape.rate_bits_per_s is not None
@@ -250,13 +244,7 @@ def _beside_s(shape: ClusterShape, job: Job, topology: Topology, links: _Links, 
 
 
 def shape_of_row(row: Mapping[str, str]) -> ClusterShape:
-    """Read the cluster from a measured row.
-
-    Raises
-    ------
-    ConfigError
-        If a cell cannot be understood.
-    """
+    """Read the cluster from a measured row."""
     return ClusterShape(
         n_nodes=int(row["nodes"]),
         rate_bits_per_s=parse_rate(row["rate"]),

@@ -128,15 +128,7 @@ def _exchange(job: Job, n_ranks: int) -> Program:
 
 
 def program_of(job: Job, world: int, n_racks: int) -> Program:
-    """Write a job down as a program.
-
-    Parameters
-    ----------
-    world : int
-        Ranks of all jobs together.
-    n_racks : int
-        Racks over which they are spread.
-    """
+    """Write a job down as a program."""
     found: list[RankProgram] = []
     for index in range(1 if job.alone else job.n_jobs):
         found += placed_program(job, job.ranks_of_job(index, world, n_racks)).ranks

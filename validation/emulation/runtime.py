@@ -62,10 +62,6 @@ def run_rank(rank: int, world: int, job: Job, *, n_racks: int, store_path: str, 
 
     Parameters
     ----------
-    rank, world : int
-        Which of how many.
-    job : Job
-        What to run.
     n_racks : int
         Racks over which ranks are spread, for jobs that depend on it.
     store_path : str

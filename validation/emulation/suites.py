@@ -134,13 +134,7 @@ SUITES: dict[str, Callable[[], Cases]] = {
 
 
 def suite(name: str) -> Cases:
-    """Cases of a suite.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such suite.
-    """
+    """Cases of a suite."""
     if name not in SUITES:
         raise ConfigError(f"suite '{name}' is unknown", hint=f"one of {', '.join(SUITES)}")
     return SUITES[name]()

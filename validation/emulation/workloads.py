@@ -53,15 +53,7 @@ class _Timed(torch.autograd.Function):
 
 
 class TimedLayer(torch.nn.Module):
-    """A layer of ``n_bytes`` of fp32 parameters whose passes take set times.
-
-    Parameters
-    ----------
-    n_bytes : int
-        Bytes of the parameter.
-    forward_s, backward_s : float
-        Time of each pass.
-    """
+    """A layer of ``n_bytes`` of fp32 parameters whose passes take set times."""
 
     def __init__(self, n_bytes: int, forward_s: float, backward_s: float) -> None:
         super().__init__()

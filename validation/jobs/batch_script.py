@@ -84,14 +84,6 @@ def batch_script(scheduler: str, request: Request, arguments: Sequence[str]) -> 
     ----------
     scheduler : str
         ``slurm``, or ``pbs`` with the ``mpiexec`` of PALS.
-    request : Request
-    arguments : sequence of str
-        Of ``python -m validation run``: a job and its options.
-
-    Raises
-    ------
-    ConfigError
-        If the scheduler or the job is unknown, or a number or the time cannot be.
     """
     if scheduler not in SCHEDULERS:
         raise ConfigError(f"scheduler '{scheduler}' is unknown", hint=" or ".join(SCHEDULERS))

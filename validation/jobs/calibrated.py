@@ -159,10 +159,6 @@ def simulate_job(job: JobProgram, topology: Topology, kernels: CalibratedKernels
 
     Parameters
     ----------
-    topology : Topology
-        As many ranks as the job has.
-    kernels : CalibratedKernels
-        Of every rank; how many tensors each updates is the job's.
     share : float
         What compute and communication keep of their speed beside each other: both need the processors.
     """

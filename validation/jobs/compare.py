@@ -139,15 +139,7 @@ def _program(settings: Settings, size: GptSize, n_ranks: int) -> JobProgram:
 
 
 def _share(extra_s: Callable[[float], float], measured_s: float) -> float:
-    """Return what compute and communication keep of their speed beside each other, from what communication adds to a step.
-
-    Parameters
-    ----------
-    extra_s : callable
-        Predicted seconds that communication adds, for a share.
-    measured_s : float
-        Measured ones.
-    """
+    """Return what compute and communication keep of their speed beside each other, from what communication adds to a step."""
     low, high = _SMALLEST_SHARE, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2

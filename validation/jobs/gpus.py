@@ -75,26 +75,7 @@ def run_on_gpus(settings: Settings, n_gpus: int) -> list[Row]:
 def compare_gpus(
     folder: Path, n_gpus: int, cluster: ImportedCluster, *, run: Run = run_on_gpus, quiet: bool = True
 ) -> GpuComparison:
-    """Calibrate, run and predict on GPUs.
-
-    Parameters
-    ----------
-    folder : Path
-        For tables and fitted files.
-    n_gpus : int
-        Of this node.
-    cluster : ImportedCluster
-        This node as NVML describes it.
-    run : callable
-        Runs a job.
-    quiet : bool
-        Say nothing on stderr.
-
-    Raises
-    ------
-    SimulatorError
-        If a job fails, or the kernels do not determine the device's constants.
-    """
+    """Calibrate, run and predict on GPUs."""
 
     def say(text: str) -> None:
         if not quiet:
@@ -160,13 +141,7 @@ def _fit_collectives(folder: Path, path: Path, n_gpus: int, run: Run) -> list[st
 
 
 def check_gpus(one: GpuComparison, threshold: float) -> None:
-    """Check that no judged iteration is further off than ``threshold``.
-
-    Raises
-    ------
-    ThresholdError
-        Naming those that are, or that could not be predicted.
-    """
+    """Check that no judged iteration is further off than ``threshold``."""
     far = []
     for outcome in one.iterations():
         error = outcome.relative_error

@@ -31,13 +31,7 @@ COUNTS = (1, 2)
 
 
 def gpus_here() -> int:
-    """Return the number of GPUs that jobs here can use; does not touch one.
-
-    Raises
-    ------
-    ConfigError
-        If PyTorch is missing.
-    """
+    """Return the number of GPUs that jobs here can use; does not touch one."""
     require_torch()
     import torch
 
@@ -51,19 +45,10 @@ def compare_here(
 
     Parameters
     ----------
-    settings : Settings
-        The job; ``job`` itself follows from the number of processes.
     counts : sequence of int
         Processes of each run.
     jobs : sequence of str
         Other kinds of training to compare where there is more than one process.
-    quiet : bool
-        Say nothing on stderr.
-
-    Raises
-    ------
-    SimulatorError
-        If PyTorch is missing, or a process fails or does not answer in time.
     """
     require_torch()
     if not counts or min(counts) < 1:
@@ -120,11 +105,6 @@ def check_here(found: Sequence[Comparison], threshold: float) -> None:
     """Check that no iteration that is judged is further off than ``threshold``, or than that and what other work took.
 
     Where other work had half of what the ranks needed or more, nothing is judged, and that is said.
-
-    Raises
-    ------
-    ThresholdError
-        Naming those that are.
     """
     far = []
     for one in found:

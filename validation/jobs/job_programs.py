@@ -81,13 +81,7 @@ def settings_of(settings: Settings, job: str, n_ranks: int) -> Settings:
 
 
 def job_program(settings: Settings, size: GptSize, n_ranks: int) -> JobProgram:
-    """Write down one step of a job.
-
-    Raises
-    ------
-    SimulatorError
-        If it cannot run on so many ranks or is not predicted; says why.
-    """
+    """Write down one step of a job."""
     job = settings.job
     check_ranks(settings, n_ranks, size.layers, size.heads)
     if job == "pp" and size.layers % n_ranks:
@@ -193,12 +187,8 @@ def record(size: GptSize, micro_batch: int, *, n_shards: int = 1, tied: bool = T
 
     Parameters
     ----------
-    micro_batch : int
-        Sequences.
     n_shards : int
         Tensor-parallel ranks, one of which is recorded.
-    tied : bool
-        Whether the head shares the token table.
     """
     tokens = torch.zeros((micro_batch, size.seq_len), dtype=torch.long)
     with torch.device("meta"):

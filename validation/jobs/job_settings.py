@@ -83,13 +83,7 @@ def axis_of(job: str) -> str:
 
 
 def check_ranks(settings: Settings, n_ranks: int, layers: int, heads: int) -> None:
-    """Complain before anything starts when a job cannot run on so many ranks.
-
-    Raises
-    ------
-    ConfigError
-        With the numbers and the way out.
-    """
+    """Complain before anything starts when a job cannot run on so many ranks."""
     job = settings.job
     if job in ("kernels", "single") and n_ranks != 1:
         raise ConfigError(f"job '{job}' runs on one rank, {n_ranks} were started", hint="--nproc 1")

@@ -162,15 +162,7 @@ def run_kernels(settings: Settings, launch: Launch, device: torch.device) -> lis
 
 
 def call_of(shape: KernelShape, device: torch.device) -> Call | None:
-    """Return a call that does what a shape describes; None where calibration has no way to.
-
-    Parameters
-    ----------
-    shape : KernelShape
-        As recorded from a module.
-    device : torch.device
-        Where its tensors live.
-    """
+    """Return a call that does what a shape describes; None where calibration has no way to."""
     new = _maker(shape.dtype, device)
     if isinstance(shape, GemmShape):
         return _gemm(shape, new)

@@ -53,11 +53,6 @@ class Launch:
 def find_launch(environment: Mapping[str, str]) -> Launch | None:
     """Read from the environment who launched this process; None if nobody did.
 
-    Raises
-    ------
-    ConfigError
-        If a variable that the launcher sets is missing or is not a number.
-
     Examples
     --------
     >>> find_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_NNODES": "4", "MASTER_ADDR": ""}).rank
@@ -147,19 +142,10 @@ def start_here(n_ranks: int, body: Callable[[Launch], Any], *, port: int = 0, ti
 
     Parameters
     ----------
-    n_ranks : int
-        Processes.
-    body : callable
-        What each runs.
     port : int
         Where rank 0 listens; 0 takes a free one.
     timeout_s : float
         After this all are ended.
-
-    Raises
-    ------
-    JobError
-        If the port is busy or a rank dies.
     """
     if port:
         check_port("127.0.0.1", port)
@@ -175,13 +161,7 @@ def start_here(n_ranks: int, body: Callable[[Launch], Any], *, port: int = 0, ti
 
 @contextlib.contextmanager
 def process_group(launch: Launch, backend: str, timeout_s: float) -> Iterator[None]:
-    """Join the job's process group while the body runs.
-
-    Raises
-    ------
-    JobError
-        If the ranks do not find each other; names the address and what to look at.
-    """
+    """Join the job's process group while the body runs."""
     from datetime import timedelta
 
     import torch.distributed as dist
@@ -211,13 +191,7 @@ def process_group(launch: Launch, backend: str, timeout_s: float) -> Iterator[No
 
 
 def require_torch() -> None:
-    """Complain in words when PyTorch is not installed.
-
-    Raises
-    ------
-    ConfigError
-        With the command that installs it.
-    """
+    """Complain in words when PyTorch is not installed."""
     try:
         import torch  # noqa: F401
     except ImportError as error:

@@ -123,8 +123,6 @@ def build_gpt(size: GptSize, *, tied: bool = True, n_shards: int = 1) -> nn.Sequ
 
     Parameters
     ----------
-    size : GptSize
-        Sizes.
     tied : bool
         Whether the head shares the token table; pipelines and fully sharded models keep them apart.
     n_shards : int

@@ -33,13 +33,7 @@ def kind_of(job: str) -> str:
 
 
 def run_job(settings: Settings, launch: Launch) -> list[Row]:
-    """Run one rank of a job; every rank returns the same rows.
-
-    Raises
-    ------
-    SimulatorError
-        If the job cannot run on these ranks, or a peer is lost.
-    """
+    """Run one rank of a job; every rank returns the same rows."""
     import warnings
 
     import torch
@@ -86,11 +80,6 @@ def choose_device(settings: Settings, launch: Launch, environment: Mapping[str, 
     """Device of a rank: its GPU where there is one for every rank of the node, otherwise the CPU, which is said.
 
     A launcher may show every rank a GPU of its own (``srun --gpus-per-task=1``): then it is the only one there.
-
-    Raises
-    ------
-    ConfigError
-        If GPUs are asked for and there are too few.
     """
     import torch
 

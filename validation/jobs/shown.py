@@ -110,13 +110,7 @@ def print_comparisons(name: str, found: Sequence[Comparison]) -> None:
 
 
 def write_page(path: str | Path, name: str, found: Sequence[Comparison]) -> None:
-    """Write plots and tables of the comparisons as one HTML file.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be written.
-    """
+    """Write plots and tables of the comparisons as one HTML file."""
     points = []
     for one in found:
         steps: list[Side] = [("iteration", *one.iteration)]

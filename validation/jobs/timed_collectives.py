@@ -19,13 +19,7 @@ _FLOAT_BYTES = 4
 
 
 def message_call(kind: str, n_bytes: int, launch: Launch, device: torch.device) -> Callable[[], object]:
-    """Return a message of a job: a collective of all ranks, or ``p2p`` from the first rank to the second and back.
-
-    Raises
-    ------
-    ConfigError
-        If the kind is unknown.
-    """
+    """Return a message of a job: a collective of all ranks, or ``p2p`` from the first rank to the second and back."""
     if kind != "p2p":
         return collective_call(kind, n_bytes, launch.world_size, device=device)
     data = torch.ones(n_bytes // _FLOAT_BYTES, device=device)

@@ -36,13 +36,7 @@ _SHARDING = {"zero1": "zero1", "fsdp2": "zero3", **{f"deepspeed-zero{stage}": f"
 
 
 def size_of(settings: Settings) -> GptSize:
-    """Sizes of the model that a job trains.
-
-    Raises
-    ------
-    ConfigError
-        If the name is unknown.
-    """
+    """Sizes of the model that a job trains."""
     if settings.model not in SIZES:
         raise ConfigError(f"model '{settings.model}' is unknown", hint=f"one of {', '.join(SIZES)}")
     size = SIZES[settings.model]

@@ -42,21 +42,12 @@ def time_repeated(
 
     Parameters
     ----------
-    action : callable
-        What to measure.
     device : torch.device
         On a GPU the times are those between two events on its stream; otherwise wall time.
-    n_repeats, n_warm_up : int
-        Measured repetitions and those before.
     before_each : callable
         Runs before every repetition and is not measured: a barrier, a flushed cache.
     clock : callable
         Seconds, where there is no GPU: wall time, or processor time, which other users of the machine do not stretch.
-
-    Returns
-    -------
-    list of float
-        Seconds.
     """
     for _ in range(n_warm_up):
         before_each()
@@ -122,28 +113,8 @@ def record_steps(
 
     Parameters
     ----------
-    folder : Path
-        Made if it does not exist.
-    job : str
-        Begins the file's name.
-    rank : int
-        Ends it.
-    device : torch.device
-        Whether GPU activity is recorded, too.
     step : callable
         What one step does; it waits for the device by itself.
-    n_steps : int
-        Steps, marked ``ProfilerStep#0`` and so on.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    ConfigError
-        If the folder cannot be written.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":

@@ -26,15 +26,7 @@ def shares_inside(table: ResidualTable, residuals: Sequence[Residual]) -> list[t
 
 
 def figure(outcomes: Sequence[Outcome], shares: Sequence[tuple[float, float]]) -> str:
-    """Draw both panels as SVG.
-
-    Parameters
-    ----------
-    outcomes : sequence of Outcome
-        Predicted iteration times.
-    shares : sequence of tuple
-        Of :func:`shares_inside`.
-    """
+    """Draw both panels as SVG."""
     points = [(o.row.measured, o.predicted) for o in outcomes if o.predicted and o.row.measured]
     low = math.floor(math.log10(min(min(point) for point in points)))
     high = math.ceil(math.log10(max(max(point) for point in points)))

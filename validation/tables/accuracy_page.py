@@ -283,17 +283,7 @@ def _others(published: Sequence[dict[str, str]]) -> list[str]:
 
 
 def render(found: Validation, table: ResidualTable, budgets: dict[str, float], extras: Extras) -> str:
-    """Return the page.
-
-    Parameters
-    ----------
-    found : Validation
-        Over the shipped measurements.
-    table : ResidualTable
-        Behind the intervals.
-    budgets : dict
-        Budget key -> mean error that CI allows.
-    """
+    """Return the page."""
     training = _select(found, "training", lambda outcome: True)
     collectives = _select(found, "collectives", _split("test"))
     kernels = _select(found, "kernels", _split("test"))

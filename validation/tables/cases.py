@@ -371,13 +371,7 @@ def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tupl
 
 
 def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
-    """Return the run behind a training row and what was assumed about it.
-
-    Raises
-    ------
-    ConfigError
-        If the row does not determine a run; the message says what is missing or unknown.
-    """
+    """Return the run behind a training row and what was assumed about it."""
     if not row.text("topology"):
         raise ConfigError("the row names no topology")
     assumed: list[str] = []

@@ -10,6 +10,7 @@ from simulator.collectives.shape import shape_of
 from simulator.collectives.tuner import constants_of
 from simulator.errors import ConfigError
 from simulator.topology import Topology, load_topology
+from validation.tables.dispatch_rows import noted_exchange_s
 from validation.tables.outcome import one_by_one
 from validation.tables.reader import Row
 
@@ -34,6 +35,8 @@ def _collective_us(row: Row) -> tuple[float, str]:
     nodes = row.integer("nodes", 1)
     topology = _load(row.text("topology"), gpus, row.integer("gpus_per_node", max(gpus // nodes, 1)))
     name = row.text("collective").lower().replace("-", "_")
+    if name.startswith("moe_"):
+        return 1e6 * noted_exchange_s(row, topology), ""
     algorithm, _, protocol = row.text("algorithm").lower().partition("/")
     transport = row.text("transport") or None
     ran = conditions_of(row.text("source"), nccl=row.text("nccl"), gpus_per_process=row.text("gpus_per_process"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 from simulator.collectives.shape import shape_of
 from simulator.errors import ConfigError
 from simulator.interop import open_topology
-from simulator.kernels.dispatcher import Dispatcher, network_s, places_of
+from simulator.kernels.dispatcher import Dispatcher, low_latency_s, network_s, nvlink_s, places_of
 from simulator.program.op import Routed
 from simulator.topology import Topology
 from validation.tables.outcome import one_by_one
@@ -29,7 +30,7 @@ def _exchange_us(row: Row) -> tuple[float, str]:
     operator = row.text("op").removeprefix("moe_")
     if operator not in _ELEMENT_BYTES:
         raise ConfigError(f"op '{row.text('op')}' is unknown", hint="moe_dispatch, moe_combine")
-    n_experts, top_k, n_sms = int(row.text("experts")), row.integer("topk"), row.integer("sms")
+    n_experts, top_k = int(row.text("experts")), row.integer("topk")
     n_nodes = row.integer("nodes")
     n_places = n_nodes if n_nodes > 1 else row.integer("gpus")
     routed = Routed(
@@ -38,10 +39,55 @@ def _exchange_us(row: Row) -> tuple[float, str]:
         n_places=places_of(n_places, top_k, n_experts),
         n_all=n_places,
     )
-    if n_nodes == 1:
-        nvlink_rate = shape_of(tuple(range(n_places)), topology).nvlink_bytes_per_s
-        return 1e6 * (dispatcher.launch_s(operator) + dispatcher.copying_s(operator, routed, n_sms, nvlink_rate)), ""
-    return 1e6 * network_s(operator, routed, n_sms, _nic_rate(topology)), ""
+    return 1e6 * _deepep_s(operator, routed, row.integer("sms"), n_nodes, topology, dispatcher), ""
+
+
+def _deepep_s(
+    operator: str, routed: Routed, n_sms: int, n_nodes: int, topology: Topology, dispatcher: Dispatcher
+) -> float:
+    if n_nodes > 1:
+        return network_s(operator, routed, n_sms, _nic_rate(topology))
+    copying_s = dispatcher.copying_s(operator, routed, n_sms, _nvlink_rate(topology, routed.n_all))
+    return dispatcher.launch_s(operator) + copying_s
+
+
+def noted_exchange_s(row: Row, topology: Topology) -> float:
+    """Return the seconds of an exchange in a table of collectives, whose tokens and experts stand in its notes.
+
+    Routing limited to some nodes reaches so many, as a token's share of the size says.
+    """
+    operator, _, low = row.text("collective").removeprefix("moe_").partition("_")
+    notes, kernel = row.text("notes"), row.text("algorithm").lower()
+    n_gpus, n_nodes, n_bytes = row.integer("gpus"), row.integer("nodes", 1), row.integer("size_bytes")
+    if operator not in _ELEMENT_BYTES or low not in ("", "ll"):
+        raise ConfigError(
+            f"collective '{row.text('collective')}' is unknown", hint="moe_dispatch, moe_combine, and with _ll"
+        )
+    if low:
+        nic = _nic_rate(topology) if n_nodes > 1 else float("inf")
+        return low_latency_s(operator, n_bytes, n_nodes, _nvlink_rate(topology, n_gpus // n_nodes), nic)
+    named = re.search(r"tokens (\d+) hidden \d+ top-(\d+) experts (\d+)", notes)
+    limited = re.search(r"(\d+) tokens, top-\d+ limited to (\d+) nodes", notes)
+    n_places = n_gpus if kernel.startswith("nvlink") or n_nodes == 1 else n_nodes
+    if named is not None:
+        n_tokens, top_k, n_experts = map(int, named.groups())
+        held, copies = (places_of(n, top_k, n_experts) for n in (n_places, n_gpus))
+    elif limited is not None:
+        n_tokens, held = int(limited[1]), float(limited[2])
+        copies = held
+    else:
+        raise ConfigError("the notes of an exchange say 'tokens 4096 hidden 7168 top-8 experts 256'")
+    routed = Routed(n_tokens=n_tokens, token_bytes=n_bytes / n_tokens / copies, n_places=held, n_all=n_places)
+    if kernel.startswith("nvlink"):
+        return nvlink_s(kernel, operator, routed, _nvlink_rate(topology, n_gpus))
+    n_sms = re.search(r"(\d+) sms", kernel)
+    return _deepep_s(
+        operator, routed, int(n_sms[1]) if n_sms else 20, n_nodes, topology, Dispatcher.of(topology.device(0))
+    )
+
+
+def _nvlink_rate(topology: Topology, n_gpus: int) -> float:
+    return shape_of(tuple(range(n_gpus)), topology).nvlink_bytes_per_s
 
 
 def _nic_rate(topology: Topology) -> float:

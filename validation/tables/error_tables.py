@@ -32,8 +32,6 @@ def document(outcomes: Sequence[Outcome], by: dict[str, tuple[str, ...]]) -> dic
 
     Parameters
     ----------
-    outcomes : sequence of Outcome
-        Of one file or several.
     by : dict
         Kind of table -> grouping columns.
     """
@@ -169,17 +167,7 @@ def print_spaced(grid: Grid, console: Console) -> None:
 def print_tables(
     outcomes: Sequence[Outcome], by: dict[str, tuple[str, ...]], *, n_rows: int = 20, console: Console | None = None
 ) -> None:
-    """Print groups, worst rows, the order of plans, what was assumed, and the rows without a prediction.
-
-    Parameters
-    ----------
-    by : dict
-        Kind of table -> grouping columns.
-    n_rows : int
-        How many of the worst rows.
-    console : rich.console.Console, optional
-        Standard output by default.
-    """
+    """Print groups, worst rows, the order of plans, what was assumed, and the rows without a prediction."""
     out = console or Console()
     if not out.is_terminal:
         out.width = max(out.width, _PLAIN_WIDTH)
@@ -213,13 +201,7 @@ def _points(outcomes: Sequence[Outcome]) -> list[Point]:
 
 
 def write_page(path: str | Path, validation: Validation) -> None:
-    """Write predicted-against-measured plots and tables as one HTML file that opens offline.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be written.
-    """
+    """Write predicted-against-measured plots and tables as one HTML file that opens offline."""
     outcomes = validation.outcomes
     tables = [
         group_table(
@@ -236,13 +218,7 @@ def write_page(path: str | Path, validation: Validation) -> None:
 
 
 def write_agreement(path: str | Path, title: str, note: str, points: Sequence[Point], tables: Sequence[Grid]) -> None:
-    """Write a page: a plot of each kind of point, the tables below, and what was compared as a note at the top.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be written.
-    """
+    """Write a page: a plot of each kind of point, the tables below, and what was compared as a note at the top."""
     charts = [
         agreement_chart(f"plot-{index}", name, [point for point in points if point.plot == name])
         for index, name in enumerate(dict.fromkeys(point.plot for point in points))

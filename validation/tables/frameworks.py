@@ -233,11 +233,6 @@ def _latest(moment: tuple[int, int], table: tuple[tuple[tuple[int, int], str], .
 def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
     """Return the CUDA release of a run, empty for a current one, and what was assumed (empty where nothing was).
 
-    Parameters
-    ----------
-    source, framework, release : str
-        Cells of the row.
-
     Examples
     --------
     >>> cuda_of("mlcommons/training_results_v3.1@1", "NVIDIA NeMo Framework Release 23.09")

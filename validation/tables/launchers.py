@@ -8,7 +8,8 @@ References
 NVIDIA/dgxc-benchmarking, tags v25.05 to v25.10.02, ``deepseek_v3/*/launch.sh`` (``RM``: recomputed modules) and the commits of
 NVIDIA/NeMo (7a8f1cc7, ``scripts/performance/llm/pretrain_deepseek_v3.py``) and NVIDIA-NeMo/Megatron-Bridge (d7dfa764,
 ``scripts/performance/run_script.py``) that they run; NVIDIA-NeMo/Megatron-Bridge,
-``scripts/performance/configs/qwen/qwen3_llm_pretrain.py`` at c0b9a000 and cfeddcd9 (``moe_token_dispatcher_type``);
+``scripts/performance/configs/qwen/qwen3_llm_pretrain.py`` at c0b9a000 and cfeddcd9 (``moe_token_dispatcher_type``), and of rows
+beside their recipe ``deepseek_workload_base_configs.py`` and ``qwen3_workload_base_configs.py`` at 97ad8cc6, c0b9a000 and 63b08b39;
 sail-sg/zero-bubble-pipeline-parallelism, ``examples/pretrain_zero_bubble.sh`` from its first commit on
 (``GPTSentencePieceTokenizer`` on C4; 32,000 pieces are assumed, as T5's and Llama's have).
 """
@@ -41,6 +42,8 @@ class Launcher:
     recompute: str = ""  #: Modules, joined by ``+``.
     mtp_layers: int = 0
     vocab: int = 0  #: Of the tokenizer that it names.
+    #: Whether it is for rows whose printed degrees or batch are not their recipe's, so that its other settings are not in the cells.
+    is_beside: bool = False
     #: Whether 64 layers are counted, of which the first stage lacks one and the last one two.
     trims_ends: bool = False
 
@@ -52,6 +55,7 @@ class Launcher:
             and self.since <= release < self.before
             and self.model in ("", row.text("model").lower())
             and row.text("topology").startswith(self.machines)
+            and (not self.is_beside or row.flag("recipe_matches") is False)
         )
 
 
@@ -63,6 +67,16 @@ def _cloud(since: str, before: str, machines: tuple[str, ...], recompute: str, *
     )  # fmt: skip
 
 
+def _beside(
+    since: str, before: str, model: str, machines: tuple[str, ...], recompute: str = "", **settings: Any
+) -> Launcher:
+    return Launcher(
+        source="megatron-bridge", since=since, before=before, model=model, machines=machines, recompute=recompute,
+        settings=settings, is_beside=True,
+    )  # fmt: skip
+
+
+_RACKS = ("gb200", "gb300")
 _BRIDGE_DROPS = {**_TOKEN_DROP, "moe_shared_expert_overlap": True}
 LAUNCHERS = (
     _cloud("25.05", "25.08", ("gb200",), "core_attn", **_TOKEN_DROP, **_UNFUSED),
@@ -82,6 +96,19 @@ LAUNCHERS = (
     Launcher(
         source="megatron-bridge", since="26.02", before="26.08", model="qwen3-235b-a22b",
         machines=("dgx-h100", "dgx-b200", "dgx-b300"), settings={"moe_dispatcher": "alltoall"},
+    ),
+    _beside(
+        "25.11", "26.02", "deepseek-v3", _RACKS, "mla_up_proj", moe_dispatcher="hybridep",
+        cuda_graphs="attn+moe_router+moe_preprocess",
+    ),
+    *(
+        _beside("25.11", "26.02", model, _RACKS, moe_dispatcher="hybridep", cuda_graphs="moe_router+moe_preprocess")
+        for model in ("qwen3-235b-a22b", "qwen3-30b-a3b")
+    ),
+    _beside("25.11", "26.02", "qwen3-30b-a3b", ("dgx-h100",), schedule="1f1b-combined"),
+    _beside(
+        "26.06", "26.08", "deepseek-v3", ("gb300",), moe_dispatcher="hybridep", cuda_graphs="full_iteration", moe_fused_experts=True,
+        fp8_modules="attention+output", schedule="1f1b-combined", pipeline_layout="Et*4|(t*4|)*14tmL", recompute="none",
     ),
     Launcher(source="zero bubble", since="", before="1", vocab=32_000),
 )  # fmt: skip

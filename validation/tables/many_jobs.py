@@ -28,15 +28,7 @@ def processes_here() -> int:
 
 
 class Progress:
-    """Says on stderr how far the work is: a bar on a terminal, a line every ten seconds elsewhere.
-
-    Parameters
-    ----------
-    label : str
-        What is being done.
-    quiet : bool
-        Say nothing.
-    """
+    """Says on stderr how far the work is: a bar on a terminal, a line every ten seconds elsewhere."""
 
     def __init__(self, label: str, *, quiet: bool = False) -> None:
         self.label = label
@@ -88,11 +80,6 @@ def _run_batch(item: tuple[Callable[[Job], Answer], Sequence[Job], int]) -> list
 
 def batches_of(weights: Sequence[float], n_batches: int) -> list[range]:
     """Cut a row of jobs into about ``n_batches`` runs of neighbours of like weight; return them heaviest first.
-
-    Parameters
-    ----------
-    weights : sequence of float
-        Expected cost of each job, in any unit.
 
     Examples
     --------

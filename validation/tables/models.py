@@ -116,11 +116,6 @@ def spec_of(row: Row, *, pad_vocab_to: int = 1, fused_style: bool = False) -> tu
         Megatron pads the vocabulary to a multiple of 128 x tp.
     fused_style : bool
         Hand-written trainers of GPT-2 train without dropout.
-
-    Raises
-    ------
-    ConfigError
-        If neither the architecture nor the name is known, or sizes are missing.
     """
     spec, assumed = _stated_spec(row)
     if row.text("mtp") or row.text("pp_layout"):

@@ -260,13 +260,7 @@ def expressed(peer: Peer, rows: Sequence[Row]) -> tuple[dict[int, Inputs], Count
 
 
 def ask(peer: Peer, python: str, checkout: Path | None, inputs: Sequence[Inputs]) -> list[float | str]:
-    """Return the tool's seconds for each input, or why it gave none.
-
-    Raises
-    ------
-    ConfigError
-        If the interpreter does not have the tool.
-    """
+    """Return the tool's seconds for each input, or why it gave none."""
     path = os.pathsep.join(filter(None, (str(checkout or ""), os.environ.get("PEER_PATH", ""))))
     run = subprocess.run(
         [python, "-c", peer.driver], input=json.dumps(list(inputs)), capture_output=True, text=True, timeout=_LIMIT_S,

@@ -26,15 +26,7 @@ class Validation:
 
 
 def predict_rows(rows: Sequence[Row], *, n_processes: int = 1, quiet: bool = True) -> list[Outcome]:
-    """Predict rows of any kinds; the outcomes are in the order of the rows.
-
-    Parameters
-    ----------
-    n_processes : int
-        Processes for what takes long.
-    quiet : bool
-        No progress on stderr.
-    """
+    """Predict rows of any kinds; the outcomes are in the order of the rows."""
     predicted: dict[int, Outcome] = {}
     for kind in KINDS:
         mine = [row for row in rows if row.kind == kind]
@@ -72,23 +64,12 @@ def validate(
 
     Parameters
     ----------
-    paths : sequence of path
-        Training, collective or kernel measurements in the documented columns, one kind per file.
     where : sequence of str
         Conditions that rows must satisfy: ``column=value``, ``column!=value``, ``column~text``.
-    split : str
-        Only rows of this split; empty takes all.
     by : sequence of str
         Columns to group errors by; empty takes the kind's own.
     n_processes : int
         0 takes what the machine has, at most 8.
-    quiet : bool
-        No progress on stderr.
-
-    Raises
-    ------
-    ConfigError
-        If a file, a condition or a column cannot be understood.
     """
     rows: list[Row] = []
     for path in paths:
@@ -102,13 +83,7 @@ def validate(
 
 
 def check_threshold(validation: Validation, threshold: float) -> None:
-    """Check that no group's mean absolute error is above ``threshold``.
-
-    Raises
-    ------
-    ThresholdError
-        Naming the groups that are, worst first.
-    """
+    """Check that no group's mean absolute error is above ``threshold``."""
     missed = []
     for kind, columns in validation.by.items():
         for group in group_outcomes([o for o in validation.outcomes if o.row.kind == kind], columns):

@@ -105,13 +105,7 @@ def short_source(source: str) -> str:
 
 
 def detect_kind(columns: Iterable[str], file: str) -> str:
-    """Return the kind of table that a header belongs to.
-
-    Raises
-    ------
-    ConfigError
-        If it is none of them; the message lists what each kind needs.
-    """
+    """Return the kind of table that a header belongs to."""
     present = set(columns)
     for kind in KINDS.values():
         if present.issuperset(kind.marks):
@@ -166,17 +160,6 @@ def read_table(path: str | Path) -> list[Row]:
     path : str or Path
         A CSV file whose header names the documented columns of one kind; those not needed may be missing. A
         bare name resolves to a path first, then to the tables in ``validation/measurements``.
-
-    Returns
-    -------
-    list of Row
-        In file order.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read or holds no numbers where numbers belong; up to 20 faults at once, each as
-        ``file:line:column``.
     """
     file = str(path)
     try:
@@ -217,13 +200,7 @@ def read_table(path: str | Path) -> list[Row]:
 
 
 def check_columns(names: Sequence[str], rows: Sequence[Row], flag: str) -> None:
-    """Check that columns named on the command line exist.
-
-    Raises
-    ------
-    ConfigError
-        With the nearest existing name.
-    """
+    """Check that columns named on the command line exist."""
     known = [*rows[0].cells, "kind", "metric"] + (["size_class"] if rows[0].kind == "collectives" else [])
     for name in names:
         if name not in known:
@@ -248,17 +225,8 @@ def select(rows: Sequence[Row], where: Sequence[str] = (), split: str = "") -> l
 
     Parameters
     ----------
-    rows : sequence of Row
-        All of one file.
     where : sequence of str
         ``column=value``, ``column!=value``, or ``column~text`` for cells that contain the text (any case).
-    split : str
-        ``fit``, ``test`` or ``seed``; empty takes all.
-
-    Raises
-    ------
-    ConfigError
-        If a condition cannot be understood, names an unknown column, or nothing is left.
     """
     conditions = [("split", "=", split)] if split and split != "all" else []
     for condition in where:

@@ -56,13 +56,7 @@ _SQUAD_TOKENS = 190
 
 
 def read_task(row: Row, assumed: list[str]) -> dict[str, Any]:
-    """Return what is trained, everything or low-rank adapters, and how long the documents are.
-
-    Raises
-    ------
-    ConfigError
-        If the task is unknown.
-    """
+    """Return what is trained, everything or low-rank adapters, and how long the documents are."""
     task = row.text("task").lower()
     if task not in _TASKS:
         raise ConfigError(f"task '{task}' is unknown", hint="pretrain, sft or lora")
@@ -88,13 +82,7 @@ def _adapters(row: Row, assumed: list[str]) -> dict[str, Any]:
 
 
 def precision_of(row: Row, precision: str, assumed: list[str]) -> str:
-    """Return the precision with the float8 recipe that the row states.
-
-    Raises
-    ------
-    ConfigError
-        If the recipe is unknown.
-    """
+    """Return the precision with the float8 recipe that the row states."""
     recipe = row.text("float8_recipe").lower()
     if not recipe:
         return precision
@@ -106,13 +94,7 @@ def precision_of(row: Row, precision: str, assumed: list[str]) -> str:
 
 
 def schedule_of(row: Row, schedule: str, virtual_pp: int) -> str:
-    """Return the schedule with the way in which the row computes the layers of the vocabulary.
-
-    Raises
-    ------
-    ConfigError
-        If that is not simulated.
-    """
+    """Return the schedule with the way in which the row computes the layers of the vocabulary."""
     how = row.text("vocabulary_parallel").lower()
     if how in ("", "none"):
         return schedule
@@ -123,13 +105,7 @@ def schedule_of(row: Row, schedule: str, virtual_pp: int) -> str:
 
 
 def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
-    """Return the settings that the columns of a recipe state.
-
-    Raises
-    ------
-    ConfigError
-        If something is stated that is not simulated and changes the run.
-    """
+    """Return the settings that the columns of a recipe state."""
     fields: dict[str, Any] = {"pipeline_layout": row.text("pp_layout") or None} | _offloaded(row, assumed)
     if row.flag("fused_grouped_mlp"):
         fields["moe_fused_experts"] = True
@@ -137,6 +113,10 @@ def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
     is_container = row.text("recipe") or "dgxc-benchmarking" in row.text("source").lower()
     if re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", release) and is_container:
         fields["release"] = release
+    month = re.fullmatch(r"20(\d\d)-(\d\d)", row.text("release"))
+    if month and "nvidia/megatron-lm" in row.text("source").lower():
+        fields["release"] = f"{month[1]}.{month[2]}"
+        assumed.append(f"release {fields['release']}: the container of the month of publication")
     dispatcher = row.text("dispatcher").lower()
     if dispatcher:
         fields["moe_dispatcher"] = _word(
@@ -228,13 +208,7 @@ def _graphs(row: Row, assumed: list[str]) -> dict[str, Any]:
 
 
 def recomputed_modules(row: Row, layers: int, stages: int, assumed: list[str]) -> dict[str, Any] | None:
-    """Return what of the plan says which modules are recomputed; None where neither column says anything.
-
-    Raises
-    ------
-    ConfigError
-        If the text is not understood.
-    """
+    """Return what of the plan says which modules are recomputed; None where neither column says anything."""
     text = row.text("recompute").lower()
     some = re.fullmatch(r"full:(\d+)-?layers", text)
     if some:

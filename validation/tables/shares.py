@@ -68,20 +68,7 @@ class SharesFit:
 
 
 def fit_shares(outcomes: Sequence[Outcome], split: str = "fit") -> SharesFit:
-    """Fit factors to the iteration times of one split, and once more without each source.
-
-    Parameters
-    ----------
-    outcomes : sequence of Outcome
-        Of training rows.
-    split : str
-        Rows of this split take part; empty takes all.
-
-    Raises
-    ------
-    CalibrationError
-        If fewer than two sources have predicted iteration times.
-    """
+    """Fit factors to the iteration times of one split, and once more without each source."""
     used = [
         o
         for o in outcomes

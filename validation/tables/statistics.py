@@ -121,11 +121,6 @@ def weighted(errors: Sequence[float], weights: Sequence[float]) -> dict[str, flo
 def describe(errors: Sequence[float]) -> dict[str, float]:
     """Return mean, median, 90th percentile and maximum of the absolute errors, and the bias.
 
-    Raises
-    ------
-    ValueError
-        If there are no errors.
-
     Examples
     --------
     >>> describe([-0.1, 0.3])["mean_absolute"], round(describe([-0.1, 0.3])["bias"], 3)

@@ -104,13 +104,7 @@ def _fitting(case: Case) -> tuple[Case, MemoryReport]:
 
 
 def answer(case: Case, *, memory_only: bool) -> Answer:
-    """Simulate one run.
-
-    Parameters
-    ----------
-    memory_only : bool
-        Whether verdict and peak suffice.
-    """
+    """Simulate one run."""
     from simulator.simulation import simulate
 
     try:
@@ -155,15 +149,7 @@ def _weight(job: tuple[Case, bool]) -> float:
 
 
 def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: int = 1) -> list[Outcome]:
-    """Predict every training row in its metric's unit; rows of one run share one simulation.
-
-    Parameters
-    ----------
-    progress : Progress, optional
-        Told how many runs are done.
-    n_processes : int
-        Processes to spread the runs over.
-    """
+    """Predict every training row in its metric's unit; rows of one run share one simulation."""
     cases: list[tuple[Case, tuple[str, ...]] | str] = []
     wanted: dict[Case, bool] = {}
     for row in rows:

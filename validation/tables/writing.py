@@ -18,13 +18,7 @@ Row = dict[str, Any]
 
 
 def make_row(kind: str, values: Mapping[str, Any]) -> Row:
-    """Put values into the columns of a kind of table; a row without ``row_id`` gets one from its contents.
-
-    Raises
-    ------
-    KeyError
-        If a value has no column.
-    """
+    """Put values into the columns of a kind of table; a row without ``row_id`` gets one from its contents."""
     columns = KINDS[kind].columns
     unknown = set(values) - set(columns)
     if unknown:
@@ -38,13 +32,7 @@ def make_row(kind: str, values: Mapping[str, Any]) -> Row:
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as CSV: the columns given, then any others.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be written.
-    """
+    """Write rows as CSV: the columns given, then any others."""
     names = [*columns, *sorted({name for row in rows for name in row} - set(columns))]
     try:
         with path.open("w", newline="", encoding="utf-8") as file:

@@ -26,6 +26,16 @@ from simulator.models.ops import (
 from simulator.models.spec import ModelSpec
 from simulator.models.styles.base import Style
 from simulator.models.styles.megatron import fused_loss
+from simulator.models.tape import Tape
+
+
+def _power(tape: Tape, x: Tensor) -> Tensor:
+    """Append ``x^n``, whose gradient takes three kernels."""
+    back = [
+        map_kernel(name, taken, [x], in_pass="backward")
+        for name, taken in (("pow", [x]), ("mul", [x]), ("mul", [x, x]))
+    ]
+    return pointwise(tape, "pow", [x], saves=[x], backward=back)
 
 
 class HfEager(Style):
@@ -66,17 +76,7 @@ class HfEager(Style):
         n_rows = x.n_elements // width
         wide = cast(tape, x, "fp32")
         n_bytes = wide.n_bytes
-        squares = pointwise(
-            tape,
-            "pow",
-            [wide],
-            saves=[wide],
-            backward=[
-                map_kernel("pow", [wide], [wide], in_pass="backward"),
-                map_kernel("mul", [wide], [wide], in_pass="backward"),
-                map_kernel("mul", [wide, wide], [wide], in_pass="backward"),
-            ],
-        )
+        squares = _power(tape, wide)
         spread = kernel("div", x.n_elements, 4 * n_rows, n_bytes, "fp32", in_pass="backward")
         mean = tape.record(
             [squares],
@@ -166,17 +166,7 @@ class HfEager(Style):
         tape = self.tape
         half = scale(tape, x)
         wide = cast(tape, x, "fp32") if self.is_autocast else x
-        cube = pointwise(
-            tape,
-            "pow",
-            [wide],
-            saves=[wide],
-            backward=[
-                map_kernel("pow", [wide], [wide], in_pass="backward"),
-                map_kernel("mul", [wide], [wide], in_pass="backward"),
-                map_kernel("mul", [wide, wide], [wide], in_pass="backward"),
-            ],
-        )
+        cube = _power(tape, wide)
         inner = scale(tape, add(tape, x, scale(tape, cube)))
         return mul(tape, half, shift(tape, pointwise(tape, "tanh", [inner], saves_output=True)))
 

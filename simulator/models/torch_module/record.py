@@ -49,11 +49,6 @@ def record_module(
     -------
     Model
         One sequence is one row of the first input.
-
-    Raises
-    ------
-    ConfigError
-        If torch is missing, an operator has no shape rule, or the control flow depends on data.
     """
     torch = load_torch()
     _check(attention)

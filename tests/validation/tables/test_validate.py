@@ -113,6 +113,16 @@ class TestPredicting:
         for machine, words in (("gb200-nvl72", "output"), ("gb300-nvl72", "attention+output")):
             plan = case_of(training_row(**cells, topology=machine))[0].plan
             assert (plan.fp8_modules, plan.cuda_graphs, plan.moe_fused_experts) == (words, "full_iteration", True)
+        beside = {**cells, "recipe_matches": "0", "cuda_graph_impl": "", "moe_a2a_overlap": "", "release": "25.11"}
+        plan = case_of(training_row(**beside, topology="gb200-nvl72"))[
+            0
+        ].plan  # what its recipe at c0b9a000 has beside degrees
+        assert (plan.moe_dispatcher, plan.cuda_graphs) == ("hybridep", "attn+moe_router+moe_preprocess")
+        assert (plan.recompute_modules, plan.fp8_modules) == ("mla_up_proj", None)
+        assert (
+            case_of(training_row(**{**beside, "recipe_matches": "1"}, topology="gb200-nvl72"))[0].plan.moe_dispatcher
+            == "alltoall"
+        )
         later = {**cells, "release": "26.08", "cuda_graph_impl": "", "moe_a2a_overlap": "0", "topology": "gb200-nvl72"}
         plan = case_of(training_row(**later))[0].plan
         assert (plan.cuda_graphs, plan.schedule, plan.moe_dispatcher) == ("full_iteration", "1f1b-combined", "hybridep")
