@@ -110,6 +110,8 @@ LAUNCHERS = (
         "26.06", "26.08", "deepseek-v3", ("gb300",), moe_dispatcher="hybridep", cuda_graphs="full_iteration", moe_fused_experts=True,
         fp8_modules="attention+output", schedule="1f1b-combined", pipeline_layout="Et*4|(t*4|)*14tmL", recompute="none",
     ),
+    # recipes/nemotronh/nemotron_3_super.py: mtp_num_layers 2 (one block, run twice), which the printed TFLOP/s per token count, too
+    Launcher(source="megatron-bridge", since="26.04", before="27", model="nemotron-3-super", mtp_layers=2),
     Launcher(source="zero bubble", since="", before="1", vocab=32_000),
 )  # fmt: skip
 

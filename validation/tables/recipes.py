@@ -55,9 +55,24 @@ _PACKS_SQUAD = ("nvidia/nemo@",)
 _SQUAD_TOKENS = 190
 
 
+#: dense models whose rows until 2026-02 stand under "Finetuning (LoRA) Performance" on their page, full sequences without padding
+#: (NVIDIA-NeMo/Automodel, docs/performance-summary.md at 0f5e6c5f to ab383dfd)
+_TUNED = ("automodel", ("llama3-", "qwen2.5-"), "2026-02")
+
+
+def _task_of(row: Row, assumed: list[str]) -> str:
+    """Return the task that a row states, or that of the section of its page where that says otherwise."""
+    source, models, before = _TUNED
+    is_tuned = source in row.text("source").lower() and row.text("model").lower().startswith(models)
+    if is_tuned and row.text("task") == "pretrain" and row.text("release", "9") < before:
+        assumed.append("task lora: the section of its page")
+        return "lora"
+    return row.text("task").lower()
+
+
 def read_task(row: Row, assumed: list[str]) -> dict[str, Any]:
     """Return what is trained, everything or low-rank adapters, and how long the documents are."""
-    task = row.text("task").lower()
+    task = _task_of(row, assumed)
     if task not in _TASKS:
         raise ConfigError(f"task '{task}' is unknown", hint="pretrain, sft or lora")
     assumed += [_TASKS[task]] if _TASKS[task] else []

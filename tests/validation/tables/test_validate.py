@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from simulator.errors import ConfigError
+from simulator.models.flops import model_flops_per_sequence
 from tests.validation.tables.rows import training_row, write
 from validation.tables.cases import case_of
 from validation.tables.error_tables import document
@@ -160,6 +161,32 @@ class TestPredicting:
         assert {key: getattr(case.plan, key) for key in expected} == expected
         assert case.spec.mtp_layers == 1
         assert any("launch script" in note for note in assumed)
+
+    def test_nemotron_3_super_predicts_two_further_tokens(self):
+        """NVIDIA-NeMo/Megatron-Bridge, recipes/nemotronh/nemotron_3_super.py (mtp_num_layers 2), as the printed 475 TFLOP/s at 5,606
+        tokens/s say: 84.7 GFLOP per token, of which 77.5 without them."""
+        cells = {
+            "source": "NVIDIA-NeMo/Megatron-Bridge:x", "model": "nemotron-3-super", "dp": "", "tp": "2", "ep": "64", "gpus": "64",
+            "micro_batch": "1", "global_batch": "512", "seq_len": "8192", "fsdp": "0", "layers": "", "hidden": "", "heads": "",
+            "recompute": "", "framework": "", "precision": "nvfp4", "topology": "dgx-b200", "pp": "1", "virtual_pp": "1",
+        }  # fmt: skip
+        spec = case_of(training_row(**cells, release="26.04"))[0].spec
+        assert spec.mtp_layers == 2
+        assert model_flops_per_sequence(spec, 8192) / 8192 == pytest.approx(475e12 / 5606, rel=0.03)
+
+    def test_dense_models_of_automodel_are_tuned_where_their_page_says_so(self):
+        """NVIDIA-NeMo/Automodel, docs/performance-summary.md at 1c65dca69: the section "Finetuning (LoRA) Performance"; in 2026-04
+        there is one of pretraining."""
+        cells = {
+            "source": "NVIDIA-NeMo/Automodel@1c65dca69:x",
+            "task": "pretrain",
+            "framework": "",
+            "model": "llama3-8b",
+        }
+        for release, model, rank in (
+            ("2025-11-26", "llama3-8b", 16), ("2026-04-07", "llama3-8b", None), ("2025-11-26", "qwen3-30b-a3b", None)
+        ):  # fmt: skip
+            assert case_of(training_row(**{**cells, "release": release, "model": model}))[0].plan.lora_rank == rank
 
     def test_a_row_that_says_so_runs_under_a_power_limit(self):
         cells = {"topology": "dgx-b200", "framework": "torchtitan, torch.compile", "gpus": "8", "dp": "8"}
