@@ -191,7 +191,8 @@ def expected_spread(path: Sequence[str | int], value: float) -> float:
     """Return how far a class may lie from the physical prior where the table starts, as a standard deviation of its logarithm.
 
     Wire shares of Simple are known to a tenth between nodes and to two tenths inside: headers have known sizes, PCIe and
-    NICs known limits. Those of LL128 depend on how lines reach the wire, those of LL and all latencies on threads and fabrics.
+    NICs known limits. Those of LL128 depend on how lines reach the wire, those of LL and all latencies on threads and fabrics. A hop
+    between nodes is a NIC, a switch and the protocol's checks, which differ by about a factor of 1.4 within a class.
     """
     if "efficiency" in path or "across" in path:
         of_simple = 0.1 if path[0] == "between" else 0.2
@@ -201,6 +202,8 @@ def expected_spread(path: Sequence[str | int], value: float) -> float:
         return 1.0
     if "base_us" in path:
         return min(1.0, max(0.7, BASE_SPREAD_US / value))
+    if "hop_us" in path and path[0] == "between":
+        return 0.35
     return 0.3 if "socket_gb_per_s" in path else 0.7
 
 

@@ -15,6 +15,7 @@ from simulator.calibration.collectives import (
     Block,
     Measured,
     errors_of,
+    expected_spread,
     fit_block,
     get_path,
     predicted_s,
@@ -121,6 +122,13 @@ def test_one_cluster_moves_a_class_less_than_many():
     assert 0.6 < values[1] < values[0] < 0.75
     assert found[1].spread[place] < found[0].spread[place]
     assert found[0].spread[unmeasured] == pytest.approx(0.2)  # the prior's
+
+
+def test_latencies_between_nodes_are_known_better_than_inside():
+    """Hops of NCCL's table and of five measured classes between nodes lie within a factor of 1.4 of each other, not of two."""
+    assert math.exp(expected_spread(("between", "rdma", "tree", "hop_us", 1), 10.0)) == pytest.approx(1.4, abs=0.05)
+    inside, base = ("inside", "hopper", "ring", "hop_us", 1), ("between", "rdma", "tree", "base_us", 1)
+    assert all(math.exp(expected_spread(place, 10.0)) == pytest.approx(2.0, abs=0.05) for place in (inside, base))
 
 
 def test_rows_of_a_cluster_count_as_so_many():
