@@ -11,7 +11,7 @@ Transformer Engine, ``common/recipe``; pytorch/torchao, ``float8`` (tensorwise, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class Quantisation:
     #: transformed columns one by one (``NVFP4Quantizer::quantize_impl``).
     launches: int = 1
     wide_wgrad: bool = False  #: Whether the weight gradient is computed in 16 bits nevertheless.
+    is_gathered: bool = True  #: Whether tensor-parallel ranks quantise what they gather for a product.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,9 @@ def _quantised(name: str, products: str, quantisation: Quantisation) -> Precisio
     return Precision(name=name, activations="bf16", weights="bf16", products=products, quantisation=quantisation)
 
 
+#: torchao's, which gathers activations in 16 bits
+_ROWWISE = Quantisation(kernel="quantize", element_bytes=1.0, reads=3, is_gathered=False)
+
 #: word -> precision
 PRECISIONS: dict[str, Precision] = {
     p.name: p
@@ -75,10 +79,8 @@ PRECISIONS: dict[str, Precision] = {
         Precision(name="fp32", activations="fp32", weights="fp32", products="fp32"),
         _quantised("fp8", "fp8", Quantisation(kernel="quantize", element_bytes=1.0)),
         _quantised("fp8_current", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, reads=2)),
-        _quantised("fp8_rowwise", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, reads=3)),
-        _quantised(
-            "fp8_rowwise_gw_hp", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, reads=3, wide_wgrad=True)
-        ),
+        _quantised("fp8_rowwise", "fp8", _ROWWISE),
+        _quantised("fp8_rowwise_gw_hp", "fp8", replace(_ROWWISE, wide_wgrad=True)),
         _quantised("fp8_block", "fp8_block", Quantisation(kernel="quantize", element_bytes=1.0 + 4 / 128)),
         _quantised("mxfp8", "mxfp8", Quantisation(kernel="quantize_mxfp8", element_bytes=1.0 + 1 / 32)),
         _quantised(

@@ -5,7 +5,7 @@ import pytest
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.flops import forward_flops_per_token, model_flops_per_sequence
-from simulator.models.layer import AttentionShape, GemmShape
+from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape
 from simulator.models.setting import Setting
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
@@ -54,6 +54,13 @@ def test_frozen_weights_have_no_gradient_products(precision):
     frozen = [item for item in products(block) if item.kernel_pass == "dgrad" and not item.name.startswith("lora")]
     forward = [item for item in block.forward if isinstance(item, GemmShape) and not item.name.startswith("lora")]
     assert sum(item.n_flops for item in frozen) == sum(item.n_flops for item in forward)
+
+
+def test_what_an_adapter_takes_is_gathered_in_16_bits():
+    """Two bytes an element in front of QKV, one in front of the MLP without an adapter, whose product alone takes it."""
+    block = model(("qkv",), precision="fp8", tp=2, sequence_parallel=True).layers[1]
+    gathers = [i.n_bytes for i in block.forward if isinstance(i, CommunicationPoint) and i.operator == "f"]
+    assert gathers == [2 * TOKENS * HIDDEN, TOKENS * HIDDEN]
 
 
 def test_inputs_of_frozen_products_are_not_held():

@@ -273,6 +273,34 @@ def test_no_points_on_one_gpu(kernels):
     assert not any(points([*layer.forward, *layer.backward]) for layer in model.layers)
 
 
+@pytest.mark.parametrize(
+    ("precision", "sequence_parallel", "input_bytes", "gradient_bytes"),
+    [
+        ("bf16", True, 2, 2),
+        ("fp8", True, 1, 1),
+        ("fp8_current", True, 1, 1),
+        ("mxfp8", True, 33 / 32, 66 / 32),
+        ("fp8_rowwise", True, 2, 2),
+        ("fp8", False, 2, 2),
+    ],
+)
+def test_ranks_quantise_what_they_gather_for_a_product(precision, sequence_parallel, input_bytes, gradient_bytes):
+    """Transformer Engine gathers eight bits and their scales: of gradients both ways where a block of 32 has its own scale."""
+    spec = small("llama2-7b")
+    settings = {"kernels": "fused", "tp": 2, "sequence_parallel": sequence_parallel, "precision": precision}
+    *_, block, head = built(spec, micro_batch=2, sequence_length=256, **settings).layers
+    n = 2 * 256 * spec.hidden
+    found = {(i.operator, i.kernel_pass): i.n_bytes / n for i in block.forward if isinstance(i, CommunicationPoint)}
+    assert found == {("f", "forward"): input_bytes, ("g", "forward"): 2}
+    again = {
+        i.n_bytes / n for i in block.backward if isinstance(i, CommunicationPoint) and points([i]) == [("f", "forward")]
+    }
+    assert again == ({input_bytes} if sequence_parallel else set())
+    found = {(i.operator, i.kernel_pass): i.n_bytes / n for i in block.backward if isinstance(i, CommunicationPoint)}
+    assert (found["g", "backward"], found["f", "backward"]) == (gradient_bytes, 2)
+    assert {i.n_bytes / n for i in head.forward if isinstance(i, CommunicationPoint) and i.operator == "f"} == {2}
+
+
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_points_of_a_tensor_parallel_block(sequence_parallel):
     spec = small("gpt-1.3b")

@@ -287,6 +287,23 @@ class Style(ABC):
         """Bytes of a whole ``[tokens, width]`` tensor that the tensor-parallel group exchanges."""
         return self.setting.tokens * width * DTYPE_BYTES[self.dtype]
 
+    def gathered_bytes(self, width: int, *, is_narrow: bool = True, is_gradient: bool = False) -> int:
+        """The same of a tensor that is gathered for a product: each rank quantises its share before.
+
+        A gradient is quantised along rows for one product of backward and along columns for the other. Where one scale serves all
+        of it the columns are the rows transposed; with a scale for each block both are gathered.
+
+        References
+        ----------
+        NVIDIA/TransformerEngine, ``pytorch/distributed.py``, ``gather_along_first_dim`` and ``pytorch/module/base.py``,
+        ``grad_output_preprocess``; pytorch/ao, ``float8/float8_tensor_parallel.py``, which casts for scales per tensor only.
+        """
+        narrowing = self.setting.recipe.quantisation
+        if not is_narrow or narrowing is None or not narrowing.is_gathered or not self.setting.is_sequence_parallel:
+            return self.point_bytes(width)
+        copies = 2 if is_gradient and not self.setting.recipe.has_tensor_scales else 1
+        return round(copies * self.setting.tokens * width * narrowing.element_bytes)
+
     def columns(
         self,
         x: Tensor,
@@ -302,15 +319,17 @@ class Style(ABC):
         widths = [sum(rows)] if self.merges_columns else list(rows)
         if self.setting.tp == 1:
             return [self.linear(x, n, columns, bias=bias, name=name, is_narrow=is_narrow) for n in widths]
+        # an adapter takes the same input in 16 bits (Transformer Engine's ``return_layernorm_output_gathered``)
         n_bytes = self.point_bytes(columns)
-        enter = CommunicationPoint(operator="f", n_bytes=n_bytes)
+        gathered_bytes = self.gathered_bytes(columns, is_narrow=is_narrow and not self.is_adapted(name))
+        enter = CommunicationPoint(operator="f", n_bytes=gathered_bytes)
         if not self.merges_columns:
             leave = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward")
             inside = self._enter(x, enter, [leave])
             return [self.linear(inside, n, columns, bias=bias, name=name, is_narrow=is_narrow) for n in widths]
         beside = int(self.setting.reduces_beside)
         reduce = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward", overlaps=beside)
-        again = CommunicationPoint(operator="f", n_bytes=n_bytes, overlaps=beside)
+        again = CommunicationPoint(operator="f", n_bytes=gathered_bytes, overlaps=beside)
         inside = self._enter(x, enter, [])
         return [
             self.linear(
@@ -352,7 +371,11 @@ class Style(ABC):
             self.setting.tokens_outside * rows,
             y.dtype,
             forward=[CommunicationPoint(operator="g", n_bytes=n_bytes)],
-            backward=[CommunicationPoint(operator="g", n_bytes=n_bytes, kernel_pass="backward")],
+            backward=[
+                CommunicationPoint(
+                    operator="g", n_bytes=self.gathered_bytes(rows, is_gradient=True), kernel_pass="backward"
+                )
+            ],
             view=None if is_split else y,
             gradient="new" if is_split else "alias",
             kept=is_split,  # torchtitan's list of kept operators (_op_sac_save_list) has reduce-scatter, not all-reduce
