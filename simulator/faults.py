@@ -12,6 +12,7 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.topology.graph import Topology
+from simulator.topology.layout import PlacedLayout
 from simulator.topology.link import LINK_KINDS
 
 #: Standard deviation of kernel speed over GPUs of one kind under their power limit. Sinha et al. report 8 % between the
@@ -149,7 +150,10 @@ def _split(text: str, flag: str, example: str) -> tuple[str, float]:
 
 
 def find_links(name: str, topology: Topology, flag: str = "--slow-link") -> tuple[int, ...]:
-    """Return the numbers of the links that ``nodeN.KIND`` or ``A -> B`` names; ``flag`` is what a refusal is about."""
+    """Return the numbers of the links that ``nodeN.KIND`` or ``A -> B`` names; ``flag`` is what a refusal is about.
+
+    Nodes count as the cluster's do, wherever the job lies; a job has no links of nodes that it does not lie on.
+    """
     ends = [end.strip() for end in name.split("->")]
     if len(ends) == 2:
         layout, arrays = topology.layout, topology.arrays
@@ -167,8 +171,14 @@ def find_links(name: str, topology: Topology, flag: str = "--slow-link") -> tupl
     if matched is None or matched[2] not in LINK_KINDS:
         hint = f"write nodeN.KIND with a KIND of {', '.join(LINK_KINDS)}, or 'A -> B' as the bottleneck is printed"
         raise ConfigError(f"{flag} {name}: not a link", hint=hint)
-    node = int(matched[1])
-    if node >= topology.n_nodes:
+    node, layout = int(matched[1]), topology.layout
+    if isinstance(layout, PlacedLayout):  # nodes are the cluster's, and not all are the job's
+        if node >= topology.spec.nodes:
+            raise ConfigError(f"{flag} {name}: the cluster has nodes 0 to {topology.spec.nodes - 1}")
+        if node not in layout.nodes:
+            return ()
+        node = layout.nodes.index(node)
+    elif node >= topology.n_nodes:
         raise ConfigError(f"{flag} {name}: the run has nodes 0 to {topology.n_nodes - 1}")
     found = topology.links_of_node(node, matched[2])
     if not found:

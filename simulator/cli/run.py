@@ -44,12 +44,16 @@ def run_main(options: dict[str, Any]) -> None:
             [f"settings of the published recipe for this model, cluster and framework: {shown}"], said=said, kind="note"
         )
         settings = {**settings, **published}
+    faults = Faults.parse(options["slow_rank"] or (), options["slow_link"] or ())
+    is_placed = any(options[name] for name in _PLACES)
     with progress_line(is_quiet=options["json_output"]) as say:
-        results = simulate_counts(
-            settings, counts, module=module, faults=Faults.parse(options["slow_rank"] or (), options["slow_link"] or ()),
+        results = simulate_counts(  # links of a job that is placed are found where it lies
+            settings, counts, module=module, faults=replace(faults, slow_links=()) if is_placed else faults,
             detail=_is_detailed(options), say=say,
         )  # fmt: skip
-        results, placed = _on_their_nodes(options, settings, results, say)
+        placed: Extras = {}
+        if is_placed:
+            results, placed = _on_their_nodes(options, settings, results, faults, say)
         others, request = _others(options, results, request, say)
         extras: Extras = {**_extras(options, results, say), **placed, **others}
         nearby = _nearby(options, results[-1], request, say)
@@ -126,18 +130,24 @@ def _price_of(row: dict[str, Any]) -> tuple[float, float]:
     return float("inf") if cost is None else cost, hours or 0.0
 
 
+#: flags that place a job
+_PLACES = ("with_", "placement", "nodes_free")
+
+
 def _on_their_nodes(
-    options: dict[str, Any], settings: dict[str, Any], results: list[Result], say: Callable[[str], None]
+    options: dict[str, Any],
+    settings: dict[str, Any],
+    results: list[Result],
+    faults: Faults,
+    say: Callable[[str], None],
 ) -> tuple[list[Result], Extras]:
-    """Simulate one job on the nodes where it is placed, if any flag places it, and beside the jobs that are named."""
+    """Simulate one job on the nodes where it is placed, and beside the jobs that are named."""
     files, way, free = options["with_"] or (), options["placement"], options["nodes_free"]
-    if not (files or way or free):
-        return results, {}
     if len(results) > 1 or options["module"]:
         raise ConfigError("--with, --placement and --nodes-free are about one job", hint="one --gpus, and a --model")
     from simulator.explore.neighbours import JobRequest, beside, best_placements, on_its_nodes, read_job
 
-    job = JobRequest(scenario=results[0].scenario, placement=way or "slurm")
+    job = JobRequest(scenario=replace(results[0].scenario, faults=faults), placement=way or "slurm")
     others = [read_job(path, settings) for path in files]
     if free and way is None:
         rows, played = best_placements(job, others, free_file=free, say=say)

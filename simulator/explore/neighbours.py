@@ -142,6 +142,9 @@ class Site:
         self.switches = Switches(self.cluster)
         self.free = read_free_nodes(free_file, self.cluster) if free_file else list(range(self.cluster.n_nodes))
         self.rng = np.random.default_rng(scenario.seed)
+        self.slow_links = scenario.faults.slow_links  #: Of the machine: every job meets those that it loads.
+        self._held: dict[int, str] = {}
+        self._elsewhere = f"not among the free ones of {free_file}"
 
     def n_nodes(self, job: JobRequest) -> int:
         """Return how many nodes a job needs."""
@@ -152,16 +155,35 @@ class Site:
 
     def place(self, job: JobRequest) -> PlacedJob:
         """Place a job on free nodes, which it keeps."""
-        return self.put(job, place(job.placement, self.switches, self.free, self.n_nodes(job), self.rng))
+        try:
+            return self.put(
+                job, place(job.placement, self.switches, self.free, self.n_nodes(job), self.rng, self._why_not)
+            )
+        except SimulatorError as error:
+            raise type(error)(f"{job.scenario.model}: {error.message}", hint=error.hint) from None
+
+    def open_others(self, free_file: str | None) -> None:
+        """Let jobs be placed that run already: on nodes that are not free."""
+        free = set(self.free) if free_file else set()
+        self.free = [node for node in range(self.cluster.n_nodes) if node not in free]
+        self._elsewhere = f"free in {free_file}, and this job runs already"
+
+    def _why_not(self, node: int) -> str:
+        """Say why a job cannot have a node."""
+        if node >= self.cluster.n_nodes:
+            return f"not there: {self.cluster.name} has nodes 0 to {self.cluster.n_nodes - 1}"
+        return f"taken by {self._held[node]}" if node in self._held else self._elsewhere
 
     def put(self, job: JobRequest, nodes: Sequence[int]) -> PlacedJob:
         """Place a job on the nodes that are named."""
         self.free = [node for node in self.free if node not in nodes]
+        self._held |= dict.fromkeys(nodes, job.scenario.model)
         topology = self.cluster.placed(nodes, job.scenario.plan.gpus, job.gpus_per_node)
         spec = load_model(job.scenario.model)
-        topology = job.scenario.faults.apply(topology)
+        scenario = replace(job.scenario, faults=replace(job.scenario.faults, slow_links=self.slow_links))
+        topology = scenario.faults.apply(topology)
         return PlacedJob(
-            scenario=resolve(job.scenario, topology, spec), topology=topology, spec=spec, nodes=tuple(sorted(nodes))
+            scenario=resolve(scenario, topology, spec), topology=topology, spec=spec, nodes=tuple(sorted(nodes))
         )
 
 
@@ -322,7 +344,7 @@ def best_placements(
     site = Site(job.scenario, free_file)
     open_nodes = site.free
     if others:
-        site.free = list(range(site.cluster.n_nodes)) if free_file is None else _taken(site)
+        site.open_others(free_file)
     running = [site.place(one) for one in others]
     held = {node for one in running for node in one.nodes}
     free = [node for node in open_nodes if node not in held]
@@ -345,14 +367,11 @@ def best_placements(
     return [row for row, _ in found], found[0][1]
 
 
-def _taken(site: Site) -> list[int]:
-    free = set(site.free)
-    return [node for node in range(site.cluster.n_nodes) if node not in free]
-
-
 def in_words(found: Neighbours) -> str:
     """Say what the first job loses."""
     first = found["jobs"][0]
+    if len(found["jobs"]) == 1:
+        return f"{format_time(first['alone_s'])} per step on nodes {', '.join(map(str, first['nodes']))}, with no job beside it"
     words = f"{format_time(first['beside_s'])} per step beside the others, {first['slowdown']:.3f} times {format_time(first['alone_s'])}"
     if found["shared_link"] is None:
         return f"{words}: no link is shared"

@@ -31,6 +31,7 @@ from simulator.scenario import Scenario
 from simulator.simulation import resolve, sample_bytes_of, simulate_on, topology_of
 from simulator.topology import Topology, load_topology
 from simulator.topology.storage import node_rate_bytes_per_s, total_rate_bytes_per_s
+from simulator.units import format_time
 
 #: a network so much faster counts as free
 FREE = 1024.0
@@ -64,6 +65,13 @@ class NetworkNeeds:
     def free_s(self) -> float:
         """Iteration time with a network between nodes that is practically free."""
         return self.iteration_s(FREE)
+
+    @cached_property
+    def free_wan_s(self) -> float | None:
+        """The same with links between sites that have practically any bandwidth; None where there is one site."""
+        if self.result.topology.spec.sites is None:
+            return None
+        return self._trials.machine(MachineChange(bandwidth={"wan": FREE})).iteration_time_s
 
     def efficiency(self, factor: float = 1.0, extra_s: float = 0.0) -> float:
         """Share of the throughput that a free network between nodes would give."""
@@ -204,6 +212,9 @@ class Requirement:
     iteration_time_s: float
     free_s: float
     tokens_per_s: float
+    free_wan_s: (
+        float | None
+    )  #: Iteration time where links between sites have any bandwidth; None where there is one site.
     present_bytes_per_s: float  #: Bandwidth of a node into the network, per direction; 0 if there is none.
     least_bytes_per_s: float  #: The least that reaches the target; 0 if any does, or nothing leaves the nodes.
     #: The most that every hop between nodes may take longer than now; None if the bandwidth misses the target already.
@@ -237,6 +248,16 @@ class Requirement:
             "speed_up": efficiency / self.efficiency,
             "projected_speed_up": 1.0 / (1.0 - share + share / factor),
         }
+
+    @property
+    def between_sites(self) -> str:
+        """What links between sites hold back, in words; empty where that is less than the target allows."""
+        if self.free_wan_s is None or self.free_wan_s >= self.target * self.iteration_time_s:
+            return ""
+        return (
+            f"links between sites hold a step to {format_time(self.iteration_time_s)}, and with any bandwidth it takes "
+            f"{format_time(self.free_wan_s)}: figures of the network inside a site are beside them; --local-steps needs less of them"
+        )
 
     @property
     def verdict(self) -> str:
@@ -276,6 +297,7 @@ class Requirement:
         return {
             "gpus": self.scenario.plan.gpus, "n_nodes": self.n_nodes, "target": self.target, "efficiency": self.efficiency,
             "suffices": self.suffices, "iteration_time_s": self.iteration_time_s, "free_network_s": self.free_s,
+            "free_wan_s": self.free_wan_s,
             "tokens_per_s": self.tokens_per_s, "present_bytes_per_s": self.present_bytes_per_s,
             "least_bytes_per_s": self.least_bytes_per_s, "most_additional_latency_s": self.most_latency_s,
             "least_storage_bytes_per_s": self.storage_bytes_per_s,
@@ -322,7 +344,7 @@ def requirement(
     factor = least_factor(needs.efficiency, target) if present else 0.0
     return Requirement(
         scenario=resolved, n_nodes=topology.n_nodes, target=target, efficiency=needs.efficiency(),
-        iteration_time_s=needs.iteration_s(), free_s=needs.free_s, tokens_per_s=needs.tokens_per_s,
+        iteration_time_s=needs.iteration_s(), free_s=needs.free_s, free_wan_s=needs.free_wan_s, tokens_per_s=needs.tokens_per_s,
         present_bytes_per_s=present, least_bytes_per_s=factor * present,
         most_latency_s=most_latency_s(lambda extra_s: needs.efficiency(1.0, extra_s), target) if present else None,
         **_storage(resolved, topology, sample_bytes_of(spec, resolved.plan), target / needs.free_s),

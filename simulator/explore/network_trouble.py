@@ -155,7 +155,7 @@ def _flapping(result: Result, one: Flapping, reroute_s: float) -> Trouble:
     step_s, topology = result.metrics.iteration_time_s, result.topology
     trouble = f"{one.link} down for {format_time(one.down_s)} in every {format_time(one.every_s)}"
     numbers = find_links(one.link, topology, "--flapping")
-    n_ways, links = _ways(one.link, numbers, topology)
+    n_ways, links = _ways(one.link, numbers, topology) if numbers else (1, ())
     if not any(number in result.link_busy_s for number in numbers):
         words = f"{trouble}, and nothing crosses it in this run"
         return Trouble(trouble=words, without_s=step_s, with_s=step_s, rerouted_s=None)

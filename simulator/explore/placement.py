@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -121,13 +121,18 @@ def _check_room(free: Sequence[int], n_nodes: int) -> None:
         )
 
 
-def place(way: str, switches: Switches, free: Sequence[int], n_nodes: int, rng: np.random.Generator) -> tuple[int, ...]:
+def place(
+    way: str, switches: Switches, free: Sequence[int], n_nodes: int, rng: np.random.Generator,
+    why_not: Callable[[int], str] = lambda _: "not free",
+) -> tuple[int, ...]:  # fmt: skip
     """Return the nodes of a job, in the order of its ranks.
 
     Parameters
     ----------
     way : str
         One of :data:`WAYS`, or the nodes themselves: ``0-3,8`` or a hostlist.
+    why_not : callable
+        Says of a node that is not free what it is.
     """
     if way in WAYS:
         _check_room(free, n_nodes)
@@ -140,7 +145,7 @@ def place(way: str, switches: Switches, free: Sequence[int], n_nodes: int, rng: 
     taken = [node for node in nodes if node not in free]
     if taken or len(nodes) != n_nodes:
         what = (
-            f"node {taken[0]} is not free"
+            f"node {taken[0]} is {why_not(taken[0])}"
             if taken
             else f"{len(nodes)} nodes are listed, not the {n_nodes} that it takes"
         )

@@ -384,8 +384,8 @@ def print_requirements(found: Sequence[Requirement]) -> None:
         if one.loader_workers:
             workers = f"{one.loader_workers} loader workers per GPU; there are {one.scenario.plan.loader_workers}"
             out.print(f"\n{one.scenario.plan.gpus} GPUs need {workers}", highlight=False)
-        if one.verdict:
-            out.print(f"\n{one.scenario.plan.gpus} GPUs: {one.verdict}", highlight=False, markup=False)
+        for words in filter(None, (one.between_sites, one.verdict)):
+            out.print(f"\n{one.scenario.plan.gpus} GPUs: {words}", highlight=False, markup=False)
     curves = [one for one in found if one.curve]
     if curves:
         rates = ("GPUs", *(_gigabits(rate) for rate, _ in curves[0].curve))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.named_settings import scenario_of
-from simulator.explore.neighbours import JobRequest, beside, best_placements, read_job
+from simulator.explore.neighbours import JobRequest, beside, best_placements, in_words, read_job
+from simulator.faults import Faults
 
 #: two leaves of eight nodes; the uplinks of a leaf carry a 64th of what its NICs do
 CLUSTER = {
@@ -127,3 +129,35 @@ def test_the_command_line_prints_one_document(tmp_path, capsys, monkeypatch):
     answer = json.loads(capsys.readouterr().out)
     assert [job["gpus"] for job in answer["neighbours"]["jobs"]] == [16, 16]
     assert answer["neighbours"]["jobs"][0]["alone_s"] == pytest.approx(answer["iteration_time_s"])
+
+
+def test_a_node_that_cannot_be_had_says_why(tmp_path):
+    free = tmp_path / "free.txt"
+    free.write_text("0-7")
+    with pytest.raises(ConfigError, match="gpt2: placement 2-5: node 2 is taken by gpt2"):
+        beside([request("0-3"), request("2-5")])
+    with pytest.raises(ConfigError, match=r"node 8 is not among the free ones of .*free\.txt"):
+        beside([request("5-8")], free_file=str(free))
+    with pytest.raises(ConfigError, match=r"node 7 is free in .*free\.txt, and this job runs already"):
+        best_placements(request(), [request("7-10")], free_file=str(free))
+    with pytest.raises(ConfigError, match=r"node 16 is not there: .* has nodes 0 to 15"):
+        beside([request("13-16")])
+
+
+def test_nodes_of_slow_links_are_the_clusters():
+    """Node 8 is the job's third: a job elsewhere meets none of its slow NICs, and another job on it does."""
+    slow = Faults(slow_links=(("node8.nic", 400.0),))
+    one = replace(request("0-1,8-9"), scenario=replace(request().scenario, faults=slow))
+    (job,) = beside([one])["jobs"]
+    (sound,) = beside([request("0-1,8-9")])["jobs"]
+    assert job["alone_s"] > sound["alone_s"]
+    (elsewhere,) = beside([replace(one, placement="0-1,10-11")])["jobs"]
+    assert elsewhere["alone_s"] == pytest.approx(sound["alone_s"])
+    other = beside([replace(one, placement="0-3"), request("8-11")])["jobs"][1]
+    assert other["alone_s"] > beside([request("0-3"), request("8-11")])["jobs"][1]["alone_s"]
+    with pytest.raises(ConfigError, match="the cluster has nodes 0 to 15"):
+        beside([replace(one, scenario=replace(one.scenario, faults=Faults(slow_links=(("node16.nic", 400.0),))))])
+
+
+def test_a_job_alone_is_not_said_to_be_beside_others():
+    assert "with no job beside it" in in_words(beside([request("0-3")]))

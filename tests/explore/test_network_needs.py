@@ -315,3 +315,16 @@ def test_a_network_between_nodes_that_is_free_leaves_the_way_between_sites_as_it
     wider = topology.scaled(dict.fromkeys(BETWEEN, FREE))
     rates = {link.kind: link.bandwidth_bytes_per_s for link in wider.links}
     assert rates["wan"] == 1.25e9 and rates["nic"] == FREE * 50e9
+
+
+def test_links_between_sites_that_hold_a_step_back_are_said_to():
+    """What crosses them takes a second and more; without them the step is that of one site's network and their latency."""
+    overrides = {"nodes": "8", "sites.count": "2", "sites.bandwidth": "10 Gb/s", "sites.latency": "1 ms"}
+    plan = ParallelPlan(gpus=64, framework="torch-ddp", micro_batch=1, sequence_length=512, overlap=False)
+    scenario = Scenario(topology="dgx-h100", model="gpt2-medium", plan=plan, overrides=tuple(overrides.items()))
+    found = requirement(scenario, with_curve=False)
+    wide = (*tuple(overrides.items()), ("sites.bandwidth", "10000 Tb/s"))
+    assert found.free_wan_s == pytest.approx(requirement(replace(scenario, overrides=wide)).iteration_time_s, rel=0.01)
+    assert found.iteration_time_s > 2 * found.free_wan_s and "--local-steps" in found.between_sites
+    one = requirement(replace(scenario, overrides=(("nodes", "8"),)), with_curve=False)
+    assert one.free_wan_s is None and one.between_sites == ""
