@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from simulator import collectives
 from simulator.collectives.constants import Between, Inside
@@ -20,6 +19,7 @@ from simulator.collectives.table import SHARED, bus_factor
 from simulator.collectives.tuner import constants_of, describe_collective
 from simulator.errors import ConfigError
 from simulator.network import NETWORKS, Flow
+from simulator.topology.graph import Topology
 from simulator.units import to_s
 
 #: bytes of one element by the name nccl-tests prints
@@ -128,7 +128,7 @@ def size_range(smallest_bytes: int, largest_bytes: int, factor: int = 2) -> tupl
 
 def benchmark_table(
     collective: str,
-    topology: Any,
+    topology: Topology,
     sizes_bytes: Sequence[int],
     *,
     n_gpus: int | None = None,
@@ -165,7 +165,7 @@ def benchmark_table(
     return tuple(rows)
 
 
-def lone_flow_s(flow: Flow, topology: Any, network: str = "flow") -> float:
+def lone_flow_s(flow: Flow, topology: Topology, network: str = "flow") -> float:
     """Seconds that a flow takes alone in a network."""
     model = NETWORKS[network](topology)
     model.start(flow, 0)
@@ -176,7 +176,9 @@ def lone_flow_s(flow: Flow, topology: Any, network: str = "flow") -> float:
     return to_s(end_ps)
 
 
-def _check(collective: str, topology: Any, n_ranks: int, *, dtype: str, network: str, gpus_per_process: int) -> None:
+def _check(
+    collective: str, topology: Topology, n_ranks: int, *, dtype: str, network: str, gpus_per_process: int
+) -> None:
     for what, name, known in (
         ("collective", collective, collectives.COLLECTIVES),
         ("type", dtype, DTYPE_BYTES),

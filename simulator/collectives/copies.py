@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from simulator.collectives.benchmark import BenchmarkRow, lone_flow_s, row_of
 from simulator.kernels.host import COPY_LATENCY_S, copy_bytes_per_s
 from simulator.network import Flow
+from simulator.topology.graph import Topology
 from simulator.topology.link import HOST_KINDS, LINK_KINDS
 
 #: bytes of payload of one NVLink packet by who copies, and what a packet costs beside them
@@ -26,7 +26,7 @@ PAYLOAD_BYTES = {"copy engine": 256, "kernel": 128}
 PACKET_OVERHEAD_BYTES = 32
 
 
-def copy_table(topology: Any, sizes_bytes: Sequence[int]) -> tuple[BenchmarkRow, ...]:
+def copy_table(topology: Topology, sizes_bytes: Sequence[int]) -> tuple[BenchmarkRow, ...]:
     """Predict copies of the first GPU of a topology, size by size.
 
     Returns
@@ -60,7 +60,7 @@ def _host_copy_s(bytes_per_s: float, n_bytes: int) -> float:
     return n_bytes / bytes_per_s
 
 
-def _peer_copy_s(topology: Any, who: str, n_ways: int, pcie_share: float, n_bytes: int) -> float:
+def _peer_copy_s(topology: Topology, who: str, n_ways: int, pcie_share: float, n_bytes: int) -> float:
     """Seconds of a copy between the first two GPUs, or of one each way at the same time."""
     weights: dict[int, float] = {}
     payload = PAYLOAD_BYTES[who]

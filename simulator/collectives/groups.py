@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from simulator.collectives.loads import FloatArray, IntArray, Traffic, combine
 from simulator.collectives.shape import GroupShape, link_matrix
 from simulator.errors import ConfigError
+from simulator.topology.graph import Topology
 
 
 class Phase(NamedTuple):
@@ -30,7 +31,7 @@ class Groups:
     given.
     """
 
-    def __init__(self, groups: Sequence[Sequence[int]], shape: GroupShape, topology: Any) -> None:
+    def __init__(self, groups: Sequence[Sequence[int]], shape: GroupShape, topology: Topology) -> None:
         self.shape = shape
         self.topology = topology
         if len({len(group) for group in groups}) > 1:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.topology.graph import Topology
 from simulator.topology.layout import RegularLayout
 
 IntArray = NDArray[np.int64]
@@ -48,7 +48,7 @@ def combine(parts: list[Traffic]) -> Traffic:
     )
 
 
-def routed_traffic(traffic: Traffic, topology: Any, *, by_host: bool = False) -> tuple[IntArray, FloatArray]:
+def routed_traffic(traffic: Traffic, topology: Topology, *, by_host: bool = False) -> tuple[IntArray, FloatArray]:
     """Route traffic; a rank paired with itself loads nothing.
 
     Returns
@@ -71,7 +71,7 @@ def links_of(several: Sequence[IntArray], n_links: int) -> IntArray:
     return np.unique(links) if 16 * len(links) < n_links else np.flatnonzero(np.bincount(links, minlength=n_links))
 
 
-def _one_by_one(traffic: Traffic, topology: Any, by_host: bool) -> tuple[IntArray, FloatArray]:
+def _one_by_one(traffic: Traffic, topology: Topology, by_host: bool) -> tuple[IntArray, FloatArray]:
     links: list[int] = []
     weights: list[float] = []
     rows = zip(traffic.source.tolist(), traffic.target.tolist(), traffic.amount.tolist(), strict=True)
@@ -83,11 +83,17 @@ def _one_by_one(traffic: Traffic, topology: Any, by_host: bool) -> tuple[IntArra
     return np.array(links, dtype=np.int64), np.array(weights)
 
 
+def _layout(topology: Topology) -> RegularLayout:
+    """Return the structure of a cluster that is known to be regular."""
+    assert isinstance(topology.layout, RegularLayout)
+    return topology.layout
+
+
 @dataclass(slots=True)
 class _Regular:
     """Collects loads on a regular layout: one route of each kind, shifted to all nodes concerned."""
 
-    topology: Any
+    topology: Topology
     by_host: bool
     links: list[IntArray] = field(default_factory=list)
     weights: list[FloatArray] = field(default_factory=list)
@@ -98,14 +104,14 @@ class _Regular:
 
     def inside(self, gpus: tuple[int, int], nodes: IntArray, amount: FloatArray) -> None:
         """Messages between the same two places of some nodes."""
-        layout = self.topology.layout
+        layout = _layout(self.topology)
         first = len(layout.fabric.links) + nodes * len(layout.node.links)
         for link, share in layout.node.route(f"gpu{gpus[0]}", f"gpu{gpus[1]}"):
             self.add(first + link, amount * share)
 
     def between(self, gpus: tuple[int, int], nodes: tuple[IntArray, IntArray], amount: FloatArray) -> None:
         """Messages from one place of some nodes to one place of others."""
-        layout, per_node = self.topology.layout, self.topology.gpus_per_node
+        layout, per_node = _layout(self.topology), self.topology.gpus_per_node
         n_fabric, n_local = len(layout.fabric.links), len(layout.node.links)
         a, b = int(nodes[0][0]), int(nodes[1][0])
         source, target = a * per_node + gpus[0], b * per_node + gpus[1]
@@ -118,7 +124,7 @@ class _Regular:
 
     def _fabric(self, gpus: tuple[int, int], nodes: tuple[IntArray, IntArray], amount: FloatArray) -> None:
         """Add the links between switches; pairs with the same two switches go together."""
-        layout, switches = self.topology.layout, _switches(self.topology)
+        layout, switches = _layout(self.topology), _switches(self.topology)
         nics_a, nics_b = layout.nics_of(gpus[0]), layout.nics_of(gpus[1])
         n_ways, n_switches = max(len(nics_a), len(nics_b)), len(layout.fabric.vertices)
         links: list[int] = []
@@ -137,7 +143,7 @@ class _Regular:
         self.add(np.array(links, dtype=np.int64), np.array(weights))
 
 
-def _regular(traffic: Traffic, topology: Any, by_host: bool) -> tuple[IntArray, FloatArray]:
+def _regular(traffic: Traffic, topology: Topology, by_host: bool) -> tuple[IntArray, FloatArray]:
     """Group pairs by their places within the nodes."""
     per_node = topology.gpus_per_node
     node_a, gpu_a = traffic.source // per_node, traffic.source % per_node
@@ -155,13 +161,13 @@ def _regular(traffic: Traffic, topology: Any, by_host: bool) -> tuple[IntArray, 
 
 
 @lru_cache(maxsize=16)
-def _switches(topology: Any) -> IntArray:
+def _switches(topology: Topology) -> IntArray:
     """Switch of each NIC, shape [n_nodes, n_nics]."""
-    attach, n_nics = topology.layout.fabric.attach, topology.layout.node.n_nics
+    attach, n_nics = _layout(topology).fabric.attach, _layout(topology).node.n_nics
     return np.array([[attach(node, nic) for nic in range(n_nics)] for node in range(topology.n_nodes)])
 
 
 @lru_cache(maxsize=65_536)
-def _path(topology: Any, switch_a: int, switch_b: int) -> tuple[tuple[int, float], ...]:
-    path = topology.layout.fabric.path(switch_a, switch_b)
+def _path(topology: Topology, switch_a: int, switch_b: int) -> tuple[tuple[int, float], ...]:
+    path = _layout(topology).fabric.path(switch_a, switch_b)
     return tuple(path) if path else ()

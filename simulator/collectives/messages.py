@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simulator.collectives.loads import Scales
 from simulator.collectives.shape import GroupShape, link_matrix
@@ -19,6 +19,7 @@ from simulator.collectives.table import Send, Table
 from simulator.errors import ConfigError
 from simulator.network.base import Step
 from simulator.network.rounds import MOST_MESSAGES
+from simulator.topology.graph import Topology
 from simulator.topology.link import LINK_KINDS
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Job:
     shape: GroupShape
     terms: Terms
     rate_bytes_per_s: float  #: Progress of its flow alone in the network.
-    topology: Any
+    topology: Topology
     by_host: bool  #: Between nodes, through host memory.
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import Described, describe_collective
 from simulator.errors import ConfigError
 from simulator.network.base import Flow, capacities
+from simulator.topology.graph import Topology
 from simulator.topology.link import LINK_KINDS
 
 Ranks = tuple[tuple[int, ...], ...]
@@ -30,7 +30,7 @@ def plan_collective(
     collective: str,
     n_bytes: int,
     groups: Ranks,
-    topology: Any,
+    topology: Topology,
     *,
     transport: str | None = None,
     algorithm: str | None = None,
@@ -84,7 +84,7 @@ def _collective(
     collective: str,
     n_bytes: int,
     groups: Ranks,
-    topology: Any,
+    topology: Topology,
     transport: str | None,
     forced: tuple[str | None, str | None],
     eight_bit_float: bool,
@@ -113,7 +113,7 @@ def _collective(
     )  # fmt: skip
 
 
-def plan_transfer(n_bytes: int, pairs: Pairs, topology: Any, *, transport: str | None = None) -> Flow:
+def plan_transfer(n_bytes: int, pairs: Pairs, topology: Topology, *, transport: str | None = None) -> Flow:
     """Turn point-to-point messages that are sent at the same time into a flow.
 
     Parameters
@@ -127,7 +127,7 @@ def plan_transfer(n_bytes: int, pairs: Pairs, topology: Any, *, transport: str |
 
 
 @lru_cache(maxsize=4096)  # as for collectives
-def _transfer(n_bytes: int, pairs: Pairs, topology: Any, transport: str | None) -> Flow:
+def _transfer(n_bytes: int, pairs: Pairs, topology: Topology, transport: str | None) -> Flow:
     if not pairs:
         return _NOTHING
     far = next((pair for pair in pairs if topology.node_of(pair[0]) != topology.node_of(pair[1])), pairs[0])
@@ -144,7 +144,7 @@ def _transfer(n_bytes: int, pairs: Pairs, topology: Any, transport: str | None) 
 
 
 def _job_and_flow(
-    collective: str, described: Described, n_bytes: int, unit: UnitLoads, topology: Any
+    collective: str, described: Described, n_bytes: int, unit: UnitLoads, topology: Topology
 ) -> tuple[Job, Flow]:
     """Scale unit loads by traffic over efficiency and add them up; phases that follow one another wait for links.
 
@@ -177,7 +177,7 @@ def _job_and_flow(
 
 
 @lru_cache(maxsize=1024)  # counts ranks on nodes, which is long for large groups
-def _shape(groups: Ranks, topology: Any, transport: str | None, nccl: str | None = None) -> GroupShape:
+def _shape(groups: Ranks, topology: Topology, transport: str | None, nccl: str | None = None) -> GroupShape:
     """Shape of the group that sets the pace: the one over most nodes."""
     if not groups or not groups[0]:
         raise ConfigError("a collective needs at least one group with at least one rank")
@@ -186,7 +186,7 @@ def _shape(groups: Ranks, topology: Any, transport: str | None, nccl: str | None
     return shape_of(widest, topology, transport, nccl=nccl)
 
 
-def _by_host(topology: Any, shape: GroupShape) -> bool:
+def _by_host(topology: Topology, shape: GroupShape) -> bool:
     spec = topology.transports.get(shape.transport)
     return spec is not None and not spec.gpu_direct
 
@@ -216,13 +216,13 @@ class UnitLoads:
 
 @lru_cache(maxsize=512)  # routing is most of the work, and the same for all sizes
 def _unit_loads(
-    algorithm: Algorithm, collective: str, groups: Ranks, topology: Any, transport: str | None
+    algorithm: Algorithm, collective: str, groups: Ranks, topology: Topology, transport: str | None
 ) -> UnitLoads:
     shape = _shape(groups, topology, transport)
     return _routed(algorithm.phases(collective, Groups(groups, shape, topology)), topology, shape)
 
 
-def _routed(phases: Sequence[Phase], topology: Any, shape: GroupShape) -> UnitLoads:
+def _routed(phases: Sequence[Phase], topology: Topology, shape: GroupShape) -> UnitLoads:
     by_host = _by_host(topology, shape)
     routed = [
         (routed_traffic(phase.inside, topology), routed_traffic(phase.between, topology, by_host=by_host))

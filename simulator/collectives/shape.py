@@ -11,6 +11,7 @@ from typing import Any
 
 from simulator.collectives.constants import merge
 from simulator.errors import ConfigError, UnroutableError
+from simulator.topology.graph import Topology
 from simulator.topology.node import socket_of
 
 #: pairs of neighbouring nodes of which the routes are looked at
@@ -58,7 +59,7 @@ class GroupShape:
 
 
 def shape_of(
-    group: Sequence[int], topology: Any, transport: str | None = None, *, nccl: str | None = None
+    group: Sequence[int], topology: Topology, transport: str | None = None, *, nccl: str | None = None
 ) -> GroupShape:
     """Describe a communicator, with the topology's own transport and NCCL version unless they are given.
 
@@ -116,9 +117,11 @@ def _overrides(constants: dict[str, Any], transport: Any) -> str:
     return json.dumps(both, sort_keys=True) if both else ""
 
 
-def _transport(topology: Any, transport: str | None) -> tuple[str, str, float]:
+def _transport(topology: Topology, transport: str | None) -> tuple[str, str, float]:
     """Return name, class and rate per NIC of the transport that is used between nodes."""
-    nic_rate = topology.node.nics.bandwidth_bytes_per_s
+    nics = topology.node.nics
+    assert nics is not None, "several nodes without NICs are refused when a cluster is read"
+    nic_rate = nics.bandwidth_bytes_per_s
     transports = topology.transports
     if not transports:
         return transport or "rdma", transport or "rdma", nic_rate
@@ -130,7 +133,7 @@ def _transport(topology: Any, transport: str | None) -> tuple[str, str, float]:
 
 
 @lru_cache(maxsize=64)  # a route for each pair of GPUs of a node
-def _inside_latency_s(topology: Any) -> float:
+def _inside_latency_s(topology: Topology) -> float:
     """Mean latency of the routes along a chain over the GPUs of a node, each time to the nearest one left.
 
     It is one figure for the whole machine, as is that between nodes: groups that are equal but for where they lie stay
@@ -147,7 +150,7 @@ def _inside_latency_s(topology: Any) -> float:
 
 
 @lru_cache(maxsize=64)  # as above
-def _between_latency_s(topology: Any, transport: str) -> float:
+def _between_latency_s(topology: Topology, transport: str) -> float:
     """Mean latency from node to next node, with what the transport adds; of many nodes some are looked at."""
     spec = topology.transports.get(transport)
     by_host = spec is not None and not spec.gpu_direct
