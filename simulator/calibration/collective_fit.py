@@ -243,22 +243,17 @@ def fitted_table(rows: Sequence[Measured]) -> dict[str, Any]:
     return {**table, "source": _SOURCE.format(clusters=clusters)}
 
 
-def _line(name: str, errors: Residuals) -> str:
-    return f"{name:<28} {errors.n:>5} {errors.median:>8.1%} {errors.p90:>8.1%} {errors.bias:>+8.1%}"
-
-
-def describe(rows: Sequence[Measured], table: dict[str, Any]) -> str:
-    """Residuals by split and size, and by cluster for large sizes, as text."""
-    lines = [f"{'':<28} {'n':>5} {'median':>8} {'p90':>8} {'bias':>8}"]
+def errors_by_part(rows: Sequence[Measured], table: dict[str, Any]) -> dict[str, Residuals]:
+    """Residuals by split and size, and by cluster for large sizes."""
+    large = [row for row in rows if row.n_bytes >= LARGE_BYTES]
+    parts = {}
     for split in ("fit", "test"):
-        large = [row for row in rows if row.split == split and row.n_bytes >= LARGE_BYTES]
         small = [row for row in rows if row.split == split and row.n_bytes < LARGE_BYTES]
-        lines.append(_line(f"{split}, from 1 MiB", errors_of(large, table)))
-        lines.append(_line(f"{split}, below 1 MiB", errors_of(small, table)))
+        parts[f"{split}, from 1 MiB"] = [row for row in large if row.split == split]
+        parts[f"{split}, below 1 MiB"] = small
     for cluster in sorted({row.topology for row in rows}):
-        large = [row for row in rows if row.topology == cluster and row.n_bytes >= LARGE_BYTES]
-        lines.append(_line(f"{cluster}, from 1 MiB", errors_of(large, table)))
-    return "\n".join(lines)
+        parts[f"{cluster}, from 1 MiB"] = [row for row in large if row.topology == cluster]
+    return {name: errors_of(mine, table) for name, mine in parts.items()}
 
 
 LeftOut = dict[str, tuple[list[Measured], FloatArray]]

@@ -55,7 +55,10 @@ def collectives(
     fit = fit_cluster(rows, machine.name)
     if out:
         _write(out, fitted_cluster_text(topology, fit, files))
-    print(json.dumps(_cluster_document(fit, out), allow_nan=False) if json_output else _cluster_text(fit))
+    if json_output:
+        print(json.dumps(_cluster_document(fit, out), allow_nan=False))
+    else:
+        _print_cluster(fit)
     _say_written(out)
 
 
@@ -81,9 +84,10 @@ def kernels(
         _write(out, read_text(resolve_name(device, "devices")))
         n_rows = sum(found.n for name, found in fit.residuals.items() if " / " not in name)
         write_kernels(out, fit, source=f"simulate calibrate kernels: {n_rows} rows of {Path(file).name}")
-    print(
-        json.dumps(_kernel_document(fit, missing, out), allow_nan=False) if json_output else _kernel_text(fit, missing)
-    )
+    if json_output:
+        print(json.dumps(_kernel_document(fit, missing, out), allow_nan=False))
+    else:
+        _print_kernels(fit, missing)
     _say_written(out)
 
 
@@ -113,19 +117,23 @@ def training(
     if json_output:
         print(json.dumps(asdict(fit), allow_nan=False))
         return
-    print(f"{fit.n} iterations of {len(fit.left_out)} sources\n")
-    print(f"{'part of the iteration':<24} {'share':>7} {'factor':>8} {'±':>6}")
-    for factor in fit.factors:
-        print(f"{factor.part:<24} {factor.share:>7.1%} {factor.value:>8.3f} {factor.uncertainty:>6.3f}")
+    from simulator.report.grid import Grid
+    from simulator.report.terminal import print_grid
+
+    factors = [(one.part, f"{one.share:.1%}", f"{one.value:.3f}", f"{one.uncertainty:.3f}") for one in fit.factors]
+    title = f"{fit.n} iterations of {len(fit.left_out)} sources"
+    print_grid(Grid(title, ("part of the iteration", "share", "factor", "±"), factors))
     if leave_one_out:
-        print("\neach source as predicted, and with factors that have not seen it\n")
-        width = max(len(one.source) for one in fit.left_out)
-        print(f"{'':<{width}} {'n':>5} {'mean':>16} {'bias':>18}")
-        for one in fit.left_out:
-            mean = f"{one.as_shipped:.1%} -> {one.refitted:.1%}"
-            print(
-                f"{one.source:<{width}} {one.n:>5} {mean:>16} {one.bias_as_shipped:>+8.1%} -> {one.bias_refitted:>+6.1%}"
+        rows = [
+            (
+                one.source, one.n, f"{one.as_shipped:.1%} -> {one.refitted:.1%}",
+                f"{one.bias_as_shipped:+.1%} -> {one.bias_refitted:+.1%}",
             )
+            for one in fit.left_out
+        ]  # fmt: skip
+        title = "each source as predicted, and with factors that have not seen it"
+        print()
+        print_grid(Grid(title, ("", "n", "mean", "bias"), rows))
 
 
 def _write(out: str, text: str) -> None:
@@ -146,7 +154,7 @@ def _say_written(out: str | None) -> None:
 
 
 def _all_clusters(paths: Sequence[Path], out: str | None, *, leave_one_out: bool, json_output: bool) -> None:
-    from simulator.calibration.collective_fit import describe, fitted_table, left_out, write_fitted
+    from simulator.calibration.collective_fit import errors_by_part, fitted_table, left_out, write_fitted
     from simulator.calibration.collectives import read_measured, summed_up
     from validation.tables.reader import find_table
 
@@ -159,13 +167,15 @@ def _all_clusters(paths: Sequence[Path], out: str | None, *, leave_one_out: bool
         if json_output:
             print(json.dumps({"left_out": {name: _plain(found) for name, found in errors.items()}}, allow_nan=False))
         else:
-            print("each cluster predicted by constants that have not seen it, sizes from 1 MiB\n")
-            print(_error_table(errors))
+            _print_errors("each cluster predicted by constants that have not seen it, sizes from 1 MiB", errors)
         return
     table = fitted_table(rows)
     if out:
         write_fitted(table, Path(out))
-    print(json.dumps({"constants": table, "out": out}, allow_nan=False) if json_output else describe(rows, table))
+    if json_output:
+        print(json.dumps({"constants": table, "out": out}, allow_nan=False))
+    else:
+        _print_errors("residuals", errors_by_part(rows, table))
     _say_written(out)
 
 
@@ -173,12 +183,19 @@ def _plain(found: Residuals) -> dict[str, float]:
     return {"n": found.n, "median_absolute": found.median, "p90_absolute": found.p90, "bias": found.bias}
 
 
-def _error_table(errors: Mapping[str, Residuals]) -> str:
-    width = max([28, *map(len, errors)])
-    lines = [f"{'':<{width}} {'n':>5} {'median':>8} {'p90':>8} {'bias':>8}"]
-    for name, found in errors.items():
-        lines.append(f"{name:<{width}} {found.n:>5} {found.median:>8.1%} {found.p90:>8.1%} {found.bias:>+8.1%}")
-    return "\n".join(lines)
+def _print_errors(title: str, errors: Mapping[str, Residuals]) -> None:
+    from simulator.report.grid import Grid
+    from simulator.report.terminal import print_grid
+
+    rows = [(name, one.n, f"{one.median:.1%}", f"{one.p90:.1%}", f"{one.bias:+.1%}") for name, one in errors.items()]
+    print_grid(Grid(title, ("", "n", "median", "p90", "bias"), rows))
+
+
+def _print_undetermined(reasons: Mapping[str, str]) -> None:
+    if reasons:
+        print("\nnot determined, left as they were")
+    for reason in dict.fromkeys(reasons.values()):
+        print(f"  {reason}: {'; '.join(name for name, why in reasons.items() if why == reason)}")
 
 
 # ---- one cluster ---------------------------------------------------------------------------
@@ -202,41 +219,25 @@ def _cluster_document(fit: ClusterFit, out: str | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cluster_text(fit: ClusterFit) -> str:
+def _print_cluster(fit: ClusterFit) -> None:
+    from simulator.report.grid import Grid
+    from simulator.report.terminal import print_grid
+
     where = f"{fit.topology}{f' over {fit.transport}' if fit.transport else ''}"
     version = f", NCCL {fit.nccl}" if fit.nccl else ""
-    lines = [f"{where}{version}: {fit.n_fitted} rows fitted, {fit.n_held_out} held out", *fit.notes, ""]
-    width = max(len(c.name) for c in fit.constants)
-    lines.append(f"{'constant':<{width}} {'before':>9} {'fitted':>9} {'±':>6}")
-    for c in fit.constants:
-        lines.append(f"{c.name:<{width}} {c.before:>9.4g} {c.value:>9.4g} {c.relative_error:>6.1%}")
-    lines += ["", "residuals", *_before_after(fit)]
-    if fit.undetermined:
-        lines += ["", "not determined, left as they were"]
-        for reason in dict.fromkeys(fit.undetermined.values()):
-            names = [name for name, why in fit.undetermined.items() if why == reason]
-            lines.append(f"  {reason}: {'; '.join(names)}")
-    if _grew(fit):
-        lines += [
-            "",
-            "The rows held out are predicted worse than before: more sizes are needed, or keep the old constants.",
-        ]
-    return "\n".join(lines)
-
-
-def _before_after(fit: ClusterFit) -> list[str]:
-    width = max(len(name) for name in fit.after)
-    lines = [f"{'':<{width}} {'n':>5} {'median':>16} {'p90':>16} {'bias':>18}"]
+    print("\n".join([f"{where}{version}: {fit.n_fitted} rows fitted, {fit.n_held_out} held out", *fit.notes, ""]))
+    constants = [(c.name, f"{c.before:.4g}", f"{c.value:.4g}", f"{c.relative_error:.1%}") for c in fit.constants]
+    print_grid(Grid("", ("constant", "before", "fitted", "±"), constants))
+    residuals = []
     for name, after in fit.after.items():
         before = fit.before[name]
-        pairs = [
-            (before.median, after.median, ".1%", 16),
-            (before.p90, after.p90, ".1%", 16),
-            (before.bias, after.bias, "+.1%", 18),
-        ]
-        cells = [f"{f'{old:{style}} -> {new:{style}}':>{size}}" for old, new, style, size in pairs]
-        lines.append(f"{name:<{width}} {after.n:>5} {' '.join(cells)}")
-    return lines
+        shares = (f"{old:.1%} -> {new:.1%}" for old, new in ((before.median, after.median), (before.p90, after.p90)))
+        residuals.append((name, after.n, *shares, f"{before.bias:+.1%} -> {after.bias:+.1%}"))
+    print()
+    print_grid(Grid("residuals", ("", "n", "median", "p90", "bias"), residuals))
+    _print_undetermined(fit.undetermined)
+    if _grew(fit):
+        print("\nThe rows held out are predicted worse than before: more sizes are needed, or keep the old constants.")
 
 
 def _grew(fit: ClusterFit) -> bool:
@@ -260,17 +261,19 @@ def _kernel_document(fit: KernelFit, missing: Mapping[str, str], out: str | None
     }  # fmt: skip
 
 
-def _kernel_text(fit: KernelFit, missing: Mapping[str, str]) -> str:
-    lines = [f"{fit.device}: one standard deviation {fit.relative_error:.1%}", "", "constants"]
+def _print_kernels(fit: KernelFit, missing: Mapping[str, str]) -> None:
+    print(f"{fit.device}: one standard deviation {fit.relative_error:.1%}\n\nconstants")
     for name, value in _leaves(fit.sections):
         error = fit.uncertainty.get(name)
         sure = "" if error is None else f"  ± {error:.1%}" if error < float("inf") else "  not determined by these rows"
-        lines.append(f"  {name}: {value}{sure}")
+        print(f"  {name}: {value}{sure}")
     for title, found in (("fitted rows", fit.residuals), ("rows held out", fit.held_out)):
-        lines += ["", f"residuals, {title}", _error_table(found)] if found else ["", f"no {title}"]
-    if missing:
-        lines += ["", "not determined, left as they were", *(f"  {name}: {why}" for name, why in missing.items())]
-    return "\n".join(lines)
+        print()
+        if found:
+            _print_errors(f"residuals, {title}", found)
+        else:
+            print(f"no {title}")
+    _print_undetermined(missing)
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -133,23 +133,19 @@ def _compare(
         }
         print(_dump({"networks": networks, "relative_to_chunk": differs}))
     else:
-        print(f"# {_where(name, machine, transport)}: time (us) by network model, and against every message (chunk)")
+        from simulator.report.grid import Grid
+        from simulator.report.terminal import print_grid
+
         others = [kind for kind in by_network if kind != "chunk"]
-        print(_aligned("size (B)", *(cell for kind in others for cell in (kind, "differs")), "chunk", "choice"))
+        cells = []
         for i, one in enumerate(exact):
-            cells = [
-                cell
-                for kind in others
-                for cell in (
-                    _digits(by_network[kind][i].time_s * 1e6), f"{by_network[kind][i].time_s / one.time_s - 1.0:+.1%}"
-                )
-            ]  # fmt: skip
-            print(_aligned(str(one.n_bytes), *cells, _digits(one.time_s * 1e6), one.label))
+            times_s = [by_network[kind][i].time_s for kind in others]
+            beside = (cell for s in times_s for cell in (_digits(s * 1e6), f"{s / one.time_s - 1.0:+.1%}"))
+            cells.append((one.n_bytes, *beside, _digits(one.time_s * 1e6), one.label))
+        heads = ("size (B)", *(head for kind in others for head in (kind, "differs")), "chunk", "choice")
+        title = f"# {_where(name, machine, transport)}: time (us) by network model, and against every message (chunk)"
+        print_grid(Grid(title, heads, cells, words=(len(heads) - 1,)))
     _draw(plot, name, machine, by_network)
-
-
-def _aligned(*cells: str) -> str:
-    return " ".join(f"{cell:>11}" for cell in cells[:-1]) + f"  {cells[-1]}"
 
 
 def _dump(document: Mapping[str, Any]) -> str:

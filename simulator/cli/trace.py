@@ -164,17 +164,24 @@ def compare(
     print(f"mean absolute error of a step: {found.mean_absolute_error:.2%}")
     for part, seconds in found.parts_s.items():
         print(f"{part:<9} {seconds * 1e3:+10.3f} ms per step")
-    print("by kind of work per step:     measured    simulated   difference")
-    for work in found.works[:top]:
-        times = f"{work.measured_s * 1e3:10.3f} ms {work.predicted_s * 1e3:9.3f} ms {work.difference_s * 1e3:+9.3f} ms"
-        error = "" if work.relative_error is None else f"  {work.relative_error:+.1%}"
-        print(f"  {work.name:<24} {times}{error}")
-    print(
-        "largest differences of operators, summed over the steps (occurrences: both, measured alone, simulated alone)"
-    )
-    for entry in found.operators[:top]:
-        counts = f"{entry.n_calls:>6} {entry.n_only_measured:>6} {entry.n_only_simulated:>6}"
-        print(f"{entry.difference_s * 1e3:+10.3f} ms  {counts}  {entry.name[:80]}")
+    from simulator.report.grid import Grid
+    from simulator.report.terminal import print_grid
+
+    works = [
+        (
+            work.name, f"{work.measured_s * 1e3:.3f} ms", f"{work.predicted_s * 1e3:.3f} ms", f"{work.difference_s * 1e3:+.3f} ms",
+            "" if work.relative_error is None else f"{work.relative_error:+.1%}",
+        )
+        for work in found.works[:top]
+    ]  # fmt: skip
+    print_grid(Grid("", ("by kind of work per step", "measured", "simulated", "difference", ""), works))
+    operators = [
+        (f"{one.difference_s * 1e3:+.3f} ms", one.n_calls, one.n_only_measured, one.n_only_simulated, one.name[:80])
+        for one in found.operators[:top]
+    ]
+    title = "largest differences of operators, summed over the steps"
+    heads = ("difference", "in both", "measured alone", "simulated alone", "operator")
+    print_grid(Grid(title, heads, operators, words=(4,)))
 
 
 #: options that every analysis takes, in the order of ``--help``

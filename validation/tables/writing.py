@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
+from simulator.report.grid import Grid
+from simulator.report.terminal import print_grid
 from validation.tables.kinds import KINDS
 
 _PREFIX = {"training": "TR", "collectives": "CC", "kernels": "KN"}
@@ -44,12 +46,9 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Print columns of rows, aligned; columns that are empty everywhere are left out."""
+    """Print columns of rows; columns that are empty everywhere are left out."""
     used = [name for name in names if any(row.get(name, "") != "" for row in rows)]
-    table = [used, *([_text(row.get(name, "")) for name in used] for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(used))]
-    for line in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print_grid(Grid("", used, [[_text(row.get(name, "")) for name in used] for row in rows], words=range(len(used))))
 
 
 def _text(value: object) -> str:
