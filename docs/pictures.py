@@ -1,6 +1,6 @@
 """Draws the pictures of docs/questions.md and docs/trace_analyses.md, each from the command above it.
 
-``images/question-NAME.svg`` is the chart named below, ``images/trace-NAME.svg`` what the command's ``--page NAME.svg`` writes.
+``images/question-NAME.svg`` is the chart named below, ``images/trace-NAME.svg`` what the command's ``--report NAME.svg`` writes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ CHARTS = {
     "time": "breakdown", "compare": "waterfall", "memory": "memory", "links": "links", "scaling": "scaling", "network": "efficiency",
     "money": "pareto", "plans": "breakdown", "experts": "breakdown", "domain": "waterfall", "context": "heat",
 }  # fmt: skip
-#: subcommands that call their page a plot
-PLOTTING = ("sweep", "search", "requirements")
 _PICTURE = re.compile(r"^\$ (simulate [^\n]*)\n```\n\n!\[[^\]]*\]\(images/question-(\w+)\.svg\)", re.MULTILINE)
 
 
@@ -31,12 +29,11 @@ def commands() -> dict[str, list[str]]:
 
 def draw(name: str, words: list[str]) -> None:
     """Run a command with its page as pictures, and keep the one that is shown."""
-    option = "--plot" if words[1] in PLOTTING else "--report"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.svg"
         more = ["--out", folder] if words[1] == "sweep" else []
         subprocess.run(
-            [sys.executable, "-m", "simulator", *words[1:], option, str(out), *more],
+            [sys.executable, "-m", "simulator", *words[1:], "--report", str(out), *more],
             check=False,
             stdout=subprocess.DEVNULL,
         )
@@ -47,7 +44,7 @@ def draw(name: str, words: list[str]) -> None:
 def draw_traces() -> None:
     """Run every command of the page on traces that writes a picture, from the root of the checkout."""
     text = (FOLDER / "trace_analyses.md").read_text(encoding="utf-8")
-    for line, name in re.findall(r"^(simulate trace .* --page (\S+)\.svg)$", text, re.MULTILINE):
+    for line, name in re.findall(r"^(simulate trace .* --report (\S+)\.svg)$", text, re.MULTILINE):
         with tempfile.TemporaryDirectory() as folder:
             words = [*shlex.split(line)[1:-1], str(Path(folder) / f"trace-{name}.svg")]
             subprocess.run(

@@ -373,10 +373,34 @@ def describe_support(support: Support) -> str:
     )
 
 
-def describe_verdict(memory: Memory) -> str:
-    """Say whether a plan fits."""
-    verdict = "fits in" if memory["fits"] else "does not fit in"
-    return f"{format_bytes(memory['peak_bytes'])} {verdict} {format_bytes(memory['capacity_bytes'])}"
+#: share of the device's memory that a plan should leave free, for what no model sees: an assumption
+MEMORY_MARGIN = 0.05
+
+
+def is_tight(peak_bytes: int, capacity_bytes: int, margin: float = MEMORY_MARGIN) -> bool:
+    """Whether less than a share of the memory stays free.
+
+    Examples
+    --------
+    >>> is_tight(77, 80, 0.05), is_tight(75, 80, 0.05)
+    (True, False)
+    """
+    return peak_bytes > (1.0 - margin) * capacity_bytes
+
+
+def describe_fit(memory: Memory) -> str:
+    """Say whether a plan fits its device, and where it fits only just.
+
+    Examples
+    --------
+    >>> describe_fit({"peak_bytes": 78 << 30, "capacity_bytes": 80 << 30, "fits": True})
+    'fits in 80 GiB (tight: less than 5% stays free)'
+    """
+    capacity = format_bytes(memory["capacity_bytes"])
+    if not memory["fits"]:
+        return f"does not fit in {capacity}"
+    few = f" (tight: less than {MEMORY_MARGIN:.0%} stays free)"
+    return f"fits in {capacity}{few * is_tight(memory['peak_bytes'], memory['capacity_bytes'])}"
 
 
 def describe_link(link: Bottleneck | None) -> str:
@@ -418,7 +442,7 @@ def _summary(result: Result) -> tuple[str, list[tuple[str, str]]]:
         ("utilization", describe_utilization(answer)),
         ("time", ", ".join(parts)),
         ("communication", f"{answer['communication_fraction']:.1%} exposed"),
-        ("memory", describe_verdict(answer["memory"])),
+        ("memory", f"{format_bytes(answer['memory']['peak_bytes'])} {describe_fit(answer['memory'])}"),
         ("busiest link", describe_link(answer["bottleneck"])),
         ("timeline", f"{len(result.timeline.simulated):,} spans of {len(result.timeline.ranks):,} simulated ranks"),
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import PLAIN_JSON, Number, Text, option
+from simulator.cli.options import PLAIN_JSON, Number, Text, option, report_option
 
 if TYPE_CHECKING:
     from simulator.collectives.benchmark import BenchmarkRow
@@ -38,7 +38,7 @@ def collective(
     nccl: Annotated[Text, option("NCCL version; that of the cluster file by default.")] = None,
     gpus_per_process: Annotated[int, typer.Option(help="GPUs that one process drives (-g of nccl-tests).")] = 1,
     network: Annotated[str, typer.Option(help="flow, alpha-beta, chunk (every message), or all to compare.")] = "flow",
-    plot: Annotated[Text, option("Draw bus bandwidth by size: .html, .png or .svg.")] = None,
+    plot: Annotated[Text, report_option("Draw bus bandwidth by size: .html, .png or .svg.")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Predict a collective by size, alone on its links, in the columns of nccl-tests."""

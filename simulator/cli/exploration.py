@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import PLAIN_JSON, Text, Texts, option
+from simulator.cli.options import PLAIN_JSON, Text, Texts, option, report_option
 
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
@@ -31,10 +31,8 @@ def sweep(
     scheduler: Scheduler = "",
     plot: Annotated[
         Text,
-        option(
-            "Plots: .html for a page, .svg, .png or .pdf for one file each, or none; sweep.html in the folder by default.",
-            "--plot",
-            "--report",
+        report_option(
+            "Plots: .html for a page, .svg, .png or .pdf for one file each, or none; sweep.html in the folder by default."
         ),
     ] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
@@ -115,9 +113,7 @@ def search(
     scheduler: Scheduler = "",
     out: Annotated[Text, option("Folder for answers, tables and plots; started again, it does only the rest.")] = None,
     formats: Formats = "csv,jsonl",
-    plot: Annotated[
-        Text, option("Plots: .html for a page, .svg, .png or .pdf for one file each.", "--plot", "--report")
-    ] = None,
+    plot: Annotated[Text, report_option("Plots: .html for a page, .svg, .png or .pdf for one file each.")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
     **scenario: Any,
 ) -> None:
@@ -233,9 +229,7 @@ def requirements(
     target: Annotated[
         float, typer.Option(help="Share of the throughput that a free network between nodes gives.")
     ] = 0.9,
-    plot: Annotated[
-        Text, option("Draw efficiency by bandwidth and GPUs: .html, .png, .svg or .pdf.", "--plot", "--report")
-    ] = None,
+    plot: Annotated[Text, report_option("Draw efficiency by bandwidth and GPUs: .html, .png, .svg or .pdf.")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
     **scenario: Any,
 ) -> None:

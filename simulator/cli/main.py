@@ -19,10 +19,10 @@ from simulator.cli.memory_limit import limit_memory
 from simulator.cli.options import (
     PLAIN_JSON,
     Text,
-    option,
     other_flag,
     our_flags,
     refuse_blanks,
+    report_option,
     with_flags,
     with_plan_flags,
 )
@@ -82,7 +82,7 @@ def main_command(
 def topology_command(
     action: Annotated[str, typer.Argument(help="show or list")],
     name: Annotated[Text, typer.Argument(help="cluster file or shipped name", autocompletion=topologies)] = None,
-    plot: Annotated[Text, option("Draw a node and the fabric: .html, .svg, .png or .pdf.")] = None,
+    plot: Annotated[Text, report_option("Draw a node and the fabric: .html, .svg, .png or .pdf.")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Show nodes, links, bandwidths and bisection of a cluster, or list the shipped clusters."""
@@ -108,7 +108,7 @@ def schedule_command(
     stages: Annotated[int, typer.Option("--stages", help="Pipeline stages.")] = 4,
     micro_batches: Annotated[int, typer.Option("--micro-batches", help="Micro-batches.")] = 8,
     chunks: Annotated[int, typer.Option("--chunks", help="Model chunks per stage.")] = 1,
-    plot: Annotated[Text, option("Draw it with unit times: .html, .svg, .png or .pdf.")] = None,
+    plot: Annotated[Text, report_option("Draw it with unit times: .html, .svg, .png or .pdf.")] = None,
 ) -> None:
     """Print the table of a pipeline schedule and draw it with unit times."""
     from simulator.cli.describe import schedule

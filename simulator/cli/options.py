@@ -26,6 +26,11 @@ def option(help_text: str, *names: str, panel: str | None = None) -> Any:
     return typer.Option(*names, help=help_text, show_default=False, rich_help_panel=panel)
 
 
+def report_option(help_text: str, *, panel: str | None = None) -> Any:
+    """Return the option of all commands that write a page or a picture."""
+    return option(help_text, "--report", "--plot", panel=panel)
+
+
 def our_flags(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with flags of other tools replaced by ours, where a setting has such a name.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import PLAIN_JSON, Ranks, Text, option, with_signature
+from simulator.cli.options import PLAIN_JSON, Ranks, Text, option, report_option, with_signature
 
 if TYPE_CHECKING:
     from simulator.replay.recorded_tables import RecordedTable
@@ -28,7 +28,9 @@ _Step = Annotated[
     option("Look at this step only; repeatable. Without it, warm-up and partial steps are left out.", panel=_WHAT),
 ]
 _Csv = Annotated[Text, option("Write the rows as CSV into this file; - prints them.", "--csv", panel=_HOW)]
-_Page = Annotated[Text, option("Write a page with a picture (.html), or the picture alone (.svg, .png).", panel=_HOW)]
+_Page = Annotated[
+    Text, report_option("Write a page with a picture (.html), or the picture alone (.svg, .png).", panel=_HOW)
+]
 
 
 def show_progress() -> Callable[[str, int, int], None] | None:

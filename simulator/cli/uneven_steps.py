@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simulator.cli.options import PLAIN_JSON, Real, Text, option
+from simulator.cli.options import PLAIN_JSON, Real, Text, option, report_option
 
 
 def stragglers(
@@ -34,7 +34,7 @@ def stragglers(
     stall: Annotated[Text, option("A replica's batch comes late now and then, e.g. '2 s/500 steps'.")] = None,
     histories: Annotated[int, typer.Option(help="Jobs to play.", min=1)] = 100,
     steps: Annotated[int, typer.Option(help="Steps of each.", min=1)] = 20,
-    report: Annotated[Text, option("Write a page (.html), or its pictures (.svg, .png, .pdf).")] = None,
+    report: Annotated[Text, report_option("Write a page (.html), or its pictures (.svg, .png, .pdf).")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
     **scenario: Any,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.cli.options import Real, Text, Texts
+from simulator.cli.options import Real, Text, Texts, report_option
 from simulator.cli.shared import after_the_answer
 
 _WORST = 20
@@ -38,7 +38,7 @@ def validate(
         ),
     ] = None,
     worst: Annotated[int, typer.Option(min=0, help="Rows to show, worst first.")] = _WORST,
-    report: Annotated[Text, typer.Option(help="Write an HTML page with plots.", show_default=False)] = None,
+    report: Annotated[Text, report_option("Write an HTML page with plots.")] = None,
     processes: Annotated[int, typer.Option(min=0, help="Processes; 0 takes what the machine has.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:

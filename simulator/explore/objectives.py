@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simulator.analysis.metrics import PARTS, Breakdown, Part
-from simulator.answer import Figures, figures_of
+from simulator.answer import MEMORY_MARGIN, Figures, figures_of, is_tight
 from simulator.config import did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.explore.best_plans import Observer, Ranked, SearchResult, describe, search
@@ -26,8 +26,6 @@ from simulator.units import format_bytes, format_time
 CHOICES = ("dp", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "sharding", "recompute", "sequence_parallel")
 
 
-#: share of the device's memory that a plan should leave free, for what no model sees: an assumption
-MEMORY_MARGIN = 0.05
 #: plans whose times differ by less than this share are as fast as one another
 SAME = 5e-4
 
@@ -83,17 +81,6 @@ class PlanRow(Figures):
     choices: str  #: Which settings differ from that one's.
     compared_with: str  #: ``best``, or ``runner-up`` for the best.
     is_tight: bool  #: Whether it leaves less of the device's memory free than the margin.
-
-
-def is_tight(peak_bytes: int, capacity_bytes: int, margin: float) -> bool:
-    """Whether less than a share of the memory stays free.
-
-    Examples
-    --------
-    >>> is_tight(77, 80, 0.05), is_tight(75, 80, 0.05)
-    (True, False)
-    """
-    return peak_bytes > (1.0 - margin) * capacity_bytes
 
 
 def row(one: Ranked, best: Ranked, runner_up: Ranked | None, margin: float = MEMORY_MARGIN) -> PlanRow:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from simulator.analysis.metrics import PARTS
-from simulator.answer import MEMORY_PARTS, Answer, Memory, throughput
+from simulator.answer import MEMORY_PARTS, Answer, Memory, describe_fit, throughput
 from simulator.explore.answer_form import ScalingRow
 from simulator.report.charts import (
     BLUE,
@@ -106,14 +106,12 @@ def memory_chart(memory: Memory) -> Chart:
     capacity = memory["capacity_bytes"] / GIB
     trace, made = _staircase(bars, "GiB on the fullest rank", max(capacity, start / GIB) * 1.06)
     made["shapes"] = [limit_line(capacity, "x")]
-    verdict = "fits in" if memory["fits"] else "does not fit in"
-    peak, limit = format_bytes(memory["peak_bytes"]), format_bytes(memory["capacity_bytes"])
     return Chart(
         key="memory",
         title="Memory by category",
         traces=(trace,),
         layout=made,
-        summary=f"{peak} {verdict} {limit} (dashed line)",
+        summary=f"{format_bytes(memory['peak_bytes'])} {describe_fit(memory)}, the dashed line",
         height_px=60 + _ROW_PX * len(bars),
     )
 

@@ -18,7 +18,15 @@ from simulator.analysis.critical_path import path_rows
 from simulator.analysis.explain import Explanation
 from simulator.analysis.link_use import link_classes, utilization
 from simulator.analysis.passes import passes_of, table_of
-from simulator.answer import Answer, Result, describe_chosen, describe_plan, describe_support, memory_over_time
+from simulator.answer import (
+    Answer,
+    Result,
+    describe_chosen,
+    describe_fit,
+    describe_plan,
+    describe_support,
+    memory_over_time,
+)
 from simulator.explore.answer_form import Document, Extras, Scaling, ScalingRow
 from simulator.explore.full_answer import document
 from simulator.explore.local_steps import in_words
@@ -103,7 +111,6 @@ def _headline(answer: Answer, scenario: Scenario) -> Markup:
 def _figures(answer: Answer) -> list[Markup]:
     memory = answer["memory"]
     exposed, peak = answer["communication_fraction"], memory["peak_bytes"]
-    verdict = f"{'fits in' if memory['fits'] else 'does not fit in'} {format_bytes(memory['capacity_bytes'])}"
     tokens, samples = answer["tokens_per_s"], answer["samples_per_s"]
     rates = [_figure("samples", Number("samples_per_s", samples, f"{samples:.4g}"), "samples/s")]
     if tokens is not None:
@@ -121,7 +128,10 @@ def _figures(answer: Answer) -> list[Markup]:
             "exposed communication", Number("communication_fraction", exposed, f"{exposed:.1%}"), "of the iteration"
         ),
         _figure(
-            "memory", Number("memory.peak_bytes", peak, format_bytes(peak)), verdict, "ok" if memory["fits"] else "bad"
+            "memory",
+            Number("memory.peak_bytes", peak, format_bytes(peak)),
+            describe_fit(memory),
+            "ok" if memory["fits"] else "bad",
         ),
     ]
 

@@ -9,7 +9,7 @@ from simulator.analysis.critical_path import PathRow
 from simulator.analysis.explain import Change
 from simulator.analysis.link_use import LinkClass
 from simulator.analysis.metrics import CommunicationRow
-from simulator.answer import describe_axes, describe_scaling, throughput
+from simulator.answer import describe_axes, describe_scaling, is_tight, throughput
 from simulator.explore.answer_form import ScalingRow, WayOut
 from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.explore.restarts import in_words
@@ -138,12 +138,18 @@ def _named(row: Change | WayOut) -> str:
     return row["change"] + ("" if row["same_training"] else " (other training)")
 
 
+def _verdict(row: WayOut) -> str:
+    if not row["fits"]:
+        return "too large"
+    return "fits, tight" if is_tight(row["peak_bytes"], row["capacity_bytes"]) else "fits"
+
+
 def ways_out(rows: Sequence[WayOut]) -> Grid:
     """Return the changes with which a plan that does not fit needs less memory, those that suffice first."""
     cells = [
         (
             _named(row),
-            "fits" if row["fits"] else "too large",
+            _verdict(row),
             Number(f"ways_out.{i}.peak_bytes", row["peak_bytes"], format_bytes(row["peak_bytes"])),
             "" if row["iteration_time_s"] is None else format_time(row["iteration_time_s"]),
             "" if row["gpu_hours_per_billion_tokens"] is None else f"{row['gpu_hours_per_billion_tokens']:.4g}",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from simulator.report.charts import Chart
 from simulator.report.grid import Grid, Number, Share
+
+#: characters from which on a name gets places to be broken at
+_LONG = 24
 
 
 class Markup(str):
@@ -34,6 +38,18 @@ def safe(text: object) -> str:
     return str(text) if isinstance(text, Markup) else escape(str(text))
 
 
+def breakable(text: str) -> Markup:
+    """Return a name that may be broken between its words, as names of kernels are longer than a column.
+
+    Examples
+    --------
+    >>> breakable("adam_step"), breakable("ncclDevKernel_SendRecv(ncclDevComm*)")
+    ('adam_step', 'ncclDevKernel_<wbr>SendRecv(<wbr>ncclDevComm*)')
+    """
+    shown = escape(text)
+    return Markup(shown if len(text) < _LONG else re.sub(r"([_:,(]|&lt;)(?=\w)", r"\1<wbr>", shown))
+
+
 def element(name: str, *content: object, **attributes: str) -> Markup:
     """Return an element; content and attributes are escaped, ``_`` in names of attributes stands for ``-``.
 
@@ -46,8 +62,8 @@ def element(name: str, *content: object, **attributes: str) -> Markup:
     return Markup(f"<{name}{written}>{''.join(safe(part) for part in content)}</{name}>")
 
 
-def table(grid: Grid) -> Markup:
-    """Return a table in a box that scrolls sideways where the screen is narrow."""
+def table(grid: Grid, *, is_named: bool = False) -> Markup:
+    """Return a table in a box that scrolls sideways where the screen is narrow, without a caption below its own name."""
     words = grid.text_columns
     head = "".join(f'<th scope="col"{_align(i in words)}>{safe(column)}</th>' for i, column in enumerate(grid.columns))
     body = "".join(
@@ -58,9 +74,10 @@ def table(grid: Grid) -> Markup:
         for row in grid.rows
     )
     caption = f"{grid.title}. {grid.note}" if grid.note else grid.title
+    is_said = is_named and not grid.note
     whole = element(
         "table",
-        element("caption", element("span", caption)),
+        Markup("") if is_said else element("caption", element("span", caption)),
         Markup(f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"),
     )
     return element("div", whole, class_="scroll", role="region", tabindex="0", aria_label=caption)

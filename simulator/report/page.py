@@ -142,5 +142,5 @@ def _section(one: Section) -> Markup:
         elif isinstance(part, Stream):
             body = Markup(body + stream_place(part.key, part.title, part.data, part.help_text))
         else:
-            body = Markup(body + (table(part) if isinstance(part, Grid) else part))
+            body = Markup(body + (table(part, is_named=part.title == one.title) if isinstance(part, Grid) else part))
     return section(one.key, one.title, body)

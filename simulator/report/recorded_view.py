@@ -14,7 +14,7 @@ from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.straggler_slowdowns import SlowdownMap
 from simulator.report.charts import BLUE, GREY, ORANGE, VERMILLION, Chart, axis, layout, slowdown_map
 from simulator.report.grid import Grid
-from simulator.report.markup import Markup, element, folded
+from simulator.report.markup import Markup, breakable, element, folded
 from simulator.report.page import Part, Report, Section, make_page
 from simulator.report.terminal import cut, make_console, print_grid
 from simulator.units import format_bandwidth, format_bytes, format_time
@@ -168,11 +168,12 @@ def recorded_page(found: RecordedTable, source: str = "") -> Report:
     where = f"{source}; " if source else ""
     head = Markup(element("p", where + heading(found), class_="plan") + element("dl", *boxes, class_="kpis"))
     n_text = _n_names(rows[0], names) if rows else 1
-    listed = Grid(title, columns, cells[:_SHOWN], n_text)
+    words = [i for i, value in enumerate(rows[0].values()) if isinstance(value, str | list)] if rows else []
+    listed = Grid(title, columns, cells[:_SHOWN], n_text, words)
     parts: list[Part] = [listed]
     if len(rows) > _SHOWN:
         rest = f"the other {len(cells) - _SHOWN}" + (f" of the first {_ON_PAGE}" if len(rows) > _ON_PAGE else "")
-        parts.append(folded(Grid(rest, columns, cells[_SHOWN:], n_text)))
+        parts.append(folded(Grid(rest, columns, cells[_SHOWN:], n_text, words)))
     sections = [Section("rows", "Rows", "All rows", parts)]
     if rows:
         pictures = [_chart(title, rows[:_BARS], names, drawn)]
@@ -183,10 +184,11 @@ def recorded_page(found: RecordedTable, source: str = "") -> Report:
     return make_page(f"simulate trace {found['analysis']}", head, sections, document=document, summary=listed)
 
 
-def _cell(text: str) -> str | Markup:
+def _cell(text: str) -> Markup:
     """Return a cell whose long name is cut; all of it shows where a pointer rests on it."""
     said = cut(_plain(text), _NAME)
-    return said if said == text else element("span", said, title=text)
+    words = breakable(said)
+    return words if said == text else element("span", words, title=text)
 
 
 def save_recorded(found: RecordedTable, path: str, source: str = "") -> list[Path]:
@@ -232,5 +234,9 @@ def _chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], 
     unit = "seconds" if drawn[0].endswith("_s") or drawn[0] == "seconds" else _words(drawn[0])
     first = f"{labels[0]}: " + ", ".join(f"{_words(key)} {shown(key, rows[0][key])}" for key in drawn)
     height = 120 + 26 * len(rows)
-    bounds = layout(axis(unit), axis("", autorange="reversed"), barmode="group" if "simulated_s" in drawn else "stack")
+    bounds = layout(
+        axis(unit),
+        axis("", autorange="reversed", tickvals=labels, ticktext=labels),
+        barmode="group" if "simulated_s" in drawn else "stack",
+    )
     return Chart(key="picture", title=title, summary=first, traces=bars, layout=bounds, height_px=height)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +17,7 @@ from simulator.answer import (
     Memory,
     categories_of,
     describe_chosen,
+    describe_fit,
     describe_interval,
     describe_link,
     describe_plan,
@@ -158,8 +158,8 @@ def print_answer(scenario: Scenario, answer: Answer) -> None:
         print_grid(answer_tables.communication(answer["communication"]), out)
     out.print()
     print_grid(_memory(answer["memory"]), out)
-    verdict = "[green]fits[/green]" if answer["memory"]["fits"] else "[red]does not fit[/red]"
-    out.print(f"{verdict} in {format_bytes(answer['memory']['capacity_bytes'])}", highlight=False)
+    colour = "green" if answer["memory"]["fits"] else "red"
+    out.print(f"[{colour}]{describe_fit(answer['memory'])}[/{colour}]", highlight=False)
     if answer["bottleneck"] is not None:
         out.print(f"\nbusiest link: {describe_link(answer['bottleneck'])}", highlight=False)
 
@@ -247,6 +247,9 @@ def print_whole_run(run: Mapping[str, Any], *, gpus: int = 0) -> None:
         out.print(f"  {row['what']}: {escape(row['value'])} [dim]({escape(row['source'])})[/dim]", highlight=False)
 
 
+#: combinations without an answer that are named before they are counted
+_NAMED = 3
+
 # -- many answers ------------------------------------------------------------------------------------------------
 
 
@@ -267,9 +270,13 @@ def print_sweep(result: SweepResult, files: Sequence[Path] = ()) -> None:
         for row in result.rows
     ]  # fmt: skip
     print_grid(Grid("", (*axes, *_FIGURES, *money, *status), rows, len(axes)), out)
-    reasons = Counter(row["reason"] for row in result.rows if row["status"] != "ok")
-    for reason, count in reasons.items():
-        out.print(f"{count} failed: {reason}", highlight=False, markup=False)
+    failed: dict[str, list[str]] = {}
+    for row in result.rows:
+        if row["status"] != "ok":
+            failed.setdefault(row["reason"], []).append(" ".join(f"{name}={row[name]}" for name in axes))
+    for reason, which in failed.items():
+        more = f" and {len(which) - _NAMED} more" * (len(which) > _NAMED)
+        out.print(f"{', '.join(which[:_NAMED])}{more}: {reason}", highlight=False, markup=False)
     counts = f"{result.n_computed} simulated, {result.n_stored} from the store, {result.n_failed} failed"
     where = "".join(f"; {file}" if i == 0 else f", {file}" for i, file in enumerate(files))
     out.print(f"\n{len(result.rows)} rows: {counts}{where}", highlight=False, markup=False)
@@ -327,7 +334,9 @@ def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
         wide = [(*cell, why) for cell, (_, _, _, why) in zip(cells, rows, strict=True)]
         print_grid(Grid("", (*columns, "against the best"), wide, 2, words=(len(columns),)), out)
     if answer["best"]["choices"]:
-        out.print(f"\nThe best plan has {answer['best']['choices']} of the runner-up.", highlight=False, markup=False)
+        out.print(
+            f"\nWhere the best differs from the runner-up: {answer['best']['choices']}.", highlight=False, markup=False
+        )
     failed = f", {answer['n_failed']} could not be simulated" if answer["n_failed"] else ""
     stored = f" ({answer['n_stored']} of them taken from the store)" if answer["n_stored"] else ""
     out.print(

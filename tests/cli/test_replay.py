@@ -96,7 +96,7 @@ def test_a_comparison_leaves_warm_up_out_and_says_so(simulate, tmp_path):
     found = json.loads(out)
     assert (code, found["left_out"]) == (0, "step 0 (warm-up)")
     assert {(step["rank"], step["step"]) for step in found["steps"]} == {(1, 1)}
-    code, out, _ = simulate("trace", "compare", *both, "--csv", "-", "--page", tmp_path / "page.html")
+    code, out, _ = simulate("trace", "compare", *both, "--csv", "-", "--report", tmp_path / "page.html")
     assert out.splitlines()[0] == "work,measured_s,simulated_s,difference_s,of_step"
     assert "by kind of work" in (tmp_path / "page.html").read_text()
     assert simulate("trace", "compare", *both, "--step", 7)[0] == 3

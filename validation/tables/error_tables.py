@@ -224,6 +224,8 @@ def write_agreement(path: str | Path, title: str, note: str, points: Sequence[Po
         for index, name in enumerate(dict.fromkeys(point.plot for point in points))
     ]
     sections = [Section("plots", "Plots", "Predicted against measured", charts)]
-    sections += [Section(f"table-{index}", one.title, one.title, [one]) for index, one in enumerate(tables)]
+    sections += [
+        Section(f"table-{index}", one.title.split(":")[0], one.title, [one]) for index, one in enumerate(tables)
+    ]
     lead = element("p", note, class_="plan")
     make_page(title, lead, sections, document={"title": title, "note": note}).save(path)

@@ -35,6 +35,8 @@
       made[name] = { ...axis, ...(filled[name] || {}) };
       if (made[name].title) made[name].title = { standoff: 6, ...made[name].title, font: { size: phone() ? 11 : 12.5, color: colours.soft } };
     }
+    const cut = (text) => (text.length > 20 && !text.includes("<") ? `${text.slice(0, 19)}…` : text);
+    if (phone() && made.yaxis.ticktext) made.yaxis.ticktext = made.yaxis.ticktext.map(cut);
     if (made.annotations) made.annotations = upright(made.annotations, element.clientWidth);
     if (printing) made.width = 680;
     if (touch) made.dragmode = false;
