@@ -22,6 +22,8 @@ def stragglers(
     slow_gpus: Annotated[
         Text, option("SHARE=FACTOR: such a share of GPUs is slow throughout a job, e.g. 0.01=1.3.")
     ] = None,
+    slow_nodes: Annotated[Text, option("The same of nodes, all of whose GPUs are slow.")] = None,
+    slow_links: Annotated[Text, option("The same of nodes whose NICs are slow.")] = None,
     spread: Annotated[
         Real, option("Standard deviation of kernel times between GPUs, throughout a job, e.g. 0.02.")
     ] = None,
@@ -50,7 +52,8 @@ def stragglers(
     if report:
         check_page(report)
     causes = parse_causes(
-        lengths, is_packed=not unpacked, slow_gpus=slow_gpus, spread=spread, pause=pause, plans_pauses=planned_pauses,
+        lengths, is_packed=not unpacked, slow_gpus=slow_gpus, slow_nodes=slow_nodes, slow_links=slow_links,
+        spread=spread, pause=pause, plans_pauses=planned_pauses,
         stall=stall,
     )  # fmt: skip
     base, _ = settings_of(scenario)

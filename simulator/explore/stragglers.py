@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import numpy as np
@@ -30,6 +30,7 @@ from simulator.parallel.mesh import Mesh
 from simulator.program.op import COMMUNICATIONS
 from simulator.program.program import COMPUTE
 from simulator.schedules import Table, Turn, placement_of, turns
+from simulator.simulation import simulate_on
 from simulator.units import format_time, to_s
 
 Floats = NDArray[np.float64]
@@ -48,6 +49,9 @@ class Causes:
     lengths: Lengths | None = None
     #: (share of the GPUs, how many times as long their kernels take), for as long as a job runs.
     slow_gpus: tuple[float, float] = (0.0, 1.0)
+    #: The same of nodes, all of whose GPUs are slow, and of nodes whose NICs are.
+    slow_nodes: tuple[float, float] = (0.0, 1.0)
+    slow_links: tuple[float, float] = (0.0, 1.0)
     #: Standard deviation of the GPUs' kernel times, for as long as a job runs: temperature, silicon.
     spread: float = 0.0
     #: A process stops for so long (garbage collection, a logger) once in so many steps.
@@ -65,6 +69,10 @@ class Causes:
             yield "sequence lengths", Causes(lengths=self.lengths)
         if self.slow_gpus[0] > 0:
             yield "slow GPUs", Causes(slow_gpus=self.slow_gpus)
+        if self.slow_nodes[0] > 0:
+            yield "slow nodes", Causes(slow_nodes=self.slow_nodes)
+        if self.slow_links[0] > 0:
+            yield "slow links", Causes(slow_links=self.slow_links)
         if self.spread:
             yield "spread of clocks", Causes(spread=self.spread)
         if self.pause_s:
@@ -81,6 +89,8 @@ def parse_causes(
     *,
     is_packed: bool = True,
     slow_gpus: str | None = None,
+    slow_nodes: str | None = None,
+    slow_links: str | None = None,
     spread: float | None = None,
     pause: str | None = None,
     plans_pauses: bool = False,
@@ -101,7 +111,8 @@ def parse_causes(
     stall_s, stall_every = _now_and_then(stall, "--stall") if stall else (0.0, math.inf)
     causes = Causes(
         lengths=Lengths.parse(lengths, is_packed=is_packed) if lengths else None,
-        slow_gpus=_share_and_factor(slow_gpus) if slow_gpus else (0.0, 1.0),
+        slow_gpus=_share_and_factor(slow_gpus, "gpus"), slow_nodes=_share_and_factor(slow_nodes, "nodes"),
+        slow_links=_share_and_factor(slow_links, "links"),
         spread=spread or 0.0, pause_s=pause_s, pause_every_steps=pause_every_steps, plans_pauses=plans_pauses,
         stall_s=stall_s, stall_share=1.0 / stall_every,
     )  # fmt: skip
@@ -122,15 +133,18 @@ def _now_and_then(text: str, flag: str) -> tuple[float, float]:
     return parse_time(time.strip(), flag, least_s=1e-9), float(word)
 
 
-def _share_and_factor(text: str) -> tuple[float, float]:
+def _share_and_factor(text: str | None, what: str) -> tuple[float, float]:
+    """Read ``0.01=1.3``: the share of what is slow, and how many times as long it takes."""
+    if text is None:
+        return 0.0, 1.0
     try:
         share, factor = map(float, text.split("="))
     except ValueError:
         share = factor = math.nan
     if not (0 < share <= 1 and 1 <= factor < math.inf):
         raise ConfigError(
-            f"--slow-gpus {text}: the share of the GPUs, above 0 and at most 1, and a factor of at least 1",
-            hint="--slow-gpus 0.01=1.3",
+            f"--slow-{what} {text}: the share of them, above 0 and at most 1, and a factor of at least 1",
+            hint=f"--slow-{what} 0.01=1.3",
         )
     return share, factor
 
@@ -200,7 +214,16 @@ class StepModel:
         self.iteration_s = result.metrics.iteration_time_s
         #: time of a step that its passes do not explain
         self.rest_s = self.iteration_s - base_s
+        self._result = result
         mesh = Mesh(plan, result.topology.gpus_per_host)
+        #: ``[replica, stage, rank]``: the node of each rank
+        self._nodes = np.array([
+            [
+                [result.topology.node_of(mesh.rank(tp=t, replica=r * plan.cp + c, pp=p)) for c in range(plan.cp) for t in range(plan.tp)]
+                for p in range(plan.pp)
+            ]
+            for r in range(plan.dp)
+        ])  # fmt: skip
         #: replicas that wait for one another in every pass
         self.coupled = [np.array(group) for group in mesh.coupled_replicas() if len(group) > 1]
 
@@ -257,7 +280,7 @@ class StepModel:
         """Play some jobs; return ``[job, step, replica]``."""
         plan, rows = self.plan, self.table
         n_ranks = plan.tp * plan.cp
-        slow = _gpu_factors(causes, (shape[0], shape[2], plan.pp, n_ranks), rng)
+        slow = _gpu_factors(causes, (shape[0], shape[2], plan.pp, n_ranks), self._nodes, rng)
         full = np.ones(1), np.ones(1)
         shapes = [mix.draw(plan.micro_batch, shape, rng) if mix else full for _ in range(plan.n_micro_batches)]
         late = _Delays(causes, shape, n_ranks, [len(row) for row in rows], rng)
@@ -269,7 +292,20 @@ class StepModel:
             ]
             for stage, row in enumerate(rows)
         ]  # fmt: skip
-        return self._play(durations, int(np.prod(shape))).reshape(shape) + self.rest_s
+        played = self._play(durations, int(np.prod(shape))).reshape(shape) + self.rest_s
+        if causes.slow_links[0] > 0:
+            share, factor = causes.slow_links
+            has_one = rng.random(shape[0]) < 1.0 - (1.0 - share) ** self._result.topology.n_nodes
+            played += self._slow_nics_s(factor) * has_one[:, None, None]
+        return played
+
+    def _slow_nics_s(self, factor: float) -> float:
+        """Return how much longer a step takes where the NICs of a node are so many times as slow: all wait for them, whichever it is."""
+        result = self._result
+        faults = replace(result.scenario.faults, slow_links=(("node0.nic", factor),))
+        scenario = replace(result.scenario, faults=faults)
+        slow = simulate_on(scenario, faults.apply(result.topology), result.spec)
+        return slow.metrics.iteration_time_s - self.iteration_s
 
     def _pass_s(self, stage: int, index: int, tokens: Floats | float, squares: Floats | float, slow: Floats) -> Floats:
         """Seconds of a pass with these shares of its tokens and of their squares, on GPUs so many times as slow."""
@@ -330,7 +366,9 @@ def _shares(result: Result, stages: dict[int, int]) -> tuple[list[float], list[f
     return (np.minimum(1.0, compute / whole)).tolist(), (np.minimum(1.0, attention / whole)).tolist()
 
 
-def _gpu_factors(causes: Causes, shape: tuple[int, int, int, int], rng: np.random.Generator) -> Floats:
+def _gpu_factors(
+    causes: Causes, shape: tuple[int, int, int, int], nodes: NDArray[np.int64], rng: np.random.Generator
+) -> Floats:
     """Return ``[job, replica, stage]``: how many times as long kernels take on the slowest of a stage's ranks."""
     share, factor = causes.slow_gpus
     slow = np.ones(shape)
@@ -338,6 +376,9 @@ def _gpu_factors(causes: Causes, shape: tuple[int, int, int, int], rng: np.rando
         slow *= np.maximum(0.5, 1.0 + causes.spread * rng.standard_normal(shape))
     if share > 0:
         slow *= np.where(rng.random(shape) < share, factor, 1.0)
+    if causes.slow_nodes[0] > 0:
+        is_slow = rng.random((shape[0], nodes.max() + 1)) < causes.slow_nodes[0]
+        slow *= np.where(is_slow[:, nodes], causes.slow_nodes[1], 1.0)
     slowest: Floats = slow.max(axis=3)
     return slowest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -42,6 +43,34 @@ def test_passes_explain_nearly_the_whole_step(schedule: str, virtual_pp: int) ->
 def test_all_gpus_slow_is_what_the_engine_says() -> None:
     played = StepModel(answer()).play(Causes(slow_gpus=(1.0, 1.3)), n_jobs=2, n_steps=2)
     assert played.step_s == pytest.approx(np.full((2, 2), answer(slow=1.3).metrics.iteration_time_s), rel=0.02)
+
+
+def test_a_slow_node_is_slow_in_all_its_gpus() -> None:
+    """Four nodes of four GPUs hold a stage of two replicas each: a share of 0.3 leaves 0.7^4 of the jobs alone, not 0.7^16."""
+    model = StepModel(answer())
+    every = model.play(Causes(slow_nodes=(1.0, 1.3)), n_jobs=2, n_steps=2)
+    assert every.step_s == pytest.approx(np.full((2, 2), answer(slow=1.3).metrics.iteration_time_s), rel=0.02)
+    some = model.play(Causes(slow_nodes=(0.3, 1.3)), n_jobs=4000, n_steps=1).step_s[:, 0]
+    assert (some < 1.001 * model.iteration_s).mean() == pytest.approx(0.7**4, abs=4 * np.sqrt(0.24 * 0.76 / 4000))
+
+
+def test_a_slow_nic_delays_the_jobs_that_have_one_as_the_engine_says() -> None:
+    """Of four nodes a quarter has slow NICs: 1 - 0.75^4 = 0.684 of the jobs have one."""
+    model = StepModel(answer())
+    scenario = replace(answer().scenario, faults=Faults(slow_links=(("node0.nic", 20.0),)))
+    slow_s = simulate(scenario).metrics.iteration_time_s
+    assert slow_s > 1.001 * model.iteration_s
+    every = model.play(Causes(slow_links=(1.0, 20.0)), n_jobs=2, n_steps=2)
+    assert every.step_s == pytest.approx(np.full((2, 2), slow_s))
+    some = model.play(Causes(slow_links=(0.25, 20.0)), n_jobs=4000, n_steps=1).step_s[:, 0]
+    share = 1 - 0.75**4
+    assert (some > 1.0001 * model.iteration_s).mean() == pytest.approx(
+        share, abs=4 * np.sqrt(share * (1 - share) / 4000)
+    )
+    assert [name for name, _ in Causes(slow_links=(0.25, 20.0), slow_nodes=(0.1, 2.0)).alone()] == [
+        "slow nodes",
+        "slow links",
+    ]
 
 
 def test_planned_pauses_cost_their_share_of_the_steps() -> None:
@@ -125,7 +154,8 @@ def test_schedules_whose_passes_overlap_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"plans_pauses": True}, {"slow_gpus": "1.3"}, {"slow_gpus": "2=1.3"}, {"spread": 2.0}, {"pause": "200 ms"},
+    [{}, {"plans_pauses": True}, {"slow_gpus": "1.3"}, {"slow_gpus": "2=1.3"}, {"slow_nodes": "0.1=0.5"},
+     {"slow_links": "0=2"}, {"spread": 2.0}, {"pause": "200 ms"},
      {"stall": "2 s/0 steps"}, {"pause": "-1 s/5 steps"}],
 )  # fmt: skip
 def test_what_is_no_cause_is_refused(given: dict[str, object]) -> None:
