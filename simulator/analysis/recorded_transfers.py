@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import TypedDict
 
 import numpy as np
@@ -16,6 +17,8 @@ from simulator.trace_io.selection import Chosen, Selection
 from simulator.trace_io.trace_record import COMMUNICATION, COPY, HOST_NODE, Int64
 from simulator.trace_io.tracks import Counter, throughput_counters
 
+#: intervals of a curve: about as many as a picture has columns of points
+INTERVALS = 400
 #: a step whose length is farther from the median than this many standard deviations, estimated robustly, is an outlier
 _OUTLIER = 3.0
 #: a median absolute deviation is this fraction of a normal distribution's standard deviation
@@ -71,6 +74,16 @@ class CounterRow(TypedDict):
     points: int  #: Changes of the value.
     mean: float  #: Over time.
     max: float  #: Largest value.
+
+
+class CounterCurve(TypedDict):
+    """A value over time."""
+
+    rank: int  #: Global rank.
+    counter: str  #: What is counted.
+    unit: str  #: Of its values.
+    times_s: list[float]  #: Starts of equal intervals, since the first change of any.
+    values: list[float]  #: Largest value within each.
 
 
 def copy_rows(selection: Selection) -> list[CopyRow]:
@@ -216,8 +229,9 @@ def step_rows(selection: Selection, analysis: Analysis) -> list[StepRow]:
 
 
 def counters_of(chosen: Chosen, origin_ns: int) -> tuple[Counter, ...]:
-    """Return the length of every stream's launch queue, and the bandwidth of copies and of communication, over time."""
-    rank, ops = chosen.rank, chosen.rank.ops
+    """Return the length of every stream's launch queue, the bandwidth of copies and of communication, and allocations, over time."""
+    ops = chosen.rank.ops.take(np.flatnonzero(chosen.ops))
+    rank = replace(chosen.rank, ops=ops)
     found = []
     for stream, name in enumerate(rank.streams):
         queue = queue_of(rank, np.flatnonzero((ops.stream == stream) & (ops.kind != HOST_NODE)))
@@ -230,11 +244,20 @@ def counters_of(chosen: Chosen, origin_ns: int) -> tuple[Counter, ...]:
     if len(copies):
         points = _rates(ops.start_ns[copies], ops.end_ns[copies], ops.n_bytes[copies], origin_ns)
         found.append(Counter(name="copies", unit="GB/s", points=points, share_key="copies"))
-    if rank.memory is not None:
-        times = ((rank.memory.time_ns - origin_ns) * 1000).tolist()
-        points = tuple(zip(times, rank.memory.in_use.astype(float).tolist(), strict=True))
+    if rank.memory is not None and len(inside := _within(rank.memory.time_ns, chosen)):
+        times = ((rank.memory.time_ns[inside] - origin_ns) * 1000).tolist()
+        points = tuple(zip(times, rank.memory.in_use[inside].astype(float).tolist(), strict=True))
         found.append(Counter(name="memory in use", unit="bytes", points=points, share_key="memory"))
     return (*found, *throughput_counters(rank, origin_ns))
+
+
+def _within(time_ns: Int64, chosen: Chosen) -> Int64:
+    """Return which times lie in the chosen steps; all where everything is looked at."""
+    inside = np.full(len(time_ns), bool(chosen.ops.all()))
+    for window in chosen.windows:
+        inside |= (time_ns >= window.start_ns) & (time_ns < window.end_ns)
+    found: Int64 = np.flatnonzero(inside)
+    return found
 
 
 def _rates(start: Int64, end: Int64, n_bytes: Int64, origin_ns: int) -> tuple[tuple[int, float], ...]:
@@ -246,20 +269,43 @@ def _rates(start: Int64, end: Int64, n_bytes: Int64, origin_ns: int) -> tuple[tu
     return tuple(zip(((times[order] - origin_ns) * 1000).tolist(), totals.tolist(), strict=True))
 
 
+def _counters(selection: Selection) -> list[tuple[int, Counter]]:
+    """The counters of every chosen rank, around the first of their operations."""
+    starts = (one.rank.ops.start_ns[one.ops] for one in selection.ranks if one.ops.any())
+    first_ns = min((int(found.min()) for found in starts), default=0)
+    return [(chosen.rank.rank, counter) for chosen in selection.ranks for counter in counters_of(chosen, first_ns)]
+
+
 def counter_rows(selection: Selection) -> list[CounterRow]:
     """Sum up the counters of every chosen rank."""
     return [
         CounterRow(
-            rank=chosen.rank.rank,
-            counter=counter.name,
-            unit=counter.unit,
-            points=len(counter.points),
-            mean=_mean(counter),
+            rank=rank, counter=counter.name, unit=counter.unit, points=len(counter.points), mean=_mean(counter),
             max=max(value for _, value in counter.points),
         )
-        for chosen in selection.ranks
-        for counter in counters_of(chosen, 0)
-    ]
+        for rank, counter in _counters(selection)
+    ]  # fmt: skip
+
+
+def counter_curves(selection: Selection, names: Collection[str] = ()) -> list[CounterCurve]:
+    """Return the counters of every chosen rank over time, or those of some names."""
+    drawn = [(rank, counter) for rank, counter in _counters(selection) if not names or counter.name in names]
+    first_ps = min((counter.points[0][0] for _, counter in drawn), default=0)
+    last_ps = max((counter.points[-1][0] for _, counter in drawn), default=0)
+    starts = first_ps + np.arange(INTERVALS) * ((last_ps - first_ps) / INTERVALS)
+    seconds = ((starts - first_ps) / 1e12).round(9).tolist()
+    found = []
+    for rank, counter in drawn:
+        times, values = (np.array(column) for column in zip(*counter.points, strict=True))
+        before = np.searchsorted(times, starts, side="right") - 1
+        largest = np.where(before >= 0, values[before], 0.0)
+        np.maximum.at(largest, np.searchsorted(starts, times, side="right") - 1, values)
+        found.append(
+            CounterCurve(
+                rank=rank, counter=counter.name, unit=counter.unit, times_s=seconds, values=largest.tolist()
+            )
+        )  # fmt: skip
+    return found
 
 
 def _mean(counter: Counter) -> float:

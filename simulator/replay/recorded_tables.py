@@ -11,9 +11,11 @@ from typing import Any, NamedTuple, TypedDict
 from simulator.analysis.recorded_kernels import idle_rows, kernel_rows, launch_rows, pattern_rows
 from simulator.analysis.recorded_transfers import (
     CommunicationTime,
+    CounterCurve,
     allocation_figures,
     communication_rows,
     copy_rows,
+    counter_curves,
     counter_rows,
     counters_of,
     step_rows,
@@ -45,6 +47,7 @@ class RecordedTable(TypedDict):
     figures: dict[str, float | None]  #: Sums that belong to no row.
     rows: list[dict[str, Any]]  #: One of the types below each.
     map: SlowdownMap | None  #: Of stragglers, by rank and step.
+    curves: list[CounterCurve]  #: Of copies and counters, over time.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ class Found(NamedTuple):
     rows: Rows
     figures: Mapping[str, float | None] = {}
     map: SlowdownMap | None = None
+    curves: Sequence[CounterCurve] = ()
 
 
 def _kernels(selection: Selection, question: Question) -> Found:
@@ -132,12 +136,16 @@ ANALYSES: dict[str, Callable[[Selection, Question], Found]] = {
     "kernels": _kernels,
     "idle": lambda selection, question: Found(idle_rows(selection)),
     "launches": lambda selection, question: Found(launch_rows(selection)),
-    "memory": lambda selection, question: Found(copy_rows(selection), allocation_figures(selection)),
+    "memory": lambda selection, question: Found(
+        copy_rows(selection),
+        allocation_figures(selection),
+        curves=counter_curves(selection, ("copies", "memory in use")),
+    ),
     "communication": _communication,
     "stragglers": _stragglers,
     "critical-path": _critical_path,
     "patterns": lambda selection, question: Found(pattern_rows(selection, question.operator)),
-    "counters": lambda selection, question: Found(counter_rows(selection)),
+    "counters": lambda selection, question: Found(counter_rows(selection), curves=counter_curves(selection)),
     "steps": _steps,
 }
 
@@ -170,7 +178,7 @@ def look_into(
     return RecordedTable(
         analysis=analysis, format=trace.format, ranks=[chosen.rank.rank for chosen in selection.ranks],
         steps=list(selection.steps), left_out=selection.left_out, figures=dict(found.figures),
-        rows=[dict(row) for row in found.rows], map=found.map,
+        rows=[dict(row) for row in found.rows], map=found.map, curves=list(found.curves),
     )  # fmt: skip
 
 
@@ -181,6 +189,7 @@ def table_of(found: Difference) -> RecordedTable:
         analysis="compare", format="", ranks=sorted({step.rank for step in found.steps}),
         steps=sorted({step.step for step in found.steps}), left_out=found.left_out,
         figures={f"{part}_s": seconds for part, seconds in found.parts_s.items()}, rows=document["works"], map=None,
+        curves=[],
     )  # fmt: skip
 
 

@@ -9,10 +9,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.analysis.recorded_transfers import CounterCurve
 from simulator.errors import ConfigError
 from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.straggler_slowdowns import SlowdownMap
-from simulator.report.charts import BLUE, GREY, ORANGE, VERMILLION, Chart, axis, layout, slowdown_map
+from simulator.report.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    Chart,
+    axis,
+    layout,
+    slowdown_map,
+)
 from simulator.report.grid import Grid
 from simulator.report.markup import Markup, breakable, element, folded
 from simulator.report.page import Part, Report, Section, make_page
@@ -27,6 +40,12 @@ _BARS = 15
 _NAME, _LABEL = 70, 34
 #: rows of each kind of fact
 _FACTS = 40
+#: unit of a counter -> key and title of its picture
+_OVER_TIME = {
+    "operations": ("queues", "Operations in launch queues"),
+    "GB/s": ("bandwidth", "Bytes per second"),
+    "bytes": ("allocated", "Memory in use"),
+}
 #: analysis -> title, (columns that name a row), columns that are drawn on top of each other
 _DRAWN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "kernels": ("Time by kernel", ("name",), ("total_s",)),
@@ -37,7 +56,7 @@ _DRAWN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "stragglers": ("Slowdown by rank, stage and operation", ("group", "name"), ("slowdown",)),
     "critical-path": ("Critical path", ("rank", "kind", "name"), ("seconds",)),
     "patterns": ("Repeated kernel sequences", ("operator", "count"), ("device_s",)),
-    "counters": ("Counters", ("rank", "counter"), ("max",)),
+    "counters": ("Counters", ("rank", "counter"), ()),
     "compare": ("Measured and simulated by kind of work", ("work",), ("measured_s", "simulated_s")),
     "steps": ("Steps", ("rank", "step"), ("compute_s", "exposed_communication_s", "idle_s")),
 }
@@ -176,7 +195,8 @@ def recorded_page(found: RecordedTable, source: str = "") -> Report:
         parts.append(folded(Grid(rest, columns, cells[_SHOWN:], n_text, words)))
     sections = [Section("rows", "Rows", "All rows", parts)]
     if rows:
-        pictures = [_chart(title, rows[:_BARS], names, drawn)]
+        pictures = [_chart(title, rows[:_BARS], names, drawn)] if drawn else []
+        pictures += _curves(found["curves"])
         if found["map"] is not None:
             pictures.append(_map(found["map"]))
         sections.insert(0, Section("picture", "Picture", title, pictures))
@@ -209,6 +229,33 @@ def _map(found: SlowdownMap) -> Chart:
     text = f"each rank with its own times, all others ideal; most in step {slowest[2]} on rank {slowest[1]}: {slowest[0]:.3f}"
     title = "Slowdown by rank and step"
     return slowdown_map("map", title, text, found["slowdown"], step=found["steps"], rank=found["ranks"])
+
+
+def _curves(curves: Sequence[CounterCurve]) -> list[Chart]:
+    """Return what goes up and down over time, one picture per unit, of the counters that reach the most."""
+    found = []
+    for unit, (key, title) in _OVER_TIME.items():
+        lines = sorted((one for one in curves if one["unit"] == unit), key=lambda one: -max(one["values"]))
+        traces = tuple(
+            {
+                "type": "scatter", "mode": "lines", "name": _label(line, ("rank", "counter")), "x": line["times_s"],
+                "y": line["values"], "line": {"color": colour, "width": 1, "shape": "hv"},
+            }
+            for line, colour in zip(lines, (BLUE, ORANGE, VERMILLION, GREEN, PURPLE, SKY), strict=False)
+        )  # fmt: skip
+        if traces:
+            most = f"{traces[0]['name']}: at most {max(lines[0]['values']):.4g} {unit}"
+            left = f"; {len(lines) - len(traces)} more are in the rows" if len(lines) > len(traces) else ""
+            found.append(
+                Chart(
+                    key=key,
+                    title=title,
+                    summary=most + left,
+                    traces=traces,
+                    layout=layout(axis("seconds"), axis(unit, rangemode="tozero")),
+                )
+            )
+    return found
 
 
 def _label(row: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from simulator.analysis import recorded_transfers
 from simulator.analysis.recorded_kernels import (
     IdleRow,
     KernelRow,
@@ -34,6 +35,7 @@ from simulator.report.recorded_view import as_csv, recorded_page, save_recorded
 from simulator.topology import load_topology
 from simulator.trace_io import read
 from simulator.trace_io.selection import select
+from simulator.trace_io.tracks import Counter
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 OWN = Path(__file__).resolve().parents[2] / "traces"
@@ -262,6 +264,38 @@ def test_every_analysis_of_every_own_trace(analysis, tmp_path):
         assert len(list(csv.DictReader(io.StringIO(as_csv(found))))) == len(found["rows"])
     recorded_page(found).save(tmp_path / "page.html")
     assert analysis in (tmp_path / "page.html").read_text()
+
+
+def test_a_curve_keeps_what_lasts_and_every_peak(monkeypatch):
+    """1 for 100 of 400 ps, 5 for 50 of them, a peak of 9 that is over at once, then nothing; the other rank begins in the middle."""
+    both = {
+        0: Counter(
+            name="copies", unit="GB/s", points=((0, 1.0), (100, 5.0), (150, 9.0), (150, 0.0), (400, 0.0)), share_key=""
+        ),
+        1: Counter(name="copies", unit="GB/s", points=((200, 2.0), (300, 0.0)), share_key=""),
+    }
+    monkeypatch.setattr(recorded_transfers, "counters_of", lambda chosen, origin_ns: (both[chosen.rank.rank],))
+    first, second = recorded_transfers.counter_curves(select(read(OWN / "ddp-2")))
+    assert first["values"] == [1.0] * 100 + [5.0] * 50 + [9.0] + [0.0] * 249
+    assert second["values"] == [0.0] * 200 + [2.0] * 100 + [0.0] * 100
+    assert recorded_transfers.counter_curves(select(read(OWN / "ddp-2")), ("memory in use",)) == []
+
+
+def test_counters_are_those_of_the_chosen_steps():
+    trace = read(OWN / "fsdp2-2")
+    rows = {steps: look_into(trace, "counters", steps=steps)["rows"] for steps in ((0,), (1,), (0, 1))}
+    for one, other, both in zip(*rows.values(), strict=True):
+        assert one["points"] + other["points"] == both["points"]
+        assert max(one["max"], other["max"]) == both["max"]
+    curves = look_into(trace, "counters", ranks=[1], steps=[1])["curves"]
+    assert [max(curve["values"]) for curve in curves] == [row["max"] for row in rows[1,] if row["rank"] == 1]
+    assert curves[0]["times_s"][0] == 0.0 < curves[0]["times_s"][1]
+
+
+def test_pages_draw_counters_over_time(tmp_path):
+    found = look_into(read(OWN / "fsdp2-2"), "counters")
+    assert [path.name for path in save_recorded(found, str(tmp_path / "c.svg"))] == ["c.svg"]
+    assert list(recorded_page(found).charts) == ["bandwidth"]
 
 
 def test_the_critical_path_is_drawn_over_the_measured_run(tmp_path):
