@@ -9,6 +9,7 @@ from math import inf
 
 import numpy as np
 
+from simulator.analysis.link_use import Traffic, sent_bytes
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.collectives.shape import shape_of
 from simulator.engine import Interference
@@ -191,14 +192,15 @@ class ModelCosts:
         self._nvlink_uses[id(op)] = op, self._uses_of_loads[loads_of]
         return self._uses_of_loads[loads_of]
 
-    def link_busy_s(self, timeline: Timeline) -> dict[int, float]:
-        """Seconds that every link would need for its bytes at its own rate, over the whole timeline.
+    def link_use(self, timeline: Timeline) -> tuple[dict[int, float], tuple[Traffic, ...]]:
+        """Seconds that every link would need for its bytes at its own rate, over the whole timeline, and what sends them.
 
         Every participant has a span of each operation, and operations of its own where all ranks are simulated: what
         the same groups load alike is counted once, as often as one participant takes part.
         """
         moved: dict[tuple[int, ...], dict[int, float]] = defaultdict(lambda: defaultdict(float))
         flows: dict[tuple[int, ...], Flow] = {}
+        parts: dict[tuple[int, ...], dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
         inner: dict[int, list[Collective | Transfer]] = {}
         counts: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         seen: dict[int, Collective | Transfer] = {}
@@ -217,14 +219,26 @@ class ModelCosts:
             ranks = op.pairs if isinstance(op, Transfer) else op.groups
             place = tuple(self._contents.number(each) for each in (ranks, flow.links, flow.weights))
             flows[place] = flow
+            kind = "send_recv" if isinstance(op, Transfer) else op.collective, op.axis
             for rank, times in counts[key].items():
                 moved[place][rank] += times * flow.n_bytes
-        loads = np.zeros(len(self.topology.arrays.bandwidth_bytes_per_s))
+                parts[place][kind] += times * flow.n_bytes
+        arrays = self.topology.arrays
+        loads = np.zeros(len(arrays.bandwidth_bytes_per_s))
+        sent: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
         for place, flow in flows.items():
-            loads[np.array(flow.links, dtype=np.intp)] += max(moved[place].values()) * np.array(flow.weights)
+            links = np.array(flow.links, dtype=np.intp)
+            n_bytes = max(moved[place].values()) * np.array(flow.weights)
+            loads[links] += n_bytes
+            whole = sum(parts[place].values())
+            for kind, part in parts[place].items():
+                for i, value in enumerate(sent_bytes(arrays.kind[links], n_bytes)):
+                    sent[kind][i] += value * part / whole if whole else 0.0
         used = np.flatnonzero(loads)
-        busy_s = loads[used] / self.topology.arrays.bandwidth_bytes_per_s[used]
-        return dict(zip(used.tolist(), busy_s.tolist(), strict=True))
+        busy_s = loads[used] / arrays.bandwidth_bytes_per_s[used]
+        traffic = [Traffic(*kind, *both) for kind, both in sent.items() if any(both)]
+        traffic.sort(key=lambda row: (-row.nic_bytes, -row.nvlink_bytes, row.axis, row.collective))
+        return dict(zip(used.tolist(), busy_s.tolist(), strict=True)), tuple(traffic)
 
 
 def _bounded(flow: Flow, latency_s: float, rate_bytes_per_s: float) -> Flow:

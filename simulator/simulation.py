@@ -351,10 +351,10 @@ def simulate_on(
     ran = run_scenario(scenario, topology, spec, detail=detail, say=say)
     with _collector_paused():
         metrics = measure(ran.timeline, topology.device(0), pipelined=scenario.plan.pp > 1)
-        link_busy_s = ran.costs.link_busy_s(ran.timeline)
+        link_busy_s, traffic = ran.costs.link_use(ran.timeline)
     return Result(
         scenario=ran.scenario, topology=topology, spec=spec, model=ran.model, timeline=ran.timeline, memory=ran.memory,
-        metrics=metrics, link_busy_s=link_busy_s,
+        metrics=metrics, link_busy_s=link_busy_s, traffic=traffic,
     )  # fmt: skip
 
 

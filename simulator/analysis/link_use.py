@@ -5,12 +5,37 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.topology import LINK_KINDS, Topology
+
+
+class Traffic(NamedTuple):
+    """Bytes of one kind of communication of all ranks in one iteration."""
+
+    collective: str
+    axis: str
+    nvlink_bytes: float  #: That GPUs send over NVLink or its like.
+    nic_bytes: float  #: That leave the NVLink domain, through network cards.
+
+
+def sent_bytes(kinds: NDArray[Any], n_bytes: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the bytes sent over NVLink and through network cards, from those on links of these kinds.
+
+    What goes through a switch is on two links, and what leaves through one card arrives through another.
+    """
+    nvlink, nvswitch, nic = (float(n_bytes[kinds == LINK_KINDS.index(k)].sum()) for k in ("nvlink", "nvswitch", "nic"))
+    return nvlink + nvswitch / 2, nic / 2
+
+
+def domain_word(topology: Topology) -> str:
+    """Return what people call an NVLink domain of a topology: a node, or a rack."""
+    vertices = topology.layout.vertices_of(0)
+    name = topology.layout.vertex(int(next(iter(vertices))))[0]
+    return "rack" if name.startswith("rack") else "node"
 
 
 class LinkClass(NamedTuple):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simulator.analysis.critical_path import path_rows
 from simulator.analysis.explain import Explanation
-from simulator.analysis.link_use import link_classes, utilization
+from simulator.analysis.link_use import domain_word, link_classes, utilization
 from simulator.analysis.passes import passes_of, table_of
 from simulator.answer import (
     Answer,
@@ -271,7 +271,9 @@ def _links(shown: Shown) -> list[Part]:
         return []
     nics = nic_chart(topology, shown.link_shares)
     classes = answer_tables.links(link_classes(topology, shown.link_shares))
-    return [topology_chart(topology, shown.link_shares), *([nics] if nics else []), classes]
+    traffic, chart = shown.result.traffic, topology_chart(topology, shown.link_shares)
+    leaving = [answer_tables.leaving(traffic, domain_word(topology), topology.n_nodes)] * (topology.n_nodes > 1)
+    return [chart, *leaving, *([nics] if nics else []), classes]
 
 
 def _memory(shown: Shown) -> list[Part]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from simulator.analysis.critical_path import PathRow
 from simulator.analysis.explain import Change
-from simulator.analysis.link_use import LinkClass
+from simulator.analysis.link_use import LinkClass, Traffic
 from simulator.analysis.metrics import CommunicationRow
 from simulator.answer import describe_axes, describe_scaling, is_tight, throughput
 from simulator.explore.answer_form import ScalingRow, WayOut
@@ -51,6 +51,25 @@ def communication(rows: Sequence[CommunicationRow]) -> Grid:
     return Grid(
         title, ("collective", "axis", *_COMMUNICATION), cells, 2, note=describe_axes(row["axis"] for row in rows)
     )
+
+
+def leaving(traffic: Sequence[Traffic], domain: str, n_domains: int) -> Grid:
+    """Return which bytes of all ranks stay in a node or rack, whose GPUs NVLink joins, and which leave it."""
+    most = max((row.nic_bytes for row in traffic), default=0.0)
+    cells = [
+        (
+            row.collective.replace("_", "-"), row.axis, format_bytes(row.nvlink_bytes), format_bytes(row.nic_bytes),
+            Share(row.nic_bytes, most),
+        )
+        for row in traffic
+    ]  # fmt: skip
+    out, inside = sum(row.nic_bytes for row in traffic), sum(row.nvlink_bytes for row in traffic)
+    title = (
+        f"Which bytes leave a {domain}: in an iteration {format_bytes(out)}, packets' headers among them, leave one of "
+        f"{n_domains:,} {domain}s; {format_bytes(inside)} stay on NVLink"
+    )
+    columns = ("collective", "axis", "over NVLink", f"out of the {domain}", "")
+    return Grid(title, columns, cells, 2, note=describe_axes(row.axis for row in traffic))
 
 
 def links(classes: Sequence[LinkClass]) -> Grid:

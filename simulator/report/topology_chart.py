@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.analysis.link_use import nic_shares
+from simulator.analysis.link_use import domain_word, nic_shares
 from simulator.report.charts import Chart, layout
 from simulator.topology import LINK_KINDS, Topology
 from simulator.topology.link import FABRIC_KINDS
@@ -79,7 +79,7 @@ def topology_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart:
     between = " – ".join(drawing.labels.get(end, end) for end in ends)
     return Chart(
         key="links",
-        title=f"Links of node {node} and the fabric",
+        title=f"Links of {domain_word(topology)} {node} and the fabric",
         traces=tuple(traces),
         layout=made,
         summary=f"busiest here: {between} ({load.kind}), {load.most:.1%} of the iteration",
@@ -345,7 +345,7 @@ def nic_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart | None:
     padded = np.pad(values, ((0, -topology.n_nodes % group), (0, 0)))
     binned = padded.reshape(-1, group, n_nics).max(axis=1)
     names = [
-        f"node {i * group}" + (f"–{min((i + 1) * group, topology.n_nodes) - 1}" if group > 1 else "")
+        f"{domain_word(topology)} {i * group}" + (f"–{min((i + 1) * group, topology.n_nodes) - 1}" if group > 1 else "")
         for i in range(len(binned))
     ]
     trace = {
@@ -363,7 +363,7 @@ def nic_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart | None:
     }
     plain = {"automargin": True, "nticks": 8, "showgrid": False}
     made = layout(plain, {**plain, "autorange": "reversed", "fixedrange": True}, right_px=8)
-    title = "NICs of all nodes" + (f", the busiest of every {group}" if group > 1 else "")
+    title = f"NICs of all {domain_word(topology)}s" + (f", the busiest of every {group}" if group > 1 else "")
     summary = f"between {values.min():.1%} and {values.max():.1%} of the iteration at full rate"
     return Chart(
         key="nics",

@@ -1,0 +1,50 @@
+"""What stays in a node or rack and what leaves it: by kind of communication, against its bytes and the links' own."""
+
+import pytest
+
+from simulator import ParallelPlan, Scenario, simulate
+from simulator.analysis.link_use import domain_word
+from simulator.topology import LINK_KINDS
+
+
+def traffic(topology, model, **plan):
+    result = simulate(Scenario(topology=topology, model=model, plan=ParallelPlan(**plan)))
+    return result, {(row.collective, row.axis): row for row in result.traffic}
+
+
+def test_pipelines_leave_the_node_and_tensor_parallelism_does_not():
+    """Of two nodes, one stage each: the output of 4 micro-batches goes forward and its gradient back, an eighth from each rank.
+
+    Narayanan et al., arXiv:2104.04473, section 4.1 (scatter/gather).
+    """
+    result, found = traffic(
+        "dgx-h100",
+        "gpt-1.3b",
+        gpus=16,
+        tp=8,
+        pp=2,
+        micro_batch=2,
+        global_batch=8,
+        framework="megatron",
+        precision="bf16",
+    )
+    assert found["all_reduce", "tp"].nic_bytes == 0 < found["all_reduce", "tp"].nvlink_bytes
+    payload = 4 * 2 * (2 * 2048 * 2048 * 2)
+    sent = found["send_recv", "pp"]
+    assert sent.nvlink_bytes == 0
+    assert payload <= sent.nic_bytes <= 1.25 * payload, "packets have headers"
+    assert domain_word(result.topology) == "node"
+
+
+def test_kinds_of_communication_add_up_to_what_the_links_carry():
+    """Every byte that leaves through a network card enters through another: half of what both carry."""
+    result, found = traffic(
+        "gb200-nvl72", "qwen3-30b-a3b", gpus=128, ep=32, micro_batch=1, global_batch=128, sequence_length=1024
+    )
+    arrays = result.topology.arrays
+    nic = LINK_KINDS.index("nic")
+    carried = sum(s * arrays.bandwidth_bytes_per_s[i] for i, s in result.link_busy_s.items() if arrays.kind[i] == nic)
+    assert sum(row.nic_bytes for row in found.values()) == pytest.approx(carried / 2)
+    assert len(found) == len(result.traffic) and domain_word(result.topology) == "rack"
+    experts = [row for row in result.traffic if row.axis.startswith("ep")]
+    assert experts and all(row.nic_bytes == 0 < row.nvlink_bytes for row in experts)
