@@ -44,11 +44,12 @@ def collective(
     """Predict a collective by size, alone on its links, in the columns of nccl-tests."""
     from simulator.analysis.confidence import collective_interval
     from simulator.cli.inputs import write_warnings
+    from simulator.collectives import collective_named
     from simulator.collectives.benchmark import benchmark_table, size_range
     from simulator.interop import open_topology
     from simulator.network import NETWORKS
 
-    name = _plain_name(name)
+    name = _COPIES if name.replace("-", "_") == _COPIES else collective_named(name)
     sizes = size_range(_size("--min", smallest), _size("--max", largest), factor)
     machine = open_topology(topology, gpus, gpus_per_node=gpus_per_node)
     if name == _COPIES:
@@ -150,14 +151,6 @@ def _compare(
 
 def _dump(document: Mapping[str, Any]) -> str:
     return json.dumps(document, allow_nan=False)
-
-
-def _plain_name(name: str) -> str:
-    """Take nccl-tests' names of its programs too: ``alltoall_perf`` is ``all_to_all``."""
-    from simulator.collectives import COLLECTIVES
-
-    bare = name.lower().removesuffix("_perf").replace("_", "").replace("-", "")
-    return next((known for known in (*COLLECTIVES, _COPIES) if known.replace("_", "") == bare), name)
 
 
 def _size(option: str, text: str) -> int:

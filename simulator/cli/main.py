@@ -143,7 +143,8 @@ def register_commands() -> None:
     """Add the commands that live in files of their own, once; each imports its work lazily."""
     if any(command.name == "validate" for command in app.registered_commands):
         return
-    from simulator.cli.shared import RUN_OPTIONS, with_scenario
+    from simulator.cli.main_flags import RUN_OPTIONS
+    from simulator.cli.shared import with_scenario
 
     for name, (module, attribute, text, flags) in _COMMANDS.items():
         found = getattr(import_module(f"simulator.cli.{module}"), attribute)

@@ -78,3 +78,6 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         "max_memory": Flag(Text, "End with a message beyond so much memory: 4GiB, or 50% of the machine (90%)."),
     },
 }  # fmt: skip
+
+#: those that say how long a whole run is, how it is operated and paid for
+RUN_OPTIONS = tuple(FLAGS["Whole run"])

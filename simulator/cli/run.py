@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.answer import Result, memory_over_time
 from simulator.cli.inputs import clusters_of, recorded_module, settings_of, write_notes, write_warnings
-from simulator.cli.shared import RUN_OPTIONS, after_the_answer, progress_line
+from simulator.cli.main_flags import RUN_OPTIONS
+from simulator.cli.shared import after_the_answer, progress_line
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.full_answer import document, simulate_counts
 from simulator.explore.named_settings import given_in

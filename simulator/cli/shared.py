@@ -26,13 +26,6 @@ _SCENARIO = (
     "nccl_algo", "nccl_proto", "seed", "set_", "power_cap", *(key for key in SETTINGS if key != "gpus"),
 )  # fmt: skip
 
-#: parameters of the main command that say how a whole run is operated and paid for
-RUN_OPTIONS = (
-    "tokens", "epochs", "dataset_tokens", "iterations", "gpu_hour_price", "mtbf", "checkpoint_interval", "checkpoint_time",
-    "restart_time", "pue", "kg_co2_per_kwh", "checkpoint_policy", "failure_domain", "histories", "spare_nodes", "repair_time",
-    "elastic",
-)  # fmt: skip
-
 
 def with_scenario(
     command: Callable[..., None], main_command: Callable[..., None], also: tuple[str, ...] = ()

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulator.cli.inputs import write_warnings
+from simulator.cli.main_flags import RUN_OPTIONS
 from simulator.errors import ConfigError
 from simulator.explore.checkpoint_policy import check_policy
 from simulator.explore.energy import parse_price
 from simulator.explore.restarts import parse_restart
 from simulator.explore.training_run import RunRequest, parse_domain, parse_interval, parse_mtbf, parse_time, run_length
 
+_LENGTH = ("tokens", "epochs", "dataset_tokens", "iterations")
 #: flags about a whole run that say nothing unless its length is given
-_OPERATION = (
-    *("gpu_hour_price", "mtbf", "checkpoint_interval", "checkpoint_time", "restart_time", "pue"),
-    *("kg_co2_per_kwh", "histories", "spare_nodes", "repair_time", "checkpoint_policy", "failure_domain", "elastic"),
-)
+_OPERATION = tuple(name for name in RUN_OPTIONS if name not in _LENGTH)
 #: those of them that say something without it, where rows of a table have what a billion tokens cost
 _OF_A_TOKEN = ("gpu_hour_price", "pue", "kg_co2_per_kwh")
 
@@ -26,7 +25,7 @@ def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = F
 
     ``said`` are warnings that were printed; rows of a table have a price without the length of a run.
     """
-    length = run_length(options["tokens"], options["epochs"], options["dataset_tokens"], options["iterations"])
+    length = run_length(*(options[name] for name in _LENGTH))
     pue, carbon = options["pue"], options["kg_co2_per_kwh"]
     if pue is not None and not 1 <= pue <= 10:
         raise ConfigError(f"--pue {pue:g}: the building's energy over its computers', at least 1", hint="--pue 1.2")

@@ -23,4 +23,20 @@ ALGORITHMS: dict[str, Algorithm] = {
 #: everything that some algorithm runs
 COLLECTIVES = tuple(dict.fromkeys(name for algorithm in ALGORITHMS.values() for name in algorithm.tables))
 
-__all__ = ["ALGORITHMS", "COLLECTIVES", "Algorithm", "plan_collective", "plan_transfer"]
+#: what other tools call them, where it is more than ours without underscores
+_ALSO = {"bcast": "broadcast"}
+
+
+def collective_named(text: str) -> str:
+    """Return the collective that a tool's word means; the word itself where it means none.
+
+    Examples
+    --------
+    >>> collective_named("ReduceScatter"), collective_named("alltoall_perf"), collective_named("bcast"), collective_named("x")
+    ('reduce_scatter', 'all_to_all', 'broadcast', 'x')
+    """
+    bare = text.lower().removesuffix("_perf").replace("_", "").replace("-", "")
+    return next((name for name in COLLECTIVES if name.replace("_", "") == _ALSO.get(bare, bare)), text)
+
+
+__all__ = ["ALGORITHMS", "COLLECTIVES", "Algorithm", "collective_named", "plan_collective", "plan_transfer"]

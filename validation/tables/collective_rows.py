@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from simulator.collectives import plan_collective
+from simulator.collectives import collective_named, plan_collective
 from simulator.collectives.benchmark import conditions_of, launch_floor_s, lone_flow_s
 from simulator.collectives.shape import shape_of
 from simulator.collectives.tuner import constants_of
@@ -13,11 +13,6 @@ from simulator.topology import Topology, load_topology
 from validation.tables.dispatch_rows import noted_exchange_s
 from validation.tables.outcome import one_by_one
 from validation.tables.reader import Row
-
-_NAMES = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
-    "sendrecv": "send_recv", "bcast": "broadcast",
-}  # fmt: skip
 
 
 @lru_cache(maxsize=256)
@@ -34,14 +29,14 @@ def _collective_us(row: Row) -> tuple[float, str]:
         raise ConfigError(f"gpus={gpus}: a collective needs at least two ranks")
     nodes = row.integer("nodes", 1)
     topology = _load(row.text("topology"), gpus, row.integer("gpus_per_node", max(gpus // nodes, 1)))
-    name = row.text("collective").lower().replace("-", "_")
+    name = collective_named(row.text("collective").lower())
     if name.startswith("moe_"):
         return 1e6 * noted_exchange_s(row, topology), ""
     algorithm, _, protocol = row.text("algorithm").lower().partition("/")
     transport = row.text("transport") or None
     ran = conditions_of(row.text("source"), nccl=row.text("nccl"), gpus_per_process=row.text("gpus_per_process"))
     flow = plan_collective(
-        _NAMES.get(name.replace("_", ""), name),
+        name,
         row.integer("size_bytes"),
         (tuple(range(gpus)),),
         topology,
