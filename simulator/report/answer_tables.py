@@ -346,3 +346,27 @@ def whole_run(run: Mapping[str, Any]) -> list[Grid]:
         Grid("What the whole run takes", ("what", "how much"), rows, words=(1,)),
         Grid("Taken for granted", ("what", "value", "source"), taken, words=(1, 2)),
     ]
+
+
+#: combinations without an answer that are named before they are counted
+_NAMED = 3
+
+
+def without_answer(named: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Say which rows of a sweep or search have no answer and why, the most frequent reason first.
+
+    Examples
+    --------
+    >>> without_answer([("tp=2", {"status": "ok"}), ("tp=3", {"status": "invalid", "reason": "tp must divide 20"})])
+    ['tp=3: tp must divide 20']
+    """
+    failed: dict[str, list[str]] = {}
+    for name, row in named:
+        if row["status"] != "ok":
+            failed.setdefault(row["reason"], []).append(name)
+    ranked = sorted(failed.items(), key=lambda item: -len(item[1]))
+    return [f"{', '.join(which[:_NAMED])}{_more(len(which))}: {reason}" for reason, which in ranked]
+
+
+def _more(n_rows: int) -> str:
+    return f" and {n_rows - _NAMED:,} more" if n_rows > _NAMED else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from simulator.answer import Figures
 from simulator.errors import ConfigError
 from simulator.explore.sweeps import RESOLVED, SweepResult, check_formats, write_rows
-from simulator.report.answer_tables import FIGURES, figures, money_columns, per_gpu
+from simulator.report.answer_tables import FIGURES, figures, money_columns, per_gpu, without_answer
 from simulator.report.charts import Chart, check_images
 from simulator.report.grid import Grid
 from simulator.report.markup import Markup, element
@@ -105,8 +104,8 @@ def _rows(named: Sequence[tuple[str, Row]]) -> Grid:
 
 def _reasons(named: Sequence[tuple[str, Row]]) -> list[Part]:
     """Say why combinations have no answer, the most frequent reason first."""
-    reasons = Counter(f"{row['status']}: {row['reason']}" for _, row in named if not is_ok(row))
-    items = (element("li", f"{count:,} x {reason}") for reason, count in reasons.most_common(MAX_REASONS))
+    reasons = without_answer(named)[:MAX_REASONS]
+    items = (element("li", reason) for reason in reasons)
     return [element("p", element("b", "Why there is no answer")), element("ul", *items)] if reasons else []
 
 

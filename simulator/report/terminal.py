@@ -247,9 +247,6 @@ def print_whole_run(run: Mapping[str, Any], *, gpus: int = 0) -> None:
         out.print(f"  {row['what']}: {escape(row['value'])} [dim]({escape(row['source'])})[/dim]", highlight=False)
 
 
-#: combinations without an answer that are named before they are counted
-_NAMED = 3
-
 # -- many answers ------------------------------------------------------------------------------------------------
 
 
@@ -270,13 +267,9 @@ def print_sweep(result: SweepResult, files: Sequence[Path] = ()) -> None:
         for row in result.rows
     ]  # fmt: skip
     print_grid(Grid("", (*axes, *_FIGURES, *money, *status), rows, len(axes)), out)
-    failed: dict[str, list[str]] = {}
-    for row in result.rows:
-        if row["status"] != "ok":
-            failed.setdefault(row["reason"], []).append(" ".join(f"{name}={row[name]}" for name in axes))
-    for reason, which in failed.items():
-        more = f" and {len(which) - _NAMED} more" * (len(which) > _NAMED)
-        out.print(f"{', '.join(which[:_NAMED])}{more}: {reason}", highlight=False, markup=False)
+    named = [(" ".join(f"{name}={row[name]}" for name in axes), row) for row in result.rows]
+    for reason in answer_tables.without_answer(named):
+        out.print(reason, highlight=False, markup=False)
     counts = f"{result.n_computed} simulated, {result.n_stored} from the store, {result.n_failed} failed"
     where = "".join(f"; {file}" if i == 0 else f", {file}" for i, file in enumerate(files))
     out.print(f"\n{len(result.rows)} rows: {counts}{where}", highlight=False, markup=False)

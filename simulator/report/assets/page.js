@@ -23,7 +23,7 @@
   function upright(annotations, width) {
     const rows = new Map();
     for (const one of annotations) rows.set(one.y, (rows.get(one.y) || 0) + 8 * `${one.text}`.length + 14);
-    return annotations.map((one) => (rows.get(one.y) > width && !printing ? { ...one, textangle: -90, font: { ...one.font, size: 10 }, borderpad: 1 } : one));
+    return annotations.map((one) => ((rows.get(one.y) > width || (phone() && one.x > 1)) && !printing ? { ...one, textangle: -90, font: { ...one.font, size: 10 }, borderpad: 1 } : one));
   }
   function layoutOf(layout, element) {
     const colours = theme(), filled = themed(layout, colours);
