@@ -210,7 +210,7 @@ def predict_plan(
             low_s=min(ways), high_s=max(ways),
             basis="what the simulation does not explain of the recording, in proportion, as seconds, or by the models alone",
         ),
-        notes=_notes(before_s / measured_s, efficiency, new),
+        notes=_notes(before_s / measured_s, efficiency, new, has_more_ranks=after.plan.gpus > before.plan.gpus),
     )  # fmt: skip
 
 
@@ -273,7 +273,7 @@ def _parts(recorded: Spent, modelled: Spent, new: Spent) -> dict[str, tuple[floa
     return {name: (row[0], row[1], row[2]) for name, row in rows}
 
 
-def _notes(explained: float, efficiency: Efficiency, new: Spent) -> tuple[str, ...]:
+def _notes(explained: float, efficiency: Efficiency, new: Spent, *, has_more_ranks: bool) -> tuple[str, ...]:
     notes = [
         f"simulated with the efficiency that it shows, the recorded job takes {explained:.1%} of the recorded step: what is "
         "left is kept in proportion"
@@ -287,4 +287,8 @@ def _notes(explained: float, efficiency: Efficiency, new: Spent) -> tuple[str, .
             else "what the network model says"
         )
         notes.append(f"not recorded, and taken at {basis}: {kinds}")
+    if has_more_ranks and not efficiency.host:
+        notes.append(
+            "ranks compute on processors: each is taken to have as many cores as those recorded, which none shares"
+        )
     return tuple(notes)

@@ -228,6 +228,13 @@ def test_plans_run_with_the_part_of_pytorch_that_is_made_for_them(recorded, sett
     assert all(getattr(found, key) == value for key, value in settings.items())
 
 
+@pytest.mark.parametrize(("change", "is_said"), [({"settings": {"dp": 4}}, True), ({"settings": {"dp": 1}}, False)])
+def test_more_ranks_than_were_recorded_are_taken_to_have_cores_of_their_own(change, is_said):
+    """A trace does not say how many cores there are: four ranks on the two cores of these recordings would share them."""
+    found = what_if(read(OWN / "tiny-ddp-2"), WhatIf(plan=PlanChange(layers=3, **change))).planned
+    assert any("as many cores" in note for note in found.notes) == is_said
+
+
 def test_layers_that_divide_themselves_dispatch_nothing_in_python():
     """No distributed tensor was recorded: gaps before kernels grow as the kernels do, to at most twice with twice the blocks."""
     by_hand = read(OWN / "tiny-ddp-2")
