@@ -287,17 +287,20 @@ def with_uncertainty(fitted: FittedBlock) -> dict[str, Any]:
 
 
 def write_table(table: Mapping[str, Any], path: Path, header: str) -> None:
-    """Write constants as YAML, one class per block and one path per line."""
+    """Write constants as YAML, one class per block and one path per line; how sure they are, which no run reads, beside them."""
     lines = [f"# {line}" for line in header.splitlines()]
     lines.append(f"source: {_flow(str(table['source']))}")
     for part in ("inside", "between"):
         lines.append(f"{part}:")
         lines += _section_lines(table[part], 2)
-    if "uncertainty" in table:
-        lines.append("uncertainty:  # one standard deviation as a share of the value; null: not fitted")
-        for part, sections in table["uncertainty"].items():
-            lines += [f"  {part}:", *_section_lines(sections, 4)]
     write_file(path, "\n".join(lines) + "\n")
+    if "uncertainty" in table:
+        lines = [
+            f"# One standard deviation of what was fitted in {path.name}, as a share of the value; null: not fitted."
+        ]
+        for part, sections in table["uncertainty"].items():
+            lines += [f"{part}:", *_section_lines(sections, 2)]
+        write_file(path.with_name(f"{path.stem}-uncertainty{path.suffix}"), "\n".join(lines) + "\n")
 
 
 def _section_lines(sections: Mapping[str, Any], indent: int) -> list[str]:

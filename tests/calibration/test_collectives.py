@@ -71,8 +71,11 @@ def test_blocks_name_places_that_exist_and_efficiencies_are_shares():
 
 def test_tables_survive_writing(tmp_path):
     file = tmp_path / "nccl.yaml"
-    write_table(shipped(), file, "header")
+    spread = {"inside": {"hopper": {"ring": {"base_us": [0.04, None, 0.2]}}}, "between": {"tcp@2.21": {"tail": 0.5}}}
+    write_table({**shipped(), "uncertainty": spread}, file, "header")
+    assert load_yaml(tmp_path / "nccl-uncertainty.yaml")[0] == spread
     again, _ = load_yaml(file)
+    assert set(again) == {"source", "inside", "between"}, "how sure they are is no matter of a run"
     for block in all_blocks():
         for path in block.paths:
             assert get_path(again, path) == pytest.approx(get_path(shipped(), path), rel=1e-3)
