@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import json
@@ -193,6 +194,7 @@ def _make_streams_safe() -> None:
 def main() -> None:
     """Run the command line: a user's mistake prints one message and never a traceback."""
     gc.set_threshold(200_000, 10, 10)  # starting up makes many objects and no garbage
+    atexit.register(gc.freeze)  # nor is all that is there looked through again when the process ends
     wants_json = "--json" in sys.argv
     _make_streams_safe()
     try:
