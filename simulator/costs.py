@@ -52,6 +52,8 @@ class ModelCosts:
         # by identity, for comparing an operation's groups takes longer than pricing it; what is kept stays alive
         self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
         self._nvlink_uses: dict[int, tuple[Collective, float]] = {}
+        self._messages: dict[tuple[float, tuple[tuple[int, int], ...]], Flow] = {}
+        self._interferences: dict[int, tuple[Collective, Interference]] = {}
         self._uses_of_loads: dict[tuple[int, int], float] = {}
         self._contents = Contents()
 
@@ -113,7 +115,11 @@ class ModelCosts:
         if known is not None:
             return known[1]
         if isinstance(op, Transfer):
-            flow = plan_transfer(op.n_bytes, op.pairs, self.topology, transport=self.scenario.transport or None)
+            message = op.n_bytes, op.pairs  # both of its ends have an operation of their own
+            flow = self._messages.get(message) or plan_transfer(
+                op.n_bytes, op.pairs, self.topology, transport=self.scenario.transport or None
+            )
+            self._messages[message] = flow
         elif op.axis == "host":
             device, to_host = self.topology.device(op.groups[0][0]), op.collective == "copy_to_host"
             copy_s = COPY_LATENCY_S + op.n_bytes / copy_bytes_per_s(device, to_host=to_host)
@@ -142,7 +148,14 @@ class ModelCosts:
         )  # fmt: skip
 
     def interference(self, op: Collective) -> Interference:
-        """Mutual slowdown, from the device's measured contention.
+        """Mutual slowdown, worked out once per operation."""
+        known = self._interferences.get(id(op))
+        if known is None:
+            known = self._interferences[id(op)] = op, self._interference(op)
+        return known[1]
+
+    def _interference(self, op: Collective) -> Interference:
+        """Return mutual slowdown from the device's measured contention.
 
         A collective over nodes takes from compute what its traffic in the node does: all that one within the node takes
         where the network keeps NVLink busy, little where NVLink waits for a slow network.

@@ -66,11 +66,11 @@ def circles_of(program: Program, costs: Costs, network: SeparableNetwork) -> tup
 
 def _exposed(tasks: Sequence[Task]) -> Iterator[Collective | Transfer]:
     """Yield what others could meet on links: all communication but that of passes which nothing outside can touch."""
-    for task in tasks:
-        if isinstance(task.op, COMMUNICATIONS):
-            yield task.op
-        elif isinstance(task.op, Block) and task.op.is_joint:
-            yield from (inner.op for inner in task.op.tasks if isinstance(inner.op, COMMUNICATIONS))
+    for op in {id(task.op): task.op for task in tasks}.values():
+        if isinstance(op, COMMUNICATIONS):
+            yield op
+        elif isinstance(op, Block) and op.is_joint:
+            yield from (inner.op for inner in op.tasks if isinstance(inner.op, COMMUNICATIONS))
 
 
 def put_off(rank: RankState, by_ps: int) -> list[Running]:

@@ -325,16 +325,21 @@ def _stage_layers(
 ) -> StageLayers:
     """Reuse the blocks of a stage with the same layers whose ranks lie on whole nodes in the same way, or are in step.
 
-    What is written down outside a block meets other traffic on links of its own, so it is not reused.
+    What is written down outside a block meets other traffic on links of its own, so it is not reused. Of joint passes the parts of classes
+    that meet in the same groups are one, where tensor-parallel groups are all that they meet in.
     """
     key: Hashable = tuple(tuple(id(layer) for layer in chunk) for chunk in chunks)
     if not inside.folded:
+        is_dense = plan.cp * plan.ep == 1
+        met = ("joint", key, communicators.groups("tp")) if is_dense else None
         key = (key, inside.members)
+        layers = StageLayers(chunks, plan, communicators, inside, twin=shared.get(key), partner=shared.get(met))
+        shared.setdefault(met or key, layers)
     else:
         per_stage = plan.tp * communicators.mesh.n_replicas
         if not communicators.folded or per_stage % gpus_per_node or not communicators.mesh.has_outermost_stages:
             return StageLayers(chunks, plan, communicators, inside)
-    layers = StageLayers(chunks, plan, communicators, inside, twin=shared.get(key))
+        layers = StageLayers(chunks, plan, communicators, inside, twin=shared.get(key))
     shared.setdefault(key, layers)
     return layers
 

@@ -238,6 +238,8 @@ class StageLayers:
         Of all ranks that do the same inside a pass; those of the whole stage by default.
     twin : StageLayers, optional
         Of a stage whose blocks are the same.
+    partner : StageLayers, optional
+        Of a class whose parts of joint passes are the same.
     """
 
     def __init__(
@@ -247,6 +249,7 @@ class StageLayers:
         communicators: Communicators,
         inside: Communicators | None = None,
         twin: StageLayers | None = None,
+        partner: StageLayers | None = None,
     ) -> None:
         self.chunks = [tuple(chunk) for chunk in chunks]
         self.plan = plan
@@ -254,7 +257,7 @@ class StageLayers:
         self._class_communicators = inside or Communicators(communicators.mesh, communicators.rank, folded=True)
         self._templates: dict[tuple[int, Kind, bool], Template] = {}
         self._blocks: dict[tuple[int, Kind, int], Block] = twin._blocks if twin else {}
-        self._joint_blocks: dict[tuple[int, Kind, int], Block] = {}
+        self._joint_blocks: dict[tuple[int, Kind, int], Block] = partner._joint_blocks if partner else {}
         self._pairs: dict[tuple[int, int], Block] = twin._pairs if twin else {}
 
     def order(self, chunk: int, kind: Kind) -> Iterable[int]:

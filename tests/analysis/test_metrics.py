@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from simulator.analysis.metrics import measure
 from simulator.collectives.table import bus_factor
-from simulator.program.op import Collective, Kernel
+from simulator.program.op import Collective, Kernel, Transfer
+from simulator.program.program import Block
 from simulator.timeline import Span, Timeline, merge, subtract, total_ps
 from simulator.topology.device import load_device
 
@@ -46,6 +47,38 @@ def test_categories_of_a_hand_made_step():
 def test_idle_time_of_a_pipeline_is_its_bubble():
     metrics = measure(timeline((KERNEL, "compute", 3, 4), makespan=5), DEVICE, pipelined=True)
     assert metrics.breakdown["bubble_s"] == 4
+
+
+@pytest.mark.parametrize("begin", [0, 4])
+@pytest.mark.parametrize(("pipelined", "is_joint"), [(True, True), (False, True), (True, False)])
+def test_communication_beside_a_joint_pass_counts_once(pipelined, is_joint, begin):
+    """A pass computes from 0 to 4, waits for a slower rank, and communicates from 6 to 8; a message is on its way from 3 to 7.
+
+    Layer by layer it would be overlapped from 3 to 4, and exposed from 4 on. A pass that is not joint counts as busy throughout.
+    """
+    inner = (Span(KERNEL, 0, "compute", 0, 4 * S), Span(REDUCE, 0, "dp", 6 * S, 8 * S))
+    block = Block(name="forward", tasks=(), is_joint=is_joint)
+    beside = Transfer(n_bytes=10, pairs=((0, 1),), name="send")
+    spans = (
+        Span(beside, 0, "pp", (begin + 3) * S, (begin + 7) * S),
+        Span(block, 0, "compute", begin * S, (begin + 8) * S, inner=inner),
+        Span(beside, 0, "pp", (begin + 8) * S, (begin + 9) * S),
+    )
+    found = measure(
+        Timeline(simulated=spans, members={0: (0,)}, simulated_ps=(begin + 9) * S), DEVICE, pipelined=pipelined
+    )
+    times = {
+        name: found.breakdown[f"{name}_s"]
+        for name in ("exposed_communication", "overlapped_communication", "bubble", "host")
+    }
+    if is_joint:
+        expected = {"exposed_communication": 5, "overlapped_communication": 1, "bubble": begin, "host": 0}
+    else:
+        expected = {"exposed_communication": 3, "overlapped_communication": 4, "bubble": begin, "host": 2}
+    if not pipelined:
+        expected |= {"bubble": 0, "host": begin}
+    assert times == expected
+    assert found.breakdown["compute_s"] == 4
 
 
 intervals = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda t: (min(t), max(t))), max_size=8)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.engine.costs import Interference
 from simulator.engine.durations import FAR_AHEAD_PS, Part
-from simulator.engine.lockstep import is_in_step
+from simulator.engine.lockstep import Turns, is_in_step
 from simulator.engine.running import durations_of
 from simulator.network import NETWORKS, Flow
 from simulator.program.op import Collective, Kernel, KernelRun
@@ -143,3 +143,27 @@ def test_what_is_not_in_step():
     assert not is_in_step([first, Block(name="pass", tasks=first.tasks[:2], is_joint=True)])
     keyless = Block(name="pass", tasks=(first.tasks[0], first.tasks[1]._replace(key=None)), is_joint=True)
     assert not is_in_step([keyless, keyless])
+
+
+def test_a_pass_that_is_put_off_goes_on_as_it_would_have():
+    """Kernels of 3 and 6 us, behind which a collective may begin; others of 8 and 16 us beside it go at a half of their speed.
+
+    It lasts from 6 to 11. Rank 0 has done 3 us of its second kernel before and does 2.5 beside it: the rest ends at 13.5. Rank 1
+    has 13.5 us left at 11.
+    """
+    parts = parts_of((3, -4, 8), (0, 0), (None, None), (0, 0, 1))
+    durations = durations_of(Costs(), network)
+    for by_ps in (0, 1000 * US):
+        one = Turns(Costs(), network).begin(parts, range(2), 0, durations)
+        op, at_ps = one.go_on()
+        assert (op.n_bytes, at_ps) == (4, 6 * US)
+        assert one.begin(at_ps, 0.5)
+        assert one.change_ps == 38 * US, "rank 1 would be done with 16 us at half its speed"
+        before = one.state(at_ps, with_hosts=True)
+        one.put_off(by_ps)
+        assert one.state(at_ps + by_ps, with_hosts=True) == before
+        assert one.change_ps == 38 * US + by_ps
+        one.meet(11 * US + by_ps)
+        assert one.change_ps is None
+        assert one.go_on() is None
+        assert [result.duration_ps for result in one.results()] == [13.5 * US, 24.5 * US]

@@ -1,0 +1,56 @@
+"""What a rank knows of its tasks, and what becomes of it when its replica is put off: worked out by hand."""
+
+from __future__ import annotations
+
+from simulator.engine.circles import put_off
+from simulator.engine.state import RankState, Running, Stream
+from simulator.program.op import HostWork, Kernel
+from simulator.program.program import COMPUTE, HOST, RankProgram, Stretch, Task
+from simulator.timeline import Span
+
+KERNEL = Kernel(name="k", phase="forward", duration_s=3e-6)
+SYNC = HostWork(name="sync", duration_s=0.0)
+
+
+def growing(rest):
+    """Two kernels, twice, and what is written down only when the host gets there."""
+    tasks = (Task(KERNEL, micro_batch=0),) * 2 + (Task(KERNEL, micro_batch=1),) * 2
+    return RankState(
+        0, RankProgram(rank=0, members=(0,), tasks=(*tasks, *rest), stretch=Stretch(0, 4, 2)), 0, 0, grows=True
+    )
+
+
+def test_what_is_written_late_is_ready_since_its_last_dependency_ended():
+    """One period more moves the last three by two tasks: they wait for tasks 4 and 5, which ended at 40 and 30, and for 3."""
+    rank = growing((Task(SYNC, HOST, (2, 3)), Task(SYNC, HOST, (3, 2)), Task(SYNC, HOST, (1,))))
+    rank.write_period(1)
+    assert [task.micro_batch for task in rank.tasks] == [0, 0, 1, 1, 2, 2]
+    rank.ended_ps = [5, 10, 15, -1, 40, 30]
+    rank.write_rest(1, ())
+    assert rank.ready_ps[6:] == [40, 40, 0]
+    assert rank.n_waiting[6:] == [0, 0, 1]
+    assert rank.dependents == {3: [8]}
+    assert rank.ended_ps[6:] == [-1] * 3
+
+
+def test_a_rank_that_is_put_off_is_later_all_that_it_was():
+    """A task ended at 4, one runs since 5 until 8 at the earliest, and one has not begun; all that is 100 later."""
+    rank = growing(())
+    rank.host_ps = 7
+    rank.issued_ps, rank.ready_ps, rank.ended_ps = [1, 2, 3, 0], [0, 4, 6, 0], [4, -1, -1, -1]
+    for name in (COMPUTE, "copy"):
+        stream = rank.streams[name] = Stream()
+        stream.running = Running(1, 3, 5, 7, Span(KERNEL, 0, name, 5, 0))
+        stream.running.end_ps = 8
+    rank.streams[COMPUTE].running.generation = 2
+    rank.streams["idle"] = Stream()
+    assert put_off(rank, 100) == [rank.streams[COMPUTE].running], "the other has no end yet"
+    assert rank.host_ps == 107
+    assert rank.issued_ps == [101, 102, 103, 100]
+    assert rank.ready_ps == [100, 104, 106, 100]
+    assert rank.ended_ps == [104, -1, -1, -1]
+    assert rank.generation == 1
+    for name in (COMPUTE, "copy"):
+        running = rank.streams[name].running
+        assert (running.since_ps, running.floor_ps, running.end_ps, running.span.start_ps) == (105, 107, 108, 105)
+        assert running.left_ps == 3
