@@ -20,20 +20,8 @@ from simulator.topology.link import LINK_KINDS
 SPEED_SPREAD = 0.015
 
 
-def slowest_of(n_gpus: int, spread: float = SPEED_SPREAD) -> float:
-    """Return the expected slowdown of the slowest of ``n_gpus`` GPUs, which a synchronous step waits for.
-
-    Parameters
-    ----------
-    n_gpus : int
-        GPUs that wait for each other in every step.
-    spread : float
-        Relative standard deviation of the speed of one GPU.
-
-    Returns
-    -------
-    float
-        Factor on kernel times, 1 for a single GPU.
+def slowest_of(n_gpus: int) -> float:
+    """Return the expected factor on the kernel times of the slowest of some GPUs, which a synchronous step waits for.
 
     References
     ----------
@@ -49,7 +37,7 @@ def slowest_of(n_gpus: int, spread: float = SPEED_SPREAD) -> float:
     """
     if n_gpus <= 1:
         return 1.0
-    return 1.0 + spread * NormalDist().inv_cdf((n_gpus - 0.375) / (n_gpus + 0.25))
+    return 1.0 + SPEED_SPREAD * NormalDist().inv_cdf((n_gpus - 0.375) / (n_gpus + 0.25))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,10 +64,10 @@ def critical_path(timeline: Timeline, classify: Callable[[Op | Block], Kind] | N
     return found
 
 
-def path_rows(timeline: Timeline, classify: Callable[[Op | Block], Kind] | None = None) -> list[PathRow]:
+def path_rows(timeline: Timeline) -> list[PathRow]:
     """Return the critical path by kind, the longest first."""
     totals: dict[Kind, int] = defaultdict(int)
-    for piece in critical_path(timeline, classify):
+    for piece in critical_path(timeline):
         totals[piece.kind] += piece.ps
     return rows_of(totals, timeline.makespan_ps)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.calibration.collectives import (
+    LARGE_BYTES,
     Block,
     Measured,
     errors_of,
@@ -20,8 +21,6 @@ from simulator.collectives.constants import version_key
 from simulator.config import load_yaml, resolve_name
 from simulator.errors import CalibrationError
 
-#: from this size on a collective counts as large
-LARGE_BYTES = 2**20
 _HEADER = """What a collective costs once NCCL has chosen algorithm and protocol, by class of GPU and network.
 Lists are per protocol: LL, LL128, Simple (two values: LL and Simple). Efficiencies are payload over raw
 link rate; those of LL between nodes are far below one, since few threads wait for each line. Latencies of hops and

@@ -181,6 +181,8 @@ def with_values(
 
 #: standard deviation of the logarithm of a row about its prediction: rounding, choices near their crossing, noise of clusters
 ROW_SPREAD = 0.1
+#: from this size on a collective counts as large
+LARGE_BYTES = 2**20
 #: rows of one cluster are alike: together they count as this many, however many there are
 ROWS_PER_CLUSTER = 50.0
 #: microseconds by which launch and setup differ between machines and releases, where a factor of two is less
@@ -373,15 +375,11 @@ def left_out_errors(
     return found
 
 
-def summed_up(
-    found: Mapping[str, tuple[Sequence[Measured], FloatArray]], smallest_bytes: int = 2**20
-) -> dict[str, Residuals]:
+def summed_up(found: Mapping[str, tuple[Sequence[Measured], FloatArray]]) -> dict[str, Residuals]:
     """Return errors by cluster, and ``"all"`` of them together, each row as often as it was measured; only large sizes count."""
     errors = {}
     for cluster, (rows, relative) in found.items():
-        large = [
-            (row.weight, error) for row, error in zip(rows, relative, strict=True) if row.n_bytes >= smallest_bytes
-        ]
+        large = [(row.weight, error) for row, error in zip(rows, relative, strict=True) if row.n_bytes >= LARGE_BYTES]
         errors[cluster] = np.array([error for weight, error in large for _ in range(int(weight))])
     result = {cluster: Residuals.of(relative) for cluster, relative in errors.items() if len(relative)}
     result["all"] = Residuals.of(np.concatenate([*errors.values(), np.zeros(0)]))

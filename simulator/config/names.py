@@ -10,7 +10,7 @@ from pathlib import Path
 from simulator.errors import ConfigError
 
 
-def near_misses(word: str, known: Iterable[str], n: int = 3) -> list[str]:
+def near_misses(word: str, known: Iterable[str]) -> list[str]:
     """Return the known words that a misspelt word may have meant, best first.
 
     Examples
@@ -19,7 +19,7 @@ def near_misses(word: str, known: Iterable[str], n: int = 3) -> list[str]:
     ['bandwidth']
     """
     pool = {name.lower(): name for name in known}
-    return [pool[hit] for hit in difflib.get_close_matches(word.lower(), list(pool), n=n, cutoff=0.6)]
+    return [pool[hit] for hit in difflib.get_close_matches(word.lower(), list(pool), n=3, cutoff=0.6)]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

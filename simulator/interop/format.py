@@ -151,9 +151,9 @@ class Format:
     file: str = ""  #: Name of the file that is written.
 
 
-def refuse(path: str | Path, line: int, message: str, *, hint: str = "", column: int = 1) -> ConfigError:
+def refuse(path: str | Path, line: int, message: str, *, hint: str = "") -> ConfigError:
     """Return the error for a place in a foreign file."""
-    return ConfigError(f"{path}:{line}:{column}: {message}", hint=hint)
+    return ConfigError(f"{path}:{line}:1: {message}", hint=hint)
 
 
 def having(*patterns: str) -> Callable[[str], bool]:

@@ -65,6 +65,8 @@ THEME = {"theme:panel": "#ffffff", "theme:line": "#8c8c8c", "theme:text": "#1b1f
 
 IMAGE_FORMATS = ("png", "svg", "pdf", "jpeg", "webp")
 PAGE_FORMATS = ("html", "htm")
+#: width of an image file
+_IMAGE_PX = 900
 _IMAGES = (
     "pip install 'distributed-training-simulator[png]' and a Chromium (apt install chromium, or plotly_get_chrome); "
     "without them, the SVG and PNG buttons of the page do the same"
@@ -187,11 +189,11 @@ def image_ending(path: str | Path) -> bool:
     return ending in IMAGE_FORMATS
 
 
-def write_images(charts: Mapping[str, Chart], path: str | Path, *, width_px: int = 900) -> list[Path]:
+def write_images(charts: Mapping[str, Chart], path: str | Path) -> list[Path]:
     """Write every chart as PNG, SVG or PDF, by the ending of the path: ``out-memory.svg`` and so on for ``out.svg``."""
     path = Path(path)
     files = [path.with_name(f"{path.stem}-{key}{path.suffix}") for key in charts] if len(charts) > 1 else [path]
-    _write_figures([figure(chart) for chart in charts.values()], files, width_px)
+    _write_figures([figure(chart) for chart in charts.values()], files)
     return files
 
 
@@ -201,14 +203,14 @@ def check_images(path: str | Path) -> None:
         raise ConfigError(f"{path}: images need the package 'kaleido', which is not installed", hint=_IMAGES)
 
 
-def _write_figures(figures: Sequence[Any], files: Sequence[Path], width_px: int) -> None:
+def _write_figures(figures: Sequence[Any], files: Sequence[Path]) -> None:
     for file in files:
         if not image_ending(file):
             raise ConfigError(f"{file}: unknown image format", hint=f"one of {', '.join(IMAGE_FORMATS)}")
         check_images(file)
     try:
         _plotly("plotly.io").write_images(
-            fig=list(figures), file=[str(file) for file in files], format=files[0].suffix[1:].lower(), width=width_px
+            fig=list(figures), file=[str(file) for file in files], format=files[0].suffix[1:].lower(), width=_IMAGE_PX
         )
     except (ValueError, RuntimeError, ImportError) as error:
         raise ConfigError(f"{files[0]}: plotly cannot write images here: {_first_line(error)}", hint=_IMAGES) from None

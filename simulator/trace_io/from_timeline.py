@@ -23,9 +23,7 @@ from simulator.trace_io.tracks import op_name
 MOST_RANKS = 512
 
 
-def from_timeline(
-    timeline: Timeline, *, world_size: int = 0, device: str = "", step: int = 1, everybody: bool = False
-) -> Trace:
+def from_timeline(timeline: Timeline, *, world_size: int = 0, device: str = "", everybody: bool = False) -> Trace:
     """Lay the innermost spans of a timeline out as device operations.
 
     Parameters
@@ -40,7 +38,7 @@ def from_timeline(
         by_rank.setdefault(span.rank, []).extend(span.expand())
     accounted = sum(len(members) for members in timeline.members.values())
     alike = timeline.members if everybody and accounted <= MOST_RANKS else {}
-    window = Step(number=step, start_ns=0, end_ns=timeline.makespan_ps // 1000, name=f"ProfilerStep#{step}")
+    window = Step(number=1, start_ns=0, end_ns=timeline.makespan_ps // 1000, name="ProfilerStep#1")
     ranks = []
     for simulated, spans in by_rank.items():
         for rank in alike.get(simulated, (simulated,)):

@@ -54,9 +54,9 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def name_process(name: str = PROCESS_NAME) -> None:
+def name_process() -> None:
     """Set the name under which the kernel lists this process."""
-    _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    _libc.prctl(_PR_SET_NAME, PROCESS_NAME.encode(), 0, 0, 0)
 
 
 def set_timer_slack_ns(slack_ns: int) -> None:

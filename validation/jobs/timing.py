@@ -15,6 +15,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from simulator.errors import ConfigError
 
 Clock = Callable[[], float]
+#: steps of a recorded trace: the first of them warms the profiler up
+_RECORDED_STEPS = 2
 
 
 def synchronize(device: torch.device) -> None:
@@ -106,9 +108,7 @@ class PhaseClock:
         return totals
 
 
-def record_steps(
-    folder: Path, job: str, rank: int, device: torch.device, step: Callable[[], object], *, n_steps: int = 2
-) -> Path:
+def record_steps(folder: Path, job: str, rank: int, device: torch.device, step: Callable[[], object]) -> Path:
     """Record some steps and write ``JOB-rankN.pt.trace.json.gz``.
 
     Parameters
@@ -120,7 +120,7 @@ def record_steps(
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities, record_shapes=True) as recording:
-        for index in range(n_steps):
+        for index in range(_RECORDED_STEPS):
             with record_function(f"ProfilerStep#{index}"):
                 step()
     path = folder / f"{job}-rank{rank}.pt.trace.json.gz"

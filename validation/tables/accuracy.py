@@ -119,9 +119,9 @@ def check_budgets(outcomes: Sequence[Outcome], budgets: Budgets) -> None:
         )
 
 
-def read_budgets(path: Path = BUDGETS) -> Budgets:
+def read_budgets() -> Budgets:
     """Return the budgets of the regression gate."""
-    budgets: Budgets = json.loads(path.read_text(encoding="utf-8"))
+    budgets: Budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))
     return budgets
 
 

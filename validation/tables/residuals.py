@@ -19,7 +19,8 @@ from simulator.analysis.confidence import (
     interval,
     weighted_quantile,
 )
-from simulator.calibration.collective_fit import LARGE_BYTES, LeftOut
+from simulator.calibration.collective_fit import LeftOut
+from simulator.calibration.collectives import LARGE_BYTES
 from simulator.errors import SimulatorError
 from validation.tables.cases import Case, case_of
 from validation.tables.outcome import Outcome

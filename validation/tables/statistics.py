@@ -293,19 +293,19 @@ def decisions(outcomes: Sequence[Outcome]) -> Decisions:
     return Decisions(n_pairs=n_pairs, ordered=ordered, n_jobs=len(regrets), regret=regret)
 
 
-def rank_plans(outcomes: Sequence[Outcome], min_plans: int = _MIN_PLANS) -> list[dict[str, Any]]:
+def rank_plans(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Compare the order of plans that compete for the same job: same model, machine, GPUs, batch and metric.
 
     Returns
     -------
     list of dict
-        Per job with at least ``min_plans`` timed rows: the job's columns, ``n``, ``rank_correlation``
+        Per job with at least four timed rows: the job's columns, ``n``, ``rank_correlation``
         (Spearman), ``best_found`` (whether the plan predicted fastest is the one measured fastest) and
         ``regret`` (how much slower the plan predicted fastest was measured than the fastest).
     """
     ranked = []
     for key, plans in _jobs(outcomes).items():
-        if len(plans) < min_plans:
+        if len(plans) < _MIN_PLANS:
             continue
         predicted = [plan.predicted or 0.0 for plan in plans]
         measured = [plan.row.measured for plan in plans]
