@@ -111,9 +111,10 @@ class Space:
         return tuple(self.allowed.get("etp", (recipe.get("etp"),)))
 
     def _stages(self) -> tuple[int, ...]:
-        """Pipeline stages: divisors of the layers; where chunks may differ those of the GPUs, too, if stages are named."""
+        """Pipeline stages: divisors of the layers; where chunks may differ those of the GPUs, too, if stages are named or no few divide."""
         even = divisors(self.spec.layers)
-        if not self.base.framework_spec.lays_out_pipelines or "pp" not in self.allowed:
+        suffices = "pp" not in self.allowed and any(1 < n <= MOST_UNEVEN_STAGES for n in even)
+        if suffices or not self.base.framework_spec.lays_out_pipelines:
             return even
         uneven = (n for n in divisors(self.n_gpus) if n <= min(self.spec.layers, MOST_UNEVEN_STAGES))
         return tuple(sorted({*even, *uneven}))

@@ -89,7 +89,7 @@ def test_sharding_only_where_the_framework_knows_it():
     assert InfeasiblePlanError.exit_code == 4
 
 
-def test_uneven_pipelines_and_modules_are_chosen_where_they_are_asked_for():
+def test_uneven_pipelines_and_modules_are_chosen_where_no_even_ones_are():
     """61 layers have no even pipeline; Megatron Bridge runs DeepSeek-V3 with pp 2 and 8 chunks, ep 32, recomputing up-projections."""
     base = {"topology": "gb300-nvl72", "model": "deepseek-v3", "gpus": 256, "framework": "megatron-bridge", "precision": "mxfp8",
             "global_batch": 4096, "sequence_length": 4096}  # fmt: skip
@@ -104,4 +104,9 @@ def test_uneven_pipelines_and_modules_are_chosen_where_they_are_asked_for():
     plans = list(search_space(base, axes)[1].plans())
     assert {plan.pp for plan in plans} == {2}
     assert {(plan.virtual_pp, plan.recompute_modules) for plan in plans} >= {(8, None), (8, "mla_up_proj")}
-    assert {plan.pp for plan in search_space(base, {"tp": (1,), "micro_batch": (1,)})[1].plans()} == {1}
+    # unasked, too: its recipes have pp 2 on GB300, 4 on GB200, 8 on H100 and 16 on B200; 80 layers have even ones
+    few = {"tp": (1,), "micro_batch": (1,), "ep": (8,), "sharding": ("zero1",), "recompute": ("none",)}
+    assert {plan.pp for plan in search_space(base, few)[1].plans()} == {1, 2, 4, 8, 16}
+    even = {**base, "model": "llama3-70b", "precision": "bf16"}
+    stages = {plan.pp for plan in search_space(even, {**few, "ep": (1,)})[1].plans()}
+    assert stages <= {1, 2, 4, 5, 8, 10, 16, 20, 40, 80} and {1, 2, 4, 8} <= stages
