@@ -71,7 +71,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
     framework = plan.framework_spec
     adapted = plan.lora_targets.split("+") if plan.lora_targets else LORA_TARGETS
     setting = Setting(
-        micro_batch=plan.micro_batch, sequence_length=sequence_length, document_length=plan.document_length or 0,
+        micro_batch=plan.micro_batch, sequence_length=sequence_length, document_length=plan.attended_length,
         tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
         attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,

@@ -89,6 +89,7 @@ def _idle_data(plan: ParallelPlan) -> Idle:
 
 
 def _idle_axes(plan: ParallelPlan) -> Idle:
+    documents = ("document_length", "document_spread")
     n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
     style = STYLES[plan.framework_spec.kernels]
     keeps_no_scores = plan.attention == "flash" and not (style.recomputes_operators or style.recomputes_flash)
@@ -109,11 +110,12 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         ),
         (("overlap_p2p",), not sends_block(replace(plan, overlap_p2p=False)), "these messages never block"),
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
-        (("document_length",), plan.cp > 1, f"cp={plan.cp}: documents are not told apart there"),
-        (("document_length",), plan.attention == "eager", "attention=eager computes all scores and masks them"),
+        (("document_spread",), plan.document_length is None, "no document_length: a sequence is one document"),
+        (documents, plan.cp > 1, f"cp={plan.cp}: documents are not told apart there"),
+        (documents, plan.attention == "eager", "attention=eager computes all scores and masks them"),
         (
-            ("document_length",),
-            2 * (plan.document_length or 0) > (plan.sequence_length or 0) > 0,
+            documents,
+            2 * plan.attended_length > (plan.sequence_length or 0) > 0,
             f"a sequence of {plan.sequence_length} tokens holds one document",
         ),
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),

@@ -124,6 +124,10 @@ class ParallelPlan:
         "batch", "Mean tokens of the documents that are packed into a sequence, beyond which fused attention does not look.",
         unset="a sequence is one document", least=1, changes=("time", "training"),
     )  # fmt: skip
+    document_spread: float = setting(
+        "batch", "Standard deviation of the lengths of these documents, relative to their mean.", default=0.0, least=0,
+        changes=("time", "training"),
+    )  # fmt: skip
     precision: str = setting(
         "precision", "fp16, bf16, amp_fp16, amp_bf16, tf32, fp32, fp8, fp8_current, mxfp8, nvfp4 ...", default="bf16",
         words=PRECISIONS, synonyms=SYNONYMS, is_common=True, changes=("time", "memory", "training"),
@@ -403,6 +407,11 @@ class ParallelPlan:
         """What runs or waits in eight bits beside the products of layers: words of :data:`FP8_MODULES`."""
         is_narrow = self.fp8_modules and self.precision_spec.quantisation is not None
         return tuple((self.fp8_modules or "").split("+")) if is_narrow else ()
+
+    @property
+    def attended_length(self) -> int:
+        """Tokens of the document that the mean token is in, as attention costs the sum of squares; 0: a sequence is one."""
+        return round((self.document_length or 0) * (1.0 + self.document_spread**2))
 
     @property
     def recomputed_modules(self) -> tuple[str, ...]:

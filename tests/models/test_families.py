@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simulator.interop.hf_config import FAMILIES, import_hf_config
 from simulator.models.build import build_model
@@ -10,6 +12,7 @@ from simulator.models.catalog import CATALOG, find_spec, rename
 from simulator.models.layer import GemmShape
 from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
+from simulator.plan import ParallelPlan
 
 #: catalogue name -> parameters that transformers 5.23 builds on the meta device from the published config.json
 #: (``sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())``)
@@ -115,6 +118,15 @@ def test_attention_stays_within_packed_documents():
     assert (packed.batch, packed.seq_q, packed.seq_k) == (32, 256, 256)
     assert packed.n_flops == whole.n_flops / 16 and packed.n_bytes == whole.n_bytes
     assert longer == whole
+
+
+@given(st.lists(st.integers(64, 1024), min_size=2, max_size=40))
+def test_documents_of_several_lengths_cost_the_sum_of_their_squares(lengths):
+    """Mean and spread are enough: tokens times the attended length is the sum of the squares."""
+    mean = sum(lengths) / len(lengths)
+    spread = (sum((n - mean) ** 2 for n in lengths) / len(lengths)) ** 0.5 / mean
+    plan = ParallelPlan(document_length=round(mean), document_spread=spread)
+    assert sum(lengths) * plan.attended_length == pytest.approx(sum(n * n for n in lengths), rel=0.02)
 
 
 def test_prediction_modules_cost_a_block_a_head_and_a_projection():

@@ -31,7 +31,7 @@ EFFECTS = [
     ("virtual_pp", 2, PIPE), ("sharding", "zero1", {}), ("sharding", "zero2", {"framework": "deepspeed"}),
     ("sharding_group", 8, {"sharding": "zero1"}), ("schedule", "zb-v", PIPE), ("schedule", "dualpipe", PIPE),
     ("micro_batch", 2, {}), ("global_batch", 128, {}), ("sequence_length", 512, {}), ("precision", "fp32", {}),
-    ("document_length", 128, {}),
+    ("document_length", 128, {}), ("document_spread", 1.0, {"document_length": 128}),
     ("recompute", "full", {}), ("attention", "eager", {}), ("sequence_parallel", True, {"tp": 4}), ("framework", "hf-eager", {}),
     ("overlap_p2p", False, {**PIPE, "virtual_pp": 2}), ("overlap_p2p", True, PIPE),
     ("overlap", False, {}), ("overlap_parameter_gather", True, {"sharding": "zero1"}),
@@ -108,7 +108,8 @@ IDLE = [
     ("max_reuse_elements", 1, ZERO3), ("asynchronous_tp", True, {"tp": 4}), ("rank_order", "pp-dp-cp-ep-tp", {}),
     ("overlap_p2p", True, {}), ("overlap_p2p", False, {**PIPE, "schedule": "zb-v"}),
     ("document_length", 128, CONTEXT), ("document_length", 128, {"attention": "eager"}),
-    ("document_length", 513, {"sequence_length": 1024}),
+    ("document_length", 513, {"sequence_length": 1024}), ("document_spread", 1.0, {}),
+    ("document_spread", 1.0, {"document_length": 128, **CONTEXT}),
 ]  # fmt: skip
 
 
