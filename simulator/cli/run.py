@@ -16,6 +16,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.full_answer import document, simulate_counts
 from simulator.explore.named_settings import given_in
 from simulator.faults import Faults
+from simulator.interop.plan_files import PLAN_FILES
 from simulator.plan.published import published_settings
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def run_main(options: dict[str, Any]) -> None:
     if module is not None:
         settings["model"] = options["module"]
     given = given_in(settings)
-    if published := {} if counts else published_settings(settings):
+    has_plan = bool(counts) or any(name in settings for name in PLAN_FILES)
+    if published := {} if has_plan else published_settings(settings):
         shown = ", ".join(f"{name}={value}" for name, value in published.items())
         write_warnings(
             [f"settings of the published recipe for this model, cluster and framework: {shown}"], said=said, kind="note"

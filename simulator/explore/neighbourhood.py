@@ -302,6 +302,10 @@ def _shardings(plan: ParallelPlan) -> Iterator[_Change]:
             yield _Change({"bucket_bytes": n_bytes}, n_bytes / plan.bucket_bytes if plan.bucket_bytes else 0.0)
 
 
+#: a layout names the stages of one pipeline: with other stages the framework cuts the layers itself
+_RELAID: dict[str, object] = {"virtual_pp": 1, "pipeline_layout": None}
+
+
 def _degrees(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
     for axis in ("tp", "pp", "cp"):
         degree = getattr(plan, axis)
@@ -309,9 +313,16 @@ def _degrees(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
             if other == degree:
                 continue
             settings: dict[str, object] = {axis: other, "dp": plan.dp * degree // other}
-            without = {"virtual_pp": 1} if axis == "pp" and plan.virtual_pp > 1 and other == 1 else {}
-            without |= {"sequence_parallel": False} if axis == "tp" and plan.sequence_parallel and other == 1 else {}
-            yield _Change(settings | without, other / degree, name=f"--{axis} {other} --dp {settings['dp']}")
+            name = f"--{axis} {other} --dp {settings['dp']}"
+            without: dict[str, object] = {}
+            if axis == "pp" and plan.pipeline_layout is not None:
+                without = _RELAID
+                name += " --virtual-pp 1 --set pipeline_layout=none"
+            elif axis == "pp" and plan.virtual_pp > 1 and other == 1:
+                without = {"virtual_pp": 1}
+            elif axis == "tp" and plan.sequence_parallel and other == 1:
+                without = {"sequence_parallel": False}
+            yield _Change(settings | without, other / degree, name=name)
     if isinstance(site.spec, ModelSpec) and site.spec.n_experts:
         for other in divisors(plan.expert_dp * plan.ep):
             if other != plan.ep:
@@ -319,13 +330,14 @@ def _degrees(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
 
 
 def _schedules(plan: ParallelPlan) -> Iterator[_Change]:
+    relaid = {} if plan.pipeline_layout is None else {"pipeline_layout": None}
     for chunks in sorted({1, plan.virtual_pp * 2, plan.virtual_pp // 2} - {0, plan.virtual_pp}):
-        yield _Change({"virtual_pp": chunks}, chunks / plan.virtual_pp)
+        yield _Change({"virtual_pp": chunks, **relaid}, chunks / plan.virtual_pp)
     for schedule in SCHEDULES:
         if schedule != plan.schedule and schedule == plain_name(schedule):
             # most know their own number of chunks, the others take any from two on
             chunks = 1 if SCHEDULES[schedule].n_chunks else max(2, plan.virtual_pp)
-            also = {} if chunks == plan.virtual_pp else {"virtual_pp": chunks}
+            also = {} if chunks == plan.virtual_pp else {"virtual_pp": chunks, **relaid}
             yield _Change({"schedule": schedule, **also})
 
 

@@ -1,4 +1,4 @@
-"""Published recipes: the settings of a model on a machine, for who names the framework and nothing else.
+"""Published recipes: the settings of a model on a machine, for what a user of the framework leaves open.
 
 References
 ----------
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulator.plan.framework import FRAMEWORK_ALIASES
+from simulator.plan.stage_layout import parse_layout
 
 _MXFP8 = {"precision": "mxfp8", "release": "26.08", "moe_dispatcher": "hybridep", "schedule": "1f1b-combined"}
 #: 61 layers over 16 chunks; the catalogue's model leaves out the module that predicts further tokens
@@ -39,18 +40,32 @@ PUBLISHED: dict[tuple[str, str, str, int], Mapping[str, Any]] = {
 }  # fmt: skip
 
 
+#: setting that is said otherwise -> what a recipe sets for its own value of it
+_BELONG_TO = {"pp": ("virtual_pp",), "precision": ("fp8_modules",), "recompute": ("recompute_modules",)}
+
+
 def published_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a published recipe sets, where settings name framework, model, cluster and GPUs, and nothing else of the plan.
+    """Return what a published recipe sets beside what is said: framework, model, cluster and GPUs name it, the others win.
 
     Examples
     --------
     >>> job = {"framework": "megatron-bridge", "model": "deepseek-v3", "topology": "gb300-nvl72", "gpus": 256}
-    >>> published_settings(job)["ep"], published_settings({**job, "ep": 64})
-    (32, {})
+    >>> published_settings(job)["ep"], "ep" in published_settings({**job, "ep": 64})
+    (32, False)
+    >>> published_settings({**job, "gpus": 512})
+    {}
     """
-    named = {"framework", "model", "topology", "gpus"}
-    if set(settings) - named:
-        return {}
     framework = FRAMEWORK_ALIASES.get(settings.get("framework", ""), settings.get("framework", ""))
     key = (framework, settings.get("model", ""), settings.get("topology", ""), settings.get("gpus", 0))
-    return dict(PUBLISHED.get(key, {}))
+    recipe = PUBLISHED.get(key, {})
+    changed = [name for name, value in recipe.items() if settings.get(name, value) != value]
+    idle = {name for one in changed for name in _BELONG_TO.get(one, ())}
+    if {"pp", "virtual_pp"} & set(changed) and not _is_layout_of({**recipe, **settings}, "virtual_pp" in settings):
+        idle.add("pipeline_layout")
+    return {name: value for name, value in recipe.items() if name not in settings and name not in idle}
+
+
+def _is_layout_of(settings: Mapping[str, Any], has_chunks: bool) -> bool:
+    """Whether a pipeline layout has the stages that settings ask for: any number of chunks, or the one that is said."""
+    n_parts, pp = len(parse_layout(settings.get("pipeline_layout") or "EL")), settings["pp"]
+    return pp > 1 and n_parts % pp == 0 and (not has_chunks or n_parts == pp * settings["virtual_pp"])

@@ -109,6 +109,19 @@ def test_automodel_steps_16_bit_weights():
     assert (state.parameter, state.gradient, state.optimizer) == (2, 2, 4)
 
 
+def test_what_is_said_wins_over_a_published_recipe():
+    """16 stages of a layout are 4 x 4 and 2 x 8, not 8 x 1 or a pipeline of one stage; output in 8 bits belongs to 8 bits."""
+    job = {"framework": "megatron-bridge", "model": "deepseek-v3", "topology": "gb300-nvl72", "gpus": 256}
+    whole = published_settings(job)
+    four = published_settings({**job, "pp": 4})
+    assert set(whole) - set(four) == {"pp", "virtual_pp"} and four.items() <= whole.items()
+    assert set(whole) - set(published_settings({**job, "pp": 1})) == {"pp", "virtual_pp", "pipeline_layout"}
+    assert set(whole) - set(published_settings({**job, "virtual_pp": 4})) == {"virtual_pp", "pipeline_layout"}
+    assert set(whole) - set(published_settings({**job, "pp": 4, "virtual_pp": 4})) == {"pp", "virtual_pp"}
+    assert set(whole) - set(published_settings({**job, "precision": "bf16"})) == {"precision", "fp8_modules"}
+    assert set(whole) - set(published_settings({**job, "ep": 64, "seed": 3})) == {"ep"}
+
+
 def test_published_recipes_are_taken_where_nothing_else_is_said():
     """NVIDIA-NeMo/Megatron-Bridge v0.6.0, ``deepseek_v3_pretrain_256gpu_gb300_fp8mx_config`` and its like on GB200."""
     job = {"framework": "nemo", "model": "deepseek-v3", "topology": "gb300-nvl72", "gpus": 256}
@@ -116,6 +129,6 @@ def test_published_recipes_are_taken_where_nothing_else_is_said():
     assert [found[name] for name in ("pp", "virtual_pp", "ep", "micro_batch", "global_batch")] == [2, 8, 32, 1, 4096]
     other = published_settings({**job, "topology": "gb200-nvl72"})
     assert [other[name] for name in ("pp", "virtual_pp", "ep", "recompute_modules")] == [4, 4, 64, "mla_up_proj"]
-    assert published_settings({**job, "gpus": 512}) == published_settings({**job, "pp": 4}) == {}
+    assert published_settings({**job, "gpus": 512}) == published_settings({**job, "framework": "megatron-core"}) == {}
     for (framework, *_), recipe in PUBLISHED.items():
         ParallelPlan.of({"framework": framework, **recipe})
