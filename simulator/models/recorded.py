@@ -161,7 +161,10 @@ class RecordedModule:
             else:
                 positional.append(made)
         if hasattr(self.module, "set_attn_implementation"):  # a module of transformers
-            self.module.set_attn_implementation("sdpa" if plan.attention == "flash" else "eager")
+            try:
+                self.module.set_attn_implementation("sdpa" if plan.attention == "flash" else "eager")
+            except ValueError as error:
+                raise InfeasiblePlanError(f"--module {self.name}: {error}", hint="use --attention eager") from None
         is_autocast = plan.precision.startswith("amp_")
         kept = {"tf32": "fp32"}.get(plan.precision, plan.precision)
         try:

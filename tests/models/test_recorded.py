@@ -43,6 +43,11 @@ class Plain(nn.Module):
     def forward(self, x):
         return self.layer(x)
 
+class Unfused(Plain):
+    def set_attn_implementation(self, kind):
+        if kind == "sdpa":
+            raise ValueError("Unfused does not support scaled_dot_product_attention yet")
+
 class Branch(Plain):
     def forward(self, x):
         return x if self.layer(x).sum() > 0 else -x
@@ -133,6 +138,14 @@ def test_example_arguments_fix_the_batch(code):
 def test_what_only_the_author_could_split(code, settings):
     with pytest.raises(InfeasiblePlanError):
         open_module(f"{code}:Plain", ["Bx8"]).model(plan(**settings))
+
+
+def test_a_module_without_fused_attention_says_so_and_runs_without(code):
+    """As transformers' DeepSeek-V4, whose ``set_attn_implementation("sdpa")`` raises a ValueError."""
+    module = open_module(f"{code}:Unfused", ["Bx8"])
+    with pytest.raises(InfeasiblePlanError, match="does not support scaled_dot_product_attention yet"):
+        module.model(plan(attention="flash"))
+    assert module.model(plan(attention="eager")).layers
 
 
 @pytest.mark.parametrize(
