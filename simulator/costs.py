@@ -52,7 +52,6 @@ class ModelCosts:
         # by identity, for comparing an operation's groups takes longer than pricing it; what is kept stays alive
         self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
         self._nvlink_uses: dict[int, tuple[Collective, float]] = {}
-        self._messages: dict[tuple[float, tuple[tuple[int, int], ...]], Flow] = {}
         self._interferences: dict[int, tuple[Collective, Interference]] = {}
         self._uses_of_loads: dict[tuple[int, int], float] = {}
         self._contents = Contents()
@@ -115,11 +114,7 @@ class ModelCosts:
         if known is not None:
             return known[1]
         if isinstance(op, Transfer):
-            message = op.n_bytes, op.pairs  # both of its ends have an operation of their own
-            flow = self._messages.get(message) or plan_transfer(
-                op.n_bytes, op.pairs, self.topology, transport=self.scenario.transport or None
-            )
-            self._messages[message] = flow
+            flow = plan_transfer(op.n_bytes, op.pairs, self.topology, transport=self.scenario.transport or None)
         elif op.axis == "host":
             device, to_host = self.topology.device(op.groups[0][0]), op.collective == "copy_to_host"
             copy_s = COPY_LATENCY_S + op.n_bytes / copy_bytes_per_s(device, to_host=to_host)

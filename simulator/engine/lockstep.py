@@ -316,6 +316,7 @@ class Turns:
         self._new_network = new_network
         self._flows_ps: dict[int, int] = {}  # by the operation's identity
         self._taken: dict[tuple[int, ...], bool] = {}  # by those of the blocks
+        self._links: dict[tuple[int, ...], frozenset[int]] = {}  # likewise
         self._scores: dict[tuple[int, int], _Score] = {}  # by that of the block, and the kind of rank
 
     def are_taken(self, parts: Sequence[Part]) -> bool:
@@ -338,18 +339,24 @@ class Turns:
 
     def play(self, parts: Sequence[Part], durations: Durations) -> JointResult:
         """Run a pass that has its links to itself."""
-        links: set[int] = set()
         one = self.begin(parts, range(len(parts)), 0, durations)
         while (met := one.go_on()) is not None:
             op, start_ps = met
             factors = self._costs.interference(op)
-            links.update(self._costs.flow(op).links)
             is_slowed = one.begin(start_ps, factors.compute) or one.change_ps is not None
             if is_slowed and factors.communication != 1.0:
                 one.meet(self._slowed_ps(one, op, start_ps, factors.communication))
             else:
                 one.meet(start_ps + self._flow_ps(op))
-        return JointResult(one.results(), frozenset(links))
+        return JointResult(one.results(), self._links_of(parts))
+
+    def _links_of(self, parts: Sequence[Part]) -> frozenset[int]:
+        """Return the links of a pass: one object for all passes of the same blocks, about which much is asked."""
+        key = tuple(id(part.block) for part in parts)
+        if key not in self._links:
+            ops = [task.op for task in parts[0].block.tasks if isinstance(task.op, Collective)]
+            self._links[key] = frozenset().union(*(self._costs.flow(op).links for op in ops))
+        return self._links[key]
 
     def _slowed_ps(self, one: Pass, op: Collective, start_ps: int, factor: float) -> int:
         """Return when a collective ends that goes at a fraction of its rate while ranks compute beside it."""

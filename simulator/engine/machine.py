@@ -290,7 +290,10 @@ class Machine:
         still = [one for one in self.joint.get(circle, ()) if one[0] > self.clock.now_ps]
         self.joint[circle] = [*still, (end_ps, found.links)]
         for communication in self.in_flight.values():
-            self._check_links(self.costs.flow(communication.op).links, communication)
+            links = self.costs.flow(communication.op).links
+            is_near = self._own_circle(links, communication) in (circle, -1)
+            if is_near and end_ps > self.clock.now_ps and self.durations.touches(found.links, links):
+                raise TouchedError
 
     def _take_turns(self, participants: Participants, parts: Sequence[Part], first_ps: int) -> None:
         """Begin a pass among other traffic.

@@ -24,7 +24,7 @@ def shifted(task: Task, n_tasks: int, n_micro_batches: int, first: int = 0) -> T
     return Task(
         task.op,
         task.stream,
-        tuple(index + n_tasks if index >= first else index for index in task.after),
+        tuple([index + n_tasks if index >= first else index for index in task.after]),
         key,
         micro_batch + n_micro_batches if micro_batch >= 0 else micro_batch,
     )
