@@ -113,16 +113,21 @@ def test_every_rank_is_simulated_where_those_of_a_class_share_links_unequally(cl
     ("plan", "wrong"),
     [
         # two replicas of stages of three quarters of a node: messages between them share NICs with the reductions of layers
-        ({"gpus": 48, "tp": 6, "pp": 4, "dp": 2, "global_batch": 48}, NOTHING),
+        ({"gpus": 48, "tp": 6, "pp": 4, "dp": 2, "global_batch": 48, "framework": "megatron-core"}, NOTHING),
+        # replicas on nodes of their own: the slow one has a period of its own, and is put off while passes go on
+        (
+            {"gpus": 48, "tp": 6, "pp": 4, "dp": 2, "global_batch": 64, "rank_order": "tp-cp-ep-pp-dp"},
+            Faults(slow_ranks=((3, 1.3),)),
+        ),
         # gradients are summed beside the products of the weights; a slow GPU keeps its replica from the period of the other
         (
-            {"gpus": 24, "tp": 6, "pp": 2, "dp": 2, "global_batch": 40, "framework": "megatron"},
+            {"gpus": 24, "tp": 6, "pp": 2, "dp": 2, "global_batch": 40},
             Faults(slow_ranks=((3, 1.3),)),
         ),
     ],
 )
 def test_passes_among_other_traffic_are_what_their_layers_are(plan, wrong):
-    plan = {"micro_batch": 1, "sequence_length": 960, "framework": "megatron-core", "recompute": "full", **plan}
+    plan = {"micro_batch": 1, "sequence_length": 960, "framework": "megatron", "recompute": "full", **plan}
     folded, unfolded = (answer(plan, wrong, cluster="selene", unfold=unfold) for unfold in (False, True))
     assert folded.scenario.unfold, "the ranks of a class share links unequally"
     assert folded.timeline.n_events < unfolded.timeline.n_events
