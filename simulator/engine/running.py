@@ -79,13 +79,8 @@ def durations_of(
 
 
 def run(
-    program: Program,
-    costs: Costs,
-    new_network: Callable[[], NetworkModel],
-    *,
-    detail: bool = False,
-    among_others: bool = False,
-) -> Timeline:
+    program: Program, costs: Costs, new_network: Callable[[], NetworkModel], *, detail: bool = False, among_others: bool = False
+) -> Timeline:  # fmt: skip
     """Run a program and return what happened when.
 
     Parameters
@@ -130,19 +125,22 @@ def run(
         if not machine.is_finished:
             check(program)  # says who waits for whom
             raise AssertionError("a program that passes the check always finishes")
-        n_omitted = program.n_omitted
-        n_periods = [watch.found.n_periods if watch.found else 0 for watch in machine.watches if not watch.grows]
-        n_left = n_omitted % lcm(*n_periods) if all(n_periods) else 0
-        if all(n_periods) and not n_left:
+        n_more = _missing_periods(program, machine)
+        if not n_more:
             break
-        n_more = GROWTH * program.n_periods
-        program = insert_periods(program, n_left or (n_more if 3 * n_more < n_omitted else n_omitted))
+        program = insert_periods(program, n_more)
     cycle, cycles = machine.cycles(program.period_micro_batches)
     return Timeline(
-        simulated=machine.recorded(),
-        members={rank.rank: rank.members for rank in program.ranks},
-        simulated_ps=machine.latest_ps,
-        n_events=machine.clock.n_events,
-        cycle=cycle,
-        cycles=cycles,
-    )
+        simulated=machine.recorded(), members={rank.rank: rank.members for rank in program.ranks},
+        simulated_ps=machine.latest_ps, n_events=machine.clock.n_events, cycle=cycle, cycles=cycles,
+    )  # fmt: skip
+
+
+def _missing_periods(program: Program, machine: Machine) -> int:
+    """Return how many periods are to be written down before what is left out is known; 0 where it is."""
+    n_omitted = program.n_omitted
+    n_periods = [watch.found.n_periods if watch.found else 0 for watch in machine.watches if not watch.grows]
+    if all(n_periods):
+        return n_omitted % lcm(*n_periods)
+    n_more = GROWTH * program.n_periods
+    return n_more if 3 * n_more < n_omitted else n_omitted

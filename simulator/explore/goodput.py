@@ -99,7 +99,7 @@ def expected_run(
     ``M exp(R / M) (exp(L / M) - 1)``. The run ends with a checkpoint. Where a checkpoint counts only a lag of ``D`` after it was
     taken, a failure finds ``exp(-D / M) / (exp(L / M) - 1)`` finished stretches behind it on average, so that ``exp(D / M)`` as many
     failures come. Where a share of the failures takes what checkpoints lie on, the run goes back to the last one that lies
-    further away: see :func:`failed_stretches`.
+    further away: see :func:`failed_stretches`. A run that would practically never end is refused.
 
     Parameters
     ----------
@@ -115,27 +115,20 @@ def expected_run(
         Share of the failures that go back to storage, and checkpoints of which one is there.
     hardware_share, shared_every
         Share of the other failures that take a node with its drives, and checkpoints of which one lies beyond it.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If a stretch, or a restart, lasts so long that the run practically never ends.
     """
     full, rest = divmod(n_iterations, iterations_per_checkpoint)
     n_checkpoints = full + bool(rest)
     useful_s, checkpoint_s = n_iterations * iteration_s, n_checkpoints * write_s
     if math.isinf(mtbf_s):
         return RunTime(useful_s=useful_s, checkpoint_s=checkpoint_s, n_checkpoints=n_checkpoints)
-    longest_s = (iterations_per_checkpoint if full else rest) * iteration_s + write_s
-    _check_that_it_ends(longest_s, restart_s, mtbf_s)
+    _check_that_it_ends((iterations_per_checkpoint if full else rest) * iteration_s + write_s, restart_s, mtbf_s)
     each, last = (
         math.expm1((n * iteration_s + write_s) / mtbf_s) if n else 0.0
         for n in (full and iterations_per_checkpoint, rest)
     )
-    n_restarts = restart_s / mtbf_s
-    back = _share_going_back(domain_share, n_restarts)
+    back = _share_going_back(domain_share, restart_s / mtbf_s)
     beyond_node = domain_share + (1.0 - domain_share) * hardware_share if shared_every > 1 else domain_share
-    back_shared = _share_going_back(beyond_node, n_restarts) - back
+    back_shared = _share_going_back(beyond_node, restart_s / mtbf_s) - back
     n_groups, n_beyond = divmod(full, stored_every)
     n_failed = n_groups * failed_stretches([each] * stored_every, back, back_shared, shared_every)
     n_failed += failed_stretches([each] * n_beyond + [last] * bool(rest), back, back_shared, shared_every)

@@ -413,13 +413,16 @@ def _groups(found: Found, settings: dict[str, Any], world: int) -> dict[str, Any
     return groups
 
 
+#: plan's setting -> flag that lets embedding or loss take the place of a layer there
+_ACCOUNTED = {
+    "first_stage_layers": "account-for-embedding-in-pipeline-split",
+    "last_stage_layers": "account-for-loss-in-pipeline-split",
+}
+
+
 def _accounted(found: Found, layers: int, n_parts: int) -> dict[str, int]:
     """Return the layers of the first and the last stage where embedding and loss take the place of one there."""
-    keys = {
-        "first_stage_layers": "account-for-embedding-in-pipeline-split",
-        "last_stage_layers": "account-for-loss-in-pipeline-split",
-    }
-    taken = {name: flag for name, flag in keys.items() if found[flag]}
+    taken = {name: flag for name, flag in _ACCOUNTED.items() if found[flag]}
     if not taken or not layers or n_parts == 1:
         return {}
     each, rest = divmod(layers + len(taken), n_parts)
@@ -439,10 +442,12 @@ def _stages(found: Found, settings: dict[str, Any], layers: int, segments: tuple
         settings["pipeline_layout"] = "E" + "|".join("t" * n for n in segments) + "L"
     per_chunk = found["num-layers-per-virtual-pipeline-stage"]
     if per_chunk and layers:
-        if layers % (pp * per_chunk):
-            message = f"{layers} layers do not divide into {pp} stages of chunks of {per_chunk}"
+        # Megatron-LM's arguments.py counts them before it divides
+        n_placed = layers + sum(bool(found[flag]) for flag in _ACCOUNTED.values())
+        if n_placed % (pp * per_chunk):
+            message = f"{n_placed} layers do not divide into {pp} stages of chunks of {per_chunk}"
             found.reader.fault("num-layers-per-virtual-pipeline-stage", message)
-        virtual = layers // pp // per_chunk
+        virtual = n_placed // pp // per_chunk
     if settings.get("pipeline_layout"):
         virtual = max(virtual, len(parse_layout(settings["pipeline_layout"])) // pp)
     stages: dict[str, Any] = {"virtual_pp": virtual}

@@ -47,10 +47,9 @@ def _first_stack_flops(spec: ModelSpec, sequence_length: int) -> float:
 
 def _sublayer_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
     """Return the FLOPs of one token's forward pass through one sublayer and the connections around it."""
-    n, bare = spec.residual_streams, replace(spec, residual_streams=0)
-    if n:
+    if n := spec.residual_streams:
         mixing = (2 + n) * n * spec.stream_width + n * n * spec.hidden
-        return 2.0 * mixing + _sublayer_flops(bare, kind, sequence_length)
+        return 2.0 * mixing + _sublayer_flops(replace(spec, residual_streams=0), kind, sequence_length)
     n_up = 2 if spec.gated_mlp else 1
     if kind == "-":
         return 2.0 * (n_up + 1) * spec.hidden * spec.ffn_hidden

@@ -514,6 +514,17 @@ def test_embedding_and_loss_take_the_place_of_a_layer(layers, flags, ends):
         )
 
 
+def test_embedding_and_loss_count_as_layers_of_chunks():
+    """Megatron-LM, ``arguments.py``: 30 layers and two more on 4 stages are 8 a stage, two chunks of 4."""
+    given = " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    chunks = " --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 4"
+    settings = parse_megatron(LLAMA.replace("--num-layers 32", "--num-layers 30") + chunks + given).settings
+    ends = settings["first_stage_layers"], settings["last_stage_layers"]
+    assert (settings["virtual_pp"], ends) == (2, (3, 3))
+    with pytest.raises(ConfigError, match="34 layers do not divide into 4 stages of chunks of 4"):
+        parse_megatron(LLAMA + chunks + given)
+
+
 def test_megatron_messages_that_do_not_overlap():
     assert parse_megatron(LLAMA + " --no-overlap-p2p-communication").plan().overlap_p2p is False
 

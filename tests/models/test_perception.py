@@ -12,7 +12,7 @@ from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec
 from simulator.models.compressed import seen_keys
 from simulator.models.flops import _score_flops, forward_flops_per_token
-from simulator.models.layer import AttentionShape, GemmShape
+from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
 
 #: catalogue name -> parameters of transformers 5.23 on the meta device, and what ``torch.utils.flop_counter`` counts in a forward
@@ -119,6 +119,25 @@ def test_a_query_of_deepseek_v4_sees_its_window_and_compressed_keys():
     )
     windows = [i.window for layer in model.layers for i in layer.forward if isinstance(i, AttentionShape)]
     assert windows == [128, 128, 128 + 384, 128 + 16]
+
+
+def test_scores_of_deepseek_v4_by_hand():
+    """64 heads of 512 channels, two products of each: a window of 128 tokens; 32 keys of 128 tokens beside it; or 512 chosen among
+    1,024 keys of 4 tokens, all of which 64 heads of 128 channels score. An early window is not full yet."""
+    spec, one_key = CATALOG["deepseek-v4-flash"], 2 * 2 * 64 * 512
+    found = [_score_flops(spec, kind, 4096) for kind in "whk"]
+    assert found == [one_key * 128, one_key * (128 + 32), one_key * (128 + 512) + 2 * 64 * 128 * 1024]
+    assert _score_flops(spec, "w", 64) == one_key * 64
+
+
+def test_windows_of_deepseek_v4_make_one_key_each():
+    """Of 4,096 tokens 1,024 keys of 4 and 32 of 128, of 512 channels; of causal scores in four bytes half is there to choose from."""
+    setting = Setting(micro_batch=1, sequence_length=4096, kernels="fused")
+    model = build_model(find_spec("deepseek-v4-flash-4layers"), setting)
+    sparse, dense = ([i for i in model.layers[n].forward if isinstance(i, PointwiseShape)] for n in (3, 4))
+    keys = [next(i.n_elements for i in items if i.name == "softmax" and i.dtype == "bf16") for items in (sparse, dense)]
+    assert keys == [1024 * 512, 32 * 512]
+    assert next(i.read_bytes for i in sparse if i.row_length == 1024) == 4096 * 1024 / 2 * 4
 
 
 def test_blocks_hand_on_every_copy_of_the_residual_stream():
