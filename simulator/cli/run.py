@@ -79,7 +79,7 @@ def run_main(options: dict[str, Any]) -> None:
 
 def _request(options: dict[str, Any], said: set[str]) -> RunRequest | None:
     """Return what is asked about a whole run, if anything is; what reads it is loaded only then."""
-    if all(options[name] in (None, False) for name in RUN_OPTIONS):
+    if all(options[name] is None or options[name] is False for name in RUN_OPTIONS):  # not 0, which is refused
         return None
     from simulator.cli.whole_run_flags import run_request
 

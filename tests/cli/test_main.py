@@ -215,6 +215,9 @@ def test_a_terminal_breaks_lines_between_words_and_a_file_does_not(monkeypatch, 
         ((*SMALL, "--set", "node.nicks.bandwidth=1 GB/s"), "nicks"),
         ((*SMALL, "--set", "nothing"), "key=value"),
         ((*SMALL, "--tp", "0"), "at least 1"),
+        ((*SMALL, "--iterations", "0"), "--iterations 0"),
+        ((*SMALL, "--pue", "0"), "--pue 0"),
+        ((*SMALL, "--histories", "0"), "--histories 0"),
     ],
 )
 def test_invalid_input_is_3_with_a_message(simulate, arguments, message):
