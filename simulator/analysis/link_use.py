@@ -14,7 +14,7 @@ from simulator.topology import LINK_KINDS, Topology
 
 
 class Traffic(NamedTuple):
-    """Bytes of one kind of communication of all ranks in one iteration."""
+    """Bytes of one kind of communication of all ranks in one iteration, with what headers and protocols take of links beside them."""
 
     collective: str
     axis: str

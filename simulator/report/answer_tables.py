@@ -65,8 +65,8 @@ def leaving(traffic: Sequence[Traffic], domain: str, n_domains: int) -> Grid:
     ]  # fmt: skip
     out, inside = sum(row.nic_bytes for row in traffic), sum(row.nvlink_bytes for row in traffic)
     title = (
-        f"Which bytes leave a {domain}: in an iteration {format_bytes(out)}, packets' headers among them, leave one of "
-        f"{n_domains:,} {domain}s; {format_bytes(inside)} stay on NVLink"
+        f"Which bytes leave a {domain}: in an iteration {format_bytes(out)} leave one of {n_domains:,} {domain}s and "
+        f"{format_bytes(inside)} stay on NVLink, with what headers and protocols take of the links beside them"
     )
     columns = ("collective", "axis", "over NVLink", f"out of the {domain}", "")
     return Grid(title, columns, cells, 2, note=describe_axes(row.axis for row in traffic))

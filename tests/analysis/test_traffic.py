@@ -48,3 +48,17 @@ def test_kinds_of_communication_add_up_to_what_the_links_carry():
     assert len(found) == len(result.traffic) and domain_word(result.topology) == "rack"
     experts = [row for row in result.traffic if row.axis.startswith("ep")]
     assert experts and all(row.nic_bytes == 0 < row.nvlink_bytes for row in experts)
+
+
+def test_gathered_and_scattered_parameters_share_links_by_their_bytes():
+    """FSDP2 on eight GPUs: each scatters 7/8 of GPT-2 large's gradients, and gathers its 16-bit weights twice, the root's once.
+
+    What is sent is counted as links carry it: packets and the protocol take up to 40 % beside the payload.
+    """
+    n_parameters, root = 774_030_080, (50257 + 1024 + 2) * 1280
+    _, found = traffic(
+        "dgx-h100", "gpt2-large", gpus=8, sharding="zero3", framework="fsdp", micro_batch=1, sequence_length=1024
+    )
+    gathered, scattered = (found[name, "shard"].nvlink_bytes for name in ("all_gather", "reduce_scatter"))
+    assert gathered / scattered == pytest.approx(2 - root / n_parameters, rel=1e-3)
+    assert 1.0 <= scattered / (7 * 2 * n_parameters) <= 1.4

@@ -12,6 +12,7 @@ from simulator.kernels.host import copy_bytes_per_s, cpu_adam_s, issue_s
 from simulator.kernels.pointwise import ELEMENTS_PER_CLOCK, PointwiseConstants, lookup
 from simulator.kernels.scan import ScanConstants, scan_time_s
 from simulator.models.layer import PointwiseShape, ScanShape
+from simulator.plan.framework import FRAMEWORKS
 from simulator.topology.device import Device, load_device
 
 SCAN = ScanShape(name="mamba2_ssd", batch=2, seq=4096, heads=8, groups=1, head_dim=64, state=128, chunk=256)
@@ -72,6 +73,13 @@ def test_modules_cost_the_host_more_before_their_overhead_was_reduced(plain_devi
     assert issue_s(plain_device, "graphs", "forward", is_early=True, **call) == issue_s(
         plain_device, "graphs", "forward", **call
     )
+
+
+@pytest.mark.parametrize(("release", "is_early"), [("25.11", True), ("26.02", False), ("26.08", False), (None, False)])
+def test_containers_before_the_one_that_was_timed_anew_have_early_modules(release, is_early):
+    """MB-0061 of container 26.02 is the later one of the two above; without a container modules are current."""
+    assert FRAMEWORKS["megatron-bridge"].has_early_modules(release) is is_early
+    assert not FRAMEWORKS["torch-fsdp2"].has_early_modules(release)
 
 
 def pointwise(name: str = "add", read: float = 4.0, **more: str) -> PointwiseShape:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.costs import ModelCosts
 from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import Layer, Parameter, PointwiseShape
 from simulator.parallel.lower import data_parallel
@@ -17,6 +18,8 @@ from simulator.parallel.states import accumulation_traffic, optimizer_run
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork
 from simulator.program.program import HOST, TaskList
+from simulator.scenario import Scenario
+from simulator.topology import load_topology
 
 KERNEL = PointwiseShape(name="copy", n_elements=1, read_bytes=1, written_bytes=1)
 
@@ -150,6 +153,11 @@ def test_what_deepspeed_slices_costs_the_host_two_views_per_rank():
     sent = [task.op for task in step_tasks(zero_plan(), SIZES)[0] if isinstance(task.op, Collective)]
     assert {op.host_s for op in sent if op.collective == "reduce_scatter"} == {16 * 2 * 5e-6}
     assert {op.host_s for op in sent if op.collective == "all_gather"} == {0.0}
+    costs = ModelCosts(
+        load_topology("dgx-a100-80g", 16), Scenario(topology="dgx-a100-80g", model="gpt2", plan=zero_plan())
+    )
+    one = next(op for op in sent if op.collective == "reduce_scatter")
+    assert costs.issue_ps(one, 0) - costs.issue_ps(replace(one, host_s=0.0), 0) == 160_000_000
 
 
 def test_old_deepspeed_slices_what_it_gathers_too_behind_the_device():
