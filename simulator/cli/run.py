@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from simulator.explore.answer_form import Document, Extras, Scaling
     from simulator.explore.nearby_answers import NearbyAnswer
     from simulator.explore.network_trouble import Trouble
-    from simulator.explore.training_run import RunRequest
+    from simulator.explore.training_run import LinksInRun, RunRequest
 
 
 def run_main(options: dict[str, Any]) -> None:
@@ -61,6 +61,10 @@ def run_main(options: dict[str, Any]) -> None:
         extras: Extras = {**_extras(options, results, say), **placed, **others}
         nearby = _nearby(options, results[-1], request, say)
     write_warnings(results[-1].idle_inputs(given), said=said)
+    if request and options["flapping"] and len(results) > 1:
+        write_warnings(
+            ["--flapping is about the last of several jobs: their whole runs are without it"], said=said, kind="note"
+        )
     answer = document(results, request=request, **extras)
     _write_files(options, results, answer, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
     if options["json_output"]:
@@ -179,21 +183,21 @@ def _others(
         say("sites by themselves")
         found["local_steps"] = local_steps(results[-1], options["local_steps"])
     if options["flapping"] or options["network_trouble"]:
-        found["network_trouble"], request = _trouble(options, results[-1], request, say)
+        found["network_trouble"], links = _trouble(options, results[-1], say)
+        if request and len(results) == 1:
+            request = replace(request, links=links)
     return found, request
 
 
-def _trouble(
-    options: dict[str, Any], result: Result, request: RunRequest | None, say: Callable[[str], None]
-) -> tuple[list[Trouble], RunRequest | None]:
-    """Simulate the step without what is wrong with its network, and around links that flap; return the run that meets them."""
+def _trouble(options: dict[str, Any], result: Result, say: Callable[[str], None]) -> tuple[list[Trouble], LinksInRun]:
+    """Simulate the step without what is wrong with its network, and around links that flap; say what these do to its run."""
     from simulator.explore.network_trouble import REROUTE_S, Flapping, in_the_run, network_trouble
     from simulator.explore.training_run import parse_time
 
     reroute, flapping = options["reroute_time"], [Flapping.parse(text) for text in options["flapping"] or ()]
     reroute_s = REROUTE_S if reroute is None else parse_time(reroute, "--reroute-time")
     found = network_trouble(result, flapping, reroute_s, say)
-    return found, request and replace(request, links=in_the_run(found, flapping))
+    return found, in_the_run(found, flapping)
 
 
 def _extras(options: dict[str, Any], results: Sequence[Result], say: Callable[[str], None]) -> Extras:

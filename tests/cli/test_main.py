@@ -227,6 +227,17 @@ def test_invalid_input_is_3_with_a_message(simulate, arguments, message):
     assert message in err
 
 
+def test_whole_runs_of_several_jobs_are_without_links_that_flap(simulate):
+    """One job on one node has nothing to do with a network card that the other job waits for."""
+    job = ("--topology", "dgx-a100-80g", "--model", "gpt2", "--flapping", "node0.nic=5 s/10 min", "--tokens", "1e9")
+    code, out, err = simulate(*job, "--gpus", "8,16", "--json")
+    assert code == 0 and "their whole runs are without it" in err
+    assert [row["whole_run"]["time"]["stalled_s"] for row in json.loads(out)["scaling"]] == [0.0, 0.0]
+    code, out, err = simulate(*job, "--gpus", "16", "--json")
+    assert code == 0 and "whole runs" not in err
+    assert json.loads(out)["whole_run"]["time"]["stalled_s"] > 0
+
+
 def test_a_typo_in_a_cluster_file_is_3_with_line_and_near_miss(simulate, tmp_path):
     text = (ROOT / "topologies" / "clusters" / "bigred200.yaml").read_text(encoding="utf-8")
     path = tmp_path / "cluster.yaml"
