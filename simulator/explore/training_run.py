@@ -426,8 +426,10 @@ def _operated(
     mtbf_s = mtbf.job_s(topology.n_gpus, topology.n_nodes)
     any_s = _with_links_s(mtbf_s, request.links.ended_every_s)
     phases, restart_source = restart_of(request.restart, topology)
-    hardware_share = mtbf.hardware_share * any_s / mtbf_s if math.isfinite(mtbf_s) else 0.0
-    restart = mean_restart(phases, load_s=_read_s(request, policy, mtbf), hardware_share=hardware_share)
+    random_share = any_s / mtbf_s if math.isfinite(mtbf_s) else 0.0  # links take nothing with them
+    node_share = random_share * (1.0 - request.domain_share) * mtbf.hardware_share
+    load_s = _read_s(policy, random_share * request.domain_share, node_share)
+    restart = mean_restart(phases, load_s=load_s, hardware_share=random_share * mtbf.hardware_share)
     per_checkpoint, interval_source = _interval(
         request, n_iterations, iteration_s, checkpoint.write_s, any_s, least_s=policy.lag_s
     )
@@ -623,15 +625,13 @@ def _stated(said: FailureSpec, source: str) -> Mtbf:
     return Mtbf(seconds=said.gpu_mtbf_s, per="gpu", source=source)
 
 
-def _read_s(request: RunRequest, policy: Policy, mtbf: Mtbf) -> float:
-    """Return how long reading a checkpoint takes in the mean: what fails takes checkpoints with it."""
+def _read_s(policy: Policy, domain_share: float, node_share: float) -> float:
+    """Return how long reading a checkpoint takes in the mean: failures of domains and nodes take checkpoints with them."""
     if policy.name not in ("peers", "tiers"):
         return policy.checkpoint.read_s
-    stays = (1.0 - mtbf.hardware_share) * policy.checkpoint.read_s
     shared = policy.shared or policy.checkpoint
-    return request.domain_share * policy.storage.read_s + (1.0 - request.domain_share) * (
-        stays + mtbf.hardware_share * shared.read_s
-    )
+    stays = (1.0 - domain_share - node_share) * policy.checkpoint.read_s
+    return domain_share * policy.storage.read_s + node_share * shared.read_s + stays
 
 
 def _with_tiers(policy: Policy, checkpoint: Checkpoint, shared_every: int, stored_every: int) -> Checkpoint:

@@ -200,8 +200,13 @@ def test_a_link_ends_the_job_as_often_as_it_goes_down() -> None:
     assert found.total_s == pytest.approx(np.full(50, 1e6), rel=0.002)
     assert found.n_failures == pytest.approx(np.full(50, 1000), abs=2)
     assert found.waiting_s.max() == 0.0  # it takes no node away
+    domains = play_histories(replace(process, domain_share=1.0, stored_every=1000), 5)
+    assert domains.total_s == pytest.approx(np.full(5, 1e6), rel=0.002), "nor what is stored beyond it"
 
 
 def test_steps_that_wait_for_a_link_take_so_many_times_as_long() -> None:
     found = play_histories(replace(PROCESS, mtbf_s=math.inf, stalls=1.25), 2)
     assert found.total_s == pytest.approx(np.full(2, 1.25 * 10 * DAY + 240 * 60.0))
+    lost = replace(PROCESS, domain_share=0.5, stored_every=7)  # as longer work does, whatever it is gone back to
+    longer = replace(lost, useful_s=1.25 * lost.useful_s, work_s=1.25 * lost.work_s)
+    assert play_histories(replace(lost, stalls=1.25), 5).total_s == pytest.approx(play_histories(longer, 5).total_s)

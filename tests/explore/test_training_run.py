@@ -292,6 +292,12 @@ def test_tiers_leave_a_node_as_often_as_nodes_fail():
     assert found["played"]["mean_days"] == pytest.approx(found["days"], rel=0.003)
     alone = whole_run(replace(request, domain_share=0.0), ANSWER, plan_of(), load_topology("bigred200", 16), tiers)
     assert alone["checkpoint"]["stored_every"] % alone["checkpoint"]["shared_every"] == 0
+    half = replace(
+        request, links=LinksInRun(ended_every_s=(7200.0,)), restart=Restart(start=10.0)
+    )  # take nothing with them
+    ended = whole_run(half, ANSWER, plan_of(), load_topology("bigred200", 16), tiers)
+    assert ended["failures"]["restart_s"] == pytest.approx(10.0 + 0.725 * 2.0 + 0.225 * 10.0 + 0.05 * 100.0)
+    assert ended["played"]["mean_days"] == pytest.approx(ended["days"], rel=0.003)
 
 
 def test_links_that_come_and_go_slow_a_run_down_or_end_it():
@@ -310,6 +316,10 @@ def test_links_that_come_and_go_slow_a_run_down_or_end_it():
     assert by_part["links that come and go"] == pytest.approx(ended["failures"]["expected"] / 2)
     assert ended["played"]["failures"] == pytest.approx(ended["failures"]["expected"], rel=0.02)
     assert ended["played"]["mean_days"] == pytest.approx(ended["days"], rel=0.002)
+    replaced = run_of(
+        replace(request, restart=Restart(start=60.0, allocation=100.0), links=LinksInRun(ended_every_s=(7200.0,)))
+    )
+    assert replaced["failures"]["restart_s"] - ended["failures"]["restart_s"] == pytest.approx(50.0), "no node is gone"
 
 
 def test_played_runs_are_billed_for_the_days_that_they_take():
@@ -326,6 +336,11 @@ def test_played_runs_are_billed_for_the_days_that_they_take():
     running_h = hours - 24 * played["waiting_days"] - played["failures"] * found["failures"]["restart_s"] / 3600
     boards = found["energy"]["gpu_w"] * running_h + power.idle_w * (hours - running_h)
     assert played["kwh"] == pytest.approx(16 * (boards + power.host_w * hours) / 1e3, rel=1e-3)
+    going_on = run_of(replace(request, is_elastic=True))["played"]  # with fewer replicas, whose boards run
+    hours = 24 * going_on["mean_days"]
+    running_h = hours - going_on["failures"] * found["failures"]["restart_s"] / 3600
+    boards = found["energy"]["gpu_w"] * running_h + power.idle_w * (hours - running_h)
+    assert going_on["kwh"] == pytest.approx(16 * (boards + power.host_w * hours) / 1e3, rel=1e-3)
 
 
 def test_energy_of_a_token_has_an_interval():
