@@ -9,6 +9,7 @@ NVIDIA-NeMo/Megatron-Bridge v0.6.0, ``src/megatron/bridge/perf_recipes``: the fu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from simulator.plan.framework import FRAMEWORK_ALIASES
@@ -57,12 +58,20 @@ def published_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     framework = FRAMEWORK_ALIASES.get(settings.get("framework", ""), settings.get("framework", ""))
     key = (framework, settings.get("model", ""), settings.get("topology", ""), settings.get("gpus", 0))
-    recipe = PUBLISHED.get(key, {})
+    recipe = PUBLISHED.get(key)
+    if recipe is None:
+        return {}
     changed = [name for name, value in recipe.items() if settings.get(name, value) != value]
     idle = {name for one in changed for name in _BELONG_TO.get(one, ())}
     if {"pp", "virtual_pp"} & set(changed) and not _is_layout_of({**recipe, **settings}, "virtual_pp" in settings):
         idle.add("pipeline_layout")
+    if "dp" in settings and "pp" not in settings and _n_ranks({**recipe, **settings}) != settings["gpus"]:
+        idle |= {"pp", "virtual_pp", "pipeline_layout"}
     return {name: value for name, value in recipe.items() if name not in settings and name not in idle}
+
+
+def _n_ranks(settings: Mapping[str, Any]) -> int:
+    return prod(int(settings.get(axis) or 1) for axis in ("dp", "tp", "pp", "cp"))
 
 
 def _is_layout_of(settings: Mapping[str, Any], has_chunks: bool) -> bool:

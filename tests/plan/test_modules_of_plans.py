@@ -120,6 +120,18 @@ def test_what_is_said_wins_over_a_published_recipe():
     assert set(whole) - set(published_settings({**job, "pp": 4, "virtual_pp": 4})) == {"pp", "virtual_pp"}
     assert set(whole) - set(published_settings({**job, "precision": "bf16"})) == {"precision", "fp8_modules"}
     assert set(whole) - set(published_settings({**job, "ep": 64, "seed": 3})) == {"ep"}
+    assert set(whole) - set(published_settings({**job, "pp": 32})) == {"pp", "virtual_pp", "pipeline_layout"}
+
+
+@pytest.mark.parametrize(("said", "has_stages"), [
+    ({"dp": 256}, False), ({"dp": 128}, True), ({"dp": 64, "tp": 2}, True), ({"dp": 64, "tp": 4}, False), ({"dp": 64, "cp": 2}, True),
+])  # fmt: skip
+def test_replicas_that_are_said_leave_a_recipe_its_stages_where_there_are_ranks_for_them(said, has_stages):
+    """dp x tp x cp x the recipe's 2 stages are 256 GPUs, or it is a plan without a pipeline."""
+    job = {"framework": "megatron-bridge", "model": "deepseek-v3", "topology": "gb300-nvl72", "gpus": 256, **said}
+    found = published_settings(job)
+    assert [name in found for name in ("pp", "virtual_pp", "pipeline_layout")] == [has_stages] * 3
+    assert found["ep"] == 32
 
 
 def test_published_recipes_are_taken_where_nothing_else_is_said():
