@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.program.op import Phase
 from simulator.trace_io.trace_record import ANNOTATION, OPERATOR, Int64, RankTrace
+
+#: What autograd calls around every node of the graph, and the nodes, which is all that PyTorch before 1.9 recorded.
+_AROUND = "autograd::engine::evaluate"
+_NODE = re.compile(r"(.*torch::autograd::)?(AccumulateGrad|\w+Backward\d*)$")
 
 
 def phases(rank: RankTrace) -> list[Phase]:
@@ -17,12 +23,17 @@ def phases(rank: RankTrace) -> list[Phase]:
     """
     if not len(rank.host):
         return [_by_name(rank.names[name]) for name in rank.ops.name.tolist()]
-    backward_names = {i for i, name in enumerate(rank.names) if name.startswith("autograd::engine::evaluate")}
-    optimizer_names = {
-        i for i, name in enumerate(rank.names) if name.startswith("Optimizer.step") or name == "optimizer_step"
-    }
-    backward = _inside(rank, _ranges(rank, backward_names, (OPERATOR,)))
-    optimizer = _inside(rank, _ranges(rank, optimizer_names, (ANNOTATION, OPERATOR)))
+    names = list(enumerate(rank.names))
+    around = {i for i, name in names if name.startswith(_AROUND)}
+    nodes = {i for i, name in names if _NODE.match(name)}
+    optimizer_names = {i for i, name in names if name.startswith("Optimizer.step") or name == "optimizer_step"}
+    by_optimizer = _ranges(rank, optimizer_names, (ANNOTATION, OPERATOR))
+    by_autograd = _ranges(rank, around or nodes, (OPERATOR,))
+    if not around and by_optimizer and rank.has_launches:
+        # between its nodes autograd adds gradients up, on a thread of its own
+        always = np.array([0]), np.array([np.iinfo(np.int64).max])
+        by_autograd = {thread: found if thread in by_optimizer else always for thread, found in by_autograd.items()}
+    backward, optimizer = _inside(rank, by_autograd), _inside(rank, by_optimizer)
     result: list[Phase] = ["forward"] * len(rank.ops)
     for op in np.flatnonzero(backward).tolist():
         result[op] = "backward"

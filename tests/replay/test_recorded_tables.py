@@ -88,6 +88,15 @@ HTA_COPIES = {
 
 
 @needs_shared
+def test_phases_of_a_recording_before_autograd_marked_its_nodes():
+    """PyTorch 1.8: the thread of autograd launched 322.24 ms in ProfilerStep 6 to 10, counted in the file's launches."""
+    trace = read(SHARED / "kineto" / "tb_plugin")
+    times = {row["name"]: row["total_s"] for row in look_into(trace, "kernels", question=Question(by="phase"))["rows"]}
+    assert times["backward"] == pytest.approx(322.241e-3, rel=1e-4)
+    assert sum(times.values()) == pytest.approx(502.9e-3, rel=1e-3)
+
+
+@needs_shared
 @pytest.mark.parametrize("name", HTA_IDLE)
 def test_idle_time_as_holistic_trace_analysis_divides_it(name):
     trace = read(SHARED / name)
