@@ -43,7 +43,7 @@ def step_windows(rank: RankTrace) -> tuple[StepWindow, ...]:
     work = step_operations(rank)
     said = {step.number: step.work_end_ns for step in rank.steps if step.work_end_ns >= 0}
     before = _work_from_before(rank)
-    cut = _cut_steps(rank, [number for number, _, _ in bounds], work)
+    cut = _cut_steps(rank, bounds, work)
     windows = []
     for place, (number, start, end) in enumerate(bounds):
         ops = work.get(number, ())
@@ -60,18 +60,23 @@ def step_windows(rank: RankTrace) -> tuple[StepWindow, ...]:
     return tuple(windows)
 
 
-def _cut_steps(rank: RankTrace, numbers: list[int], work: dict[int, Int64]) -> set[int]:
+def _cut_steps(rank: RankTrace, bounds: list[tuple[int, int, int]], work: dict[int, Int64]) -> set[int]:
     """Steps of a file that ended early of which events are missing; files do not keep the order of time.
 
     The last step is one; so are those with clearly fewer operations than the fullest, and those whose successor has none,
-    whose end is therefore unknown.
+    whose end is therefore unknown. Where the launches are missing, operations count where they started.
     """
     if not rank.cut:
         return set()
-    most = max((len(ops) for ops in work.values()), default=0)
-    few = {number for number in numbers if work and len(work.get(number, ())) < _FULL * most}
+    starts = rank.ops.start_ns[_busy(rank)]
+    held = {
+        number: len(work.get(number, ())) if work else int(((starts >= start) & (starts < end)).sum())
+        for number, start, end in bounds
+    }
+    few = {number for number, n_ops in held.items() if n_ops < _FULL * max(held.values())}
+    numbers = [number for number, _, _ in bounds]
     marked = [step.number for step in rank.steps]
-    gaps = {a for a, b in pairwise(numbers) if marked and marked.index(b) != marked.index(a) + 1}
+    gaps = {a for a, b in pairwise(numbers) if not held[b] or (marked and marked.index(b) != marked.index(a) + 1)}
     return {*few, *gaps, *numbers[-1:]}
 
 

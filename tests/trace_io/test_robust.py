@@ -179,6 +179,16 @@ def test_a_cut_last_step_does_not_count(tmp_path):
     assert found.iteration_s == pytest.approx(100e-6, rel=1e-3)
 
 
+def test_steps_of_which_a_cut_file_holds_only_marks_are_partial(tmp_path):
+    """Marks first, then the kernels of the first two of four steps, no launches: of the second the end is unknown."""
+    events = document(n=8, steps=4)["traceEvents"]
+    marks = [entry for entry in events if entry["cat"] == "user_annotation"]
+    kernels = [entry for entry in events if entry["cat"] == "kernel" and entry["ts"] < 1400]
+    whole = json.dumps({"schemaVersion": 1, "traceEvents": marks + kernels})
+    found = analyse(read(save(tmp_path / "a.json", whole.rstrip("]}").encode() + b"}}, ")))
+    assert [usage.partial for usage in found.usages] == [False, True, True, True]
+
+
 def _in_time(events):
     return sorted(events, key=lambda entry: entry["ts"])
 
