@@ -173,7 +173,7 @@ def _speed(times_as_long: float, flag: str) -> float:
     """The speed of what takes so many times as long; 0 takes no time."""
     from simulator.errors import ConfigError
 
-    if not times_as_long >= 0:
+    if not 0 <= times_as_long < float("inf"):
         raise ConfigError(f"{flag} {times_as_long:g}: is no factor on a time", hint="2 takes twice as long")
     return 1 / times_as_long if times_as_long else float("inf")
 
@@ -257,7 +257,8 @@ def _print_plan(document: Mapping[str, Any]) -> None:
 
     before, after = document["recorded_plan"], document["plan"]
     for key in {**before, **after}:
-        old, new = before.get(key, "default"), after.get(key, "default")
+        unsaid = 1 if key in ("tp", "pp", "dp") else "default"
+        old, new = before.get(key, unsaid), after.get(key, unsaid)
         print(f"{key:<18} {old}" + (f" -> {new}" if new != old else ""))
     print(f"speedup     {document['speedup']:.4g}")
     sure = document["confidence"]

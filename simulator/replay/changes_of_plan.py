@@ -73,6 +73,12 @@ class PlanChange:
     #: Per data-parallel replica and step. Without it, and without ``global_batch``, their number stays.
     micro_batches: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "micro_batches"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise TraceError(f"{name}={number}: at least 1", hint="leave it out for as many as were recorded")
+
     def __bool__(self) -> bool:
         return bool(self.settings) or any((self.layers, self.hidden, self.micro_batches))
 

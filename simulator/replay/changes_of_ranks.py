@@ -54,11 +54,13 @@ def absorbed(before: Replay, after: Replay, rank: int, delay_s: float) -> str:
     if grown_s > 0.99 * delay_s:
         return text
     old, new = (recorded_time(found.simulated_usage.of(rank)) for found in (before, after))
-    slack = {
-        "waiting for other ranks, which it does less": old["waiting_s"] - new["waiting_s"],
-        "its device, which was idle anyway": old["idle_s"] - new["idle_s"],
-    }
-    rest_s = delay_s - max(grown_s, 0.0) - sum(max(s, 0.0) for s in slack.values())
+    rest_s, slack = delay_s - max(grown_s, 0.0), dict[str, float]()
+    for what, less_s in (
+        ("waiting for other ranks, which it does less", old["waiting_s"] - new["waiting_s"]),
+        ("its device, which was idle anyway", old["idle_s"] - new["idle_s"]),
+    ):  # this rank may lose more than the rest: its steps do not begin and end where those of the job do
+        slack[what] = min(max(less_s, 0.0), rest_s)
+        rest_s -= slack[what]
     slack["its host, which runs ahead of its device, so that the launch queue hides it"] = rest_s
     return f"{text}; absorbed: " + ", ".join(
         f"{format_time(s)} by {what}" for what, s in slack.items() if s > 0.01 * delay_s

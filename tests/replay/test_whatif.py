@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from simulator.errors import TraceError
 from simulator.faults import Faults
 from simulator.replay import replay
 from simulator.replay.changes_of_gradients import buckets, overlap, serialise
+from simulator.replay.changes_of_plan import PlanChange
 from simulator.replay.changes_of_ranks import data_parallel, grown, infer_missing
 from simulator.replay.replay_answer import answer_of as to_json
 from simulator.replay.stage_replay import StageMessages
@@ -22,6 +24,7 @@ from simulator.topology import load_topology
 from simulator.topology.device import load_device
 from simulator.trace_io import read
 from simulator.trace_io.reconstruct import reconstruct
+from tests.trace_io.conftest import REASON, SHARED
 
 OWN = Path(__file__).resolve().parents[2] / "traces"
 MILLION = 1 << 20
@@ -263,6 +266,14 @@ def test_messages_that_cannot_be_meant_are_refused(message):
         StageMessages(**message)
 
 
+@pytest.mark.parametrize("number", [0, -1])
+@pytest.mark.parametrize("name", ["layers", "hidden", "micro_batches"])
+def test_a_job_has_at_least_one_of_each(name, number):
+    """None of them is no request to leave it as it was."""
+    with pytest.raises(TraceError, match=f"{name}={number}: at least 1"):
+        PlanChange(**{name: number})
+
+
 def test_choices_without_effect_are_refused(tmp_path):
     with pytest.raises(TraceError, match="matters only where another takes its place"):
         WhatIf(measured_on=load_topology("dgx-h100", 8))
@@ -313,3 +324,13 @@ def test_graphs_take_the_launches_of_a_host_bound_run_away(tmp_path):
     assert found.identity.simulated_usage.iteration_s == pytest.approx(500e-6)
     # the host's 50 us before the first kernel of a step stay, and lie beside the kernels of the step before
     assert found.iteration_s == pytest.approx(100e-6, rel=0.01)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason=REASON)
+def test_what_a_delay_shows_and_what_absorbed_it_add_up_to_the_delay():
+    """Rank 0 of the DLRM loses more waiting than the job's iteration leaves to explain, which is counted from another end."""
+    trace = read(SHARED / "param" / "et_replay" / "tests" / "inputs" / "dlrm_kineto.tar.gz")
+    (note,) = (note for note in what_if(trace, WhatIf(delays=((0, 10e-3),))).notes if note.startswith("of the 10 ms"))
+    shown, *parts = (float(number) for number in re.findall(r"([\d.]+) ms", note.removeprefix("of the 10 ms")))
+    assert parts
+    assert shown + sum(parts) == pytest.approx(10, abs=0.01)
