@@ -49,6 +49,12 @@ _OTHER_FLAGS = {
     "bf16": "--precision bf16", "fp16": "--precision fp16", "fp8": "--precision fp8", "stage": "--sharding zero1, zero2 or zero3",
     "batch_size": "--micro-batch, per rank, or --global-batch, per optimizer step", "local_batch_size": "--micro-batch",
     "gradient_accumulation_steps": "--global-batch, micro-batch times replicas times steps",
+    "use_distributed_optimizer": "--sharding zero1", "data_parallel_size": "--dp", "data_parallel_shard_degree": "--sharding zero3",
+    "data_parallel_replicate_degree": "--dp, or --sharding hsdp to shard within nodes", "recompute_activations": "--recompute selective",
+    "recompute_granularity": "--recompute selective or full", "gradient_checkpointing": "--recompute full",
+    "activation_checkpoint.mode": "--recompute none, selective or full", "compile.enable": "--framework torchtitan-compile",
+    "num_layers_per_virtual_pipeline_stage": "--virtual-pp, the layers of a stage over this",
+    "train_iters": "--iterations", "training.steps": "--iterations", "attention_backend": "--attention flash or eager",
 }  # fmt: skip
 
 
@@ -59,10 +65,16 @@ def other_flag(words: Sequence[str]) -> str:
     --------
     >>> other_flag(["--gpus", "8", "--num_nodes=2"])
     'there is no --num_nodes; say --gpus, nodes times GPUs of a node'
+    >>> other_flag(["--activation_checkpoint.mode", "full"])
+    'there is no --activation_checkpoint.mode; say --recompute none, selective or full'
     """
     for word in words:
-        name = _plain_name(word)
-        ours = _OTHER_FLAGS.get(name) or (SETTINGS[OTHER_NAMES[name]].flag if name in OTHER_NAMES else "")
+        name, flag = _plain_name(word), word.partition("=")[0].removeprefix("--")
+        ours = (
+            _OTHER_FLAGS.get(flag)
+            or _OTHER_FLAGS.get(name)
+            or (SETTINGS[OTHER_NAMES[name]].flag if name in OTHER_NAMES else "")
+        )
         if ours:
             return f"there is no {word.partition('=')[0]}; say {ours}"
     return ""

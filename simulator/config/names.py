@@ -9,17 +9,24 @@ from pathlib import Path
 
 from simulator.errors import ConfigError
 
+#: fewer letters begin too many names to say which is meant
+_SHORTEST_BEGINNING = 3
+
 
 def near_misses(word: str, known: Iterable[str]) -> list[str]:
-    """Return the known words that a misspelt word may have meant, best first.
+    """Return the known words that a misspelt or shortened word may have meant, best first.
 
     Examples
     --------
     >>> near_misses("bandwith", ["bandwidth", "latency"])
     ['bandwidth']
+    >>> near_misses("dgx-a100", ["dgx-h100", "dgx-a100-80g"])
+    ['dgx-a100-80g', 'dgx-h100']
     """
     pool = {name.lower(): name for name in known}
-    return [pool[hit] for hit in difflib.get_close_matches(word.lower(), list(pool), n=3, cutoff=0.6)]
+    begun = [name for name in pool if len(word) > _SHORTEST_BEGINNING and name.startswith(word.lower())]
+    near = difflib.get_close_matches(word.lower(), list(pool), n=3, cutoff=0.6)
+    return [pool[hit] for hit in dict.fromkeys([*begun, *near])][:3]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -5,7 +5,8 @@ from typer.testing import CliRunner
 
 from simulator.cli import completion
 from simulator.cli.main import app, register_commands
-from simulator.cli.options import our_flags
+from simulator.cli.options import other_flag, our_flags
+from simulator.config.names import near_misses
 
 
 def test_names_are_completed():
@@ -39,6 +40,34 @@ def test_files_are_completed_by_their_endings(tmp_path, monkeypatch):
 )
 def test_flags_of_other_tools_are_understood(given, ours):
     assert our_flags(given) == ours
+
+
+# what Megatron-LM's arguments.py, torchtitan's job config and Hugging Face's TrainingArguments say that these do
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--use-distributed-optimizer", "--sharding zero1"),
+        ("--recompute-activations", "--recompute selective"),
+        ("--num-layers-per-virtual-pipeline-stage", "--virtual-pp"),
+        ("--train-iters", "--iterations"),
+        ("--parallelism.data_parallel_shard_degree=4", "--sharding zero3"),
+        ("--activation_checkpoint.mode", "--recompute"),
+        ("--gradient_checkpointing", "--recompute full"),
+    ],
+)
+def test_flags_of_other_tools_with_other_values_are_answered_with_ours(theirs, ours):
+    assert f"say {ours}" in other_flag([theirs])
+
+
+def test_our_own_flags_are_not_taken_for_those_of_other_tools():
+    assert not other_flag(
+        ["--recompute", "full", "--iterations", "5", "--attention=flash", "--compile.mode", "max-autotune"]
+    )
+
+
+def test_a_shortened_name_is_answered_with_those_that_it_begins():
+    pool = ["dgx-h100", "dgx2-v100", "dgx-a100-40g", "dgx-a100-80g"]
+    assert near_misses("dgx-a100", pool)[:2] == ["dgx-a100-40g", "dgx-a100-80g"]
 
 
 def test_a_missing_model_is_one_line(monkeypatch):
