@@ -13,7 +13,7 @@ import numpy as np
 from simulator.analysis.metrics import measure
 from simulator.answer import Result, chosen
 from simulator.costs import ModelCosts
-from simulator.engine import Costs, run
+from simulator.engine import Costs, run, run_beside
 from simulator.engine.durations import TouchedError
 from simulator.engine.together import Iteration, run_together
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -27,6 +27,7 @@ from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
 from simulator.network import NETWORKS, FlowNetwork, NetworkModel
+from simulator.network.base import Flow
 from simulator.network.even import Evenness, EvenNetwork, UnevenError
 from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of
 from simulator.parallel.expert import expert_load, expert_refusal, sorts_arrivals
@@ -35,13 +36,13 @@ from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 from simulator.plan.parallel_plan import LORA_TARGETS
-from simulator.program.op import COMMUNICATIONS
 from simulator.program.program import Program
 from simulator.scenario import Scenario
 from simulator.schedules import peak_in_flight
 from simulator.timeline import Timeline
 from simulator.topology import Topology
 from simulator.topology.link import FABRIC_KINDS
+from simulator.units import to_s
 
 #: token ids of so many words or more do not fit into 16 bits
 WIDE_VOCABULARY = 65_500
@@ -368,6 +369,35 @@ class PlacedJob:
     nodes: tuple[int, ...]  #: Of the cluster, ascending.
 
 
+def _check_shares(scenario: Scenario) -> None:
+    """Refuse a network model that plays nothing beside a job."""
+    if scenario.network != "flow":
+        raise ConfigError(
+            f"jobs beside each other share links, which --network {scenario.network} does not play",
+            hint="--network flow",
+        )
+
+
+def simulate_beside(
+    scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule, flow: Flow
+) -> tuple[float, float]:
+    """Return how long a step of a resolved scenario takes beside a flow that never ends, and the mean rate of the flow.
+
+    The flow is one for all, at the pace of its slowest group: it loads the links of a class unequally anyway.
+    """
+    _check_shares(scenario)
+    costs = ModelCosts(topology, scenario)
+    with _collector_paused():
+        for by_layer in (False, True):
+            lowered = lower_scenario(scenario, topology, spec, jointly=False, by_layer=by_layer)[1]
+            try:
+                timeline, rate = run_beside(lowered.program, costs, lambda: FlowNetwork(topology), flow)
+            except TouchedError:
+                continue
+            return to_s(timeline.makespan_ps), rate
+    raise AssertionError("layers by themselves have no block that traffic could touch")
+
+
 class Together:
     """Jobs beside each other on one cluster, to be run with different starts.
 
@@ -375,31 +405,20 @@ class Together:
     ----------
     jobs : sequence of PlacedJob
         On nodes of their own; all on one cluster, with the same network model.
-    also : sequence of (Program, Costs)
-        Traffic besides, which repeats, too.
     """
 
-    def __init__(self, jobs: Sequence[PlacedJob], also: Sequence[tuple[Program, Costs]] = ()) -> None:
+    def __init__(self, jobs: Sequence[PlacedJob]) -> None:
         self._jobs = tuple(jobs)
-        self._also = tuple(also)
         first = self._jobs[0]
-        if first.scenario.network != "flow":
-            raise ConfigError(
-                f"jobs beside each other share links, which --network {first.scenario.network} does not play",
-                hint="--network flow",
-            )
+        _check_shares(first.scenario)
         factors: dict[str | int, float] = {}
         for job in self._jobs:
             factors |= job.topology.scale
         #: the cluster with what is degraded for any of the jobs
         self.network_topology = replace(first.topology, scale=factors)
         between = first.topology.arrays.is_of(*FABRIC_KINDS)
-        self._shared = frozenset(np.flatnonzero(between).tolist()).union(
-            *(costs.flow(task.op).links for program, costs in also for task in program.ranks[0].tasks
-              if isinstance(task.op, COMMUNICATIONS))
-        )  # fmt: skip
-        # traffic besides that is one flow for all loads the links of a class unequally anyway: the slowest group sets the pace
-        self._is_foldable = not also and sum(job.scenario.plan.gpus for job in self._jobs) <= MAX_UNFOLDED
+        self._shared = frozenset(np.flatnonzero(between).tolist())
+        self._is_foldable = sum(job.scenario.plan.gpus for job in self._jobs) <= MAX_UNFOLDED
         self._by_layer = False
         self._lower()
 
@@ -411,7 +430,7 @@ class Together:
             for job in self._jobs
         ]
         own = [ModelCosts(job.topology, job.scenario) for job in self._jobs]
-        self._programs: list[tuple[Program, Costs]] = [*zip(programs, own, strict=True), *self._also]
+        self._programs: list[tuple[Program, Costs]] = list(zip(programs, own, strict=True))
 
     def play(
         self, starts_ps: Sequence[int], is_enough: Callable[[Sequence[Sequence[Iteration]]], bool]

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from simulator.engine.costs import Costs, Interference
-from simulator.engine.running import run
+from simulator.engine.running import run, run_beside
 
-__all__ = ["Costs", "Interference", "run"]
+__all__ = ["Costs", "Interference", "run", "run_beside"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import lcm
+from dataclasses import replace
+from math import inf, lcm
+from typing import TypeVar
 
 from simulator.engine.circles import Circle, OutsideError, circles_of
 from simulator.engine.costs import Costs
@@ -11,14 +13,18 @@ from simulator.engine.durations import BlockResult, Durations, JointResult, Part
 from simulator.engine.lockstep import Turns
 from simulator.engine.machine import Machine
 from simulator.engine.state import RankState
-from simulator.network.base import NetworkModel, SeparableNetwork
+from simulator.network.base import Flow, NetworkModel, SeparableNetwork
+from simulator.network.flow import FlowNetwork
 from simulator.program.program import COMPUTE, Block, Program, RankProgram
 from simulator.program.startable import check
 from simulator.program.stretch import insert_periods
 from simulator.timeline import Timeline
+from simulator.units import to_s
 
 #: Periods that are written down when the steady state was not reached, per period that stood there
 GROWTH = 3
+
+Network = TypeVar("Network", bound=NetworkModel)
 
 
 def _result_of(machine: Machine, state: RankState, part: Part) -> BlockResult:
@@ -113,10 +119,61 @@ def run(
     circles: Sequence[Circle] = ()
     if program.n_omitted and isinstance(network, SeparableNetwork):
         circles = circles_of(program, costs, network)
-    while True:
-        turns = Turns(costs, new_network) if among_others else None
-        machine = Machine(program, durations, network, circles=circles, turns=turns)
+    turns = (lambda: Turns(costs, new_network)) if among_others else (lambda: None)
+    return _until_known(program, durations, new_network, circles, turns)[0]
+
+
+def run_beside(
+    program: Program, costs: Costs, new_network: Callable[[], FlowNetwork], flow: Flow
+) -> tuple[Timeline, float]:
+    """Run a program beside a flow that never ends, and return what happened when and the mean rate of the flow.
+
+    The flow knows no time, and so leaves a steady state what it is; all ranks share it, and so have one together.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If ranks wait for each other in a circle.
+    TouchedError
+        If a block takes links of the flow.
+    """
+    endless = replace(flow, latency_s=0.0, n_bytes=inf)
+
+    def occupied() -> FlowNetwork:
         network = new_network()
+        network.start(endless, 0)
+        return network
+
+    durations = durations_of(costs, new_network, shared=frozenset(flow.links))
+    timeline, network = _until_known(program, durations, occupied, (), lambda: None)
+    (rates,) = network.endless.values()
+    moved = _moved_bytes(rates, 0, timeline.simulated_ps)
+    if timeline.cycle is not None:
+        moved += timeline.cycle.n_more * _moved_bytes(rates, timeline.cycle.start_ps, timeline.cycle.end_ps)
+    return timeline, moved / to_s(timeline.makespan_ps)
+
+
+def _moved_bytes(rates: Sequence[tuple[int, float]], from_ps: int, to_ps: int) -> float:
+    """Return what a flow has moved between two times, given its rates and since when it has had each."""
+    ends_ps = [*(since_ps for since_ps, _ in rates[1:]), to_ps]
+    lengths_ps = [
+        max(0, min(end_ps, to_ps) - max(since_ps, from_ps))
+        for (since_ps, _), end_ps in zip(rates, ends_ps, strict=True)
+    ]
+    return sum(rate * to_s(length_ps) for (_, rate), length_ps in zip(rates, lengths_ps, strict=True) if length_ps)
+
+
+def _until_known(
+    program: Program,
+    durations: Durations,
+    new_network: Callable[[], Network],
+    circles: Sequence[Circle],
+    new_turns: Callable[[], Turns | None],
+) -> tuple[Timeline, Network]:
+    """Run a program, with as many periods written down as it takes, and return the network that it last ran on, too."""
+    while True:
+        network = new_network()
+        machine = Machine(program, durations, network, circles=circles, turns=new_turns())
         try:
             machine.execute()
         except OutsideError:
@@ -130,10 +187,11 @@ def run(
             break
         program = insert_periods(program, n_more)
     cycle, cycles = machine.cycles(program.period_micro_batches)
-    return Timeline(
+    timeline = Timeline(
         simulated=machine.recorded(), members={rank.rank: rank.members for rank in program.ranks},
         simulated_ps=machine.latest_ps, n_events=machine.clock.n_events, cycle=cycle, cycles=cycles,
     )  # fmt: skip
+    return timeline, network
 
 
 def _missing_periods(program: Program, machine: Machine) -> int:

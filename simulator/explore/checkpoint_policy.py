@@ -114,7 +114,8 @@ def storage_flow(writers: Sequence[int], checkpoint: Checkpoint, topology: Topol
     for rank in writers:
         node = topology.node_of(rank)
         if topology.n_nodes > 1:
-            other = (node + 1) % topology.n_nodes * per_node
+            next_node = (node + 1) % topology.n_nodes * per_node
+            other = min(next_node + rank % per_node, topology.n_gpus - 1)  # on the same rail: out of its own NIC
             for index, share in topology.route(rank, other):
                 if arrays.source[index] in topology.layout.vertices_of(node):
                     loads[index] += share / len(writers)

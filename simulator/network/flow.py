@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.network.alike import AlikeLinks
 from simulator.network.base import Flow, LinkSource, ample_links, capacities
 from simulator.network.chunk import ChunkNetwork
 from simulator.network.maxmin import FloatArray, max_min_rates
@@ -23,6 +24,10 @@ CROWDED = 256
 NARROW = 64
 #: groups of a flow of which the slowest is looked for, where nothing contends
 MOST_PARTS = 64
+#: loaded links beyond which those that all flows load alike are taken as one
+MANY_LINKS = 4096
+#: when a flow of endless bytes ends
+NEVER_PS = 10**30
 
 
 @dataclass(slots=True)
@@ -78,7 +83,12 @@ class FlowNetwork:
     load links or ends. Links that what feeds them cannot fill hold nobody up and join nothing (:func:`ample_links`). A flow that
     shares no other link is priced once. Rates of a combination of
     flows are remembered: programs repeat themselves. Where more flows than :data:`CROWDED` share links, all are taken as one
-    component.
+    component. A flow of infinitely many bytes never ends and is no event; its rates are in :attr:`endless`.
+
+    Attributes
+    ----------
+    endless : dict of int to list of (int, float)
+        By the handle of each flow that never ends, its rate in bytes per second and since when it has had it.
 
     References
     ----------
@@ -107,6 +117,8 @@ class FlowNetwork:
         self._next_link_set = 0
         self._now_ps = 0
         self.n_solves = 0
+        self._alike: AlikeLinks | None = None
+        self.endless: dict[int, list[tuple[int, float]]] = {}
 
     def start(self, flow: Flow, now_ps: int) -> int:
         """Begin a flow at ``now_ps`` and return its handle."""
@@ -130,7 +142,10 @@ class FlowNetwork:
             self._enter(handle, profile)
         alone = not active.neighbours
         self._push(handle, active, self._lone_completion_ps(active) if alone else active.loads_from_ps)
-        if active.neighbours and len(self._active) > CROWDED and len(self._component(handle)) > CROWDED:
+        if math.isinf(flow.n_bytes):
+            self.endless[handle] = [(active.loads_from_ps, self._lone_rate(active))]
+        is_crowded = active.neighbours and len(self._active) > CROWDED and not self.endless
+        if is_crowded and len(self._component(handle)) > CROWDED:
             self._join_all(now_ps)
         return handle
 
@@ -233,10 +248,14 @@ class FlowNetwork:
         order = {handle: position for position, (handle, _) in enumerate(flows)}
         if any(not a.neighbours <= order.keys() for _, a in flows):
             return None
+        times = (
+            (0, 0) if handle in self.endless else (a.loads_from_ps - now_ps, a.updated_ps - now_ps)
+            for handle, a in flows
+        )
         return tuple(
-            (a.profile.index, a.loads_from_ps - now_ps, a.updated_ps - now_ps, a.remaining_bytes, a.rate_bytes_per_s,
-             a.factor, a.loading, tuple(sorted(order[handle] for handle in a.neighbours)))
-            for _, a in flows
+            (a.profile.index, *since, a.remaining_bytes, a.rate_bytes_per_s, a.factor, a.loading,
+             tuple(sorted(order[handle] for handle in a.neighbours)))
+            for (_, a), since in zip(flows, times, strict=True)
         )  # fmt: skip
 
     def contended(self, links: tuple[int, ...]) -> frozenset[int]:
@@ -360,7 +379,8 @@ class FlowNetwork:
 
     def _push(self, handle: int, active: _Active, time_ps: int) -> None:
         active.version += 1
-        heapq.heappush(self._events, (time_ps, handle, active.version))
+        if time_ps < NEVER_PS:
+            heapq.heappush(self._events, (time_ps, handle, active.version))
 
     def _enter_load_phase_if_due(self, active: _Active, now_ps: int) -> None:
         if not active.loading and now_ps >= active.loads_from_ps:
@@ -412,6 +432,8 @@ class FlowNetwork:
             active = self._active[member]
             active.settle(now_ps)
             active.rate_bytes_per_s = rate
+            if member in self.endless:
+                self.endless[member].append((now_ps, rate))
             active.done_ps = now_ps + _duration_ps(active.remaining_bytes, rate)
             self._push(member, active, active.done_ps)
         return component
@@ -430,17 +452,30 @@ class FlowNetwork:
 
     def _solve(self, members: list[int]) -> tuple[float, ...]:
         self.n_solves += 1
-        loads = [self._active[h].profile.arrays() for h in members]
+        capacity, loads = self._loads([self._active[h].profile for h in members])
         caps = np.array([self._lone_rate(self._active[h]) for h in members])
         entry_flow = np.repeat(np.arange(len(loads)), [len(links) for links, _ in loads])
         used, entry_link = np.unique(np.concatenate([links for links, _ in loads]), return_inverse=True)
         factors = [self._active[h].factor for h in members]
         entry_weight = np.concatenate([weights / f for (_, weights), f in zip(loads, factors, strict=True)])
-        rates = max_min_rates(entry_flow, entry_link, entry_weight, self._capacity[used], caps)
+        rates = max_min_rates(entry_flow, entry_link, entry_weight, capacity[used], caps)
         return tuple(float(rate) for rate in rates)
+
+    def _loads(self, profiles: Sequence[Profile]) -> tuple[FloatArray, list[tuple[NDArray[np.intp], FloatArray]]]:
+        """Return capacities, and which of them each flow loads and how: of links, or of classes of them where they are many."""
+        if sum(len(profile.flow.links) for profile in profiles) <= MANY_LINKS:
+            return self._capacity, [profile.arrays() for profile in profiles]
+        self._alike = self._alike or AlikeLinks(self._capacity)
+        flows = [profile.flow for profile in profiles]
+        for flow in flows:
+            self._alike.meet(flow.links, flow.weights)
+        loads = [self._alike.fold(flow.links, flow.weights) for flow in flows]
+        return self._alike.capacity_bytes_per_s, loads
 
 
 def _duration_ps(n_bytes: float, rate_bytes_per_s: float) -> int:
+    if math.isinf(n_bytes):
+        return NEVER_PS
     if n_bytes <= 0.0 or math.isinf(rate_bytes_per_s):
         return 0
     return math.ceil(n_bytes / rate_bytes_per_s * PS_PER_S)

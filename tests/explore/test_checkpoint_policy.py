@@ -52,7 +52,7 @@ def test_a_write_leaves_every_node_over_its_own_nics():
     assert sum(out.values()) == pytest.approx(1.0)
     for node in range(4):
         own = set(result.topology.links_of_node(node, "nic"))
-        assert sum(weight for index, weight in out.items() if index in own) == pytest.approx(1 / 4)
+        assert [weight for index, weight in out.items() if index in own] == [pytest.approx(1 / 32)] * 8
     assert flow.rate_cap_bytes_per_s == pytest.approx(stored.n_bytes / stored.write_s)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -294,3 +295,19 @@ def test_flows_over_many_links_and_over_few_see_each_other():
     narrow = Flow(latency_s=0.0, n_bytes=1e6, links=(69,), weights=(1.0,))
     for pair in ((wide, narrow), (narrow, wide)):
         assert run(FlowNetwork(topology(*[1e9] * 70)), [(0, one) for one in pair]) == {0: 2000 * US, 1: 2000 * US}
+
+
+def test_a_flow_without_end_is_no_event_and_leaves_its_rates_behind(monkeypatch):
+    """1 GB/s alone, half of it for the two seconds that another gigabyte takes beside it; a crowd would not know."""
+    monkeypatch.setattr(flow_module, "CROWDED", 1)
+    network = FlowNetwork(topology(1e9))
+    handle = network.start(Flow(latency_s=0.0, n_bytes=math.inf, links=(0,), weights=(1.0,)), 0)
+    assert network.next_completion_ps() is None
+    second = 10**12
+    assert network.state(0) == network.state(second // 2)
+    other = network.start(Flow(latency_s=0.0, n_bytes=1e9, links=(0,), weights=(1.0,)), second)
+    ended = []
+    while (now_ps := network.next_completion_ps()) is not None:
+        ended += [(now_ps, one) for one in network.advance(now_ps)]
+    assert ended == [(3 * second, other)]
+    assert network.endless == {handle: [(0, 1e9), (second, 0.5e9), (3 * second, 1e9)]}
