@@ -72,7 +72,7 @@ class CounterRow(TypedDict):
     counter: str  #: What is counted.
     unit: str  #: Of its values.
     points: int  #: Changes of the value.
-    mean: float  #: Over time.
+    mean: float  #: Over the time of the chosen steps.
     max: float  #: Largest value.
 
 
@@ -150,7 +150,8 @@ def communication_rows(selection: Selection, analysis: Analysis) -> list[Communi
         together, alone = joined.get(key, []), single.get(key, [])
         transfers = [transfer for transfer, _, _ in together] or [min(alone)]
         waits = [waiting for _, waiting, _ in together]
-        transfer_s = float(np.median(transfers)) / 1e9
+        # of messages of one size the one in the middle, of any size their mean, which adds up to the whole
+        transfer_s = float((np.median if n_bytes >= 0 else np.mean)(transfers)) / 1e9
         rate = n_bytes / transfer_s if n_bytes > 0 and transfer_s > 0 else None
         rows.append(
             CommunicationTime(
@@ -269,27 +270,29 @@ def _rates(start: Int64, end: Int64, n_bytes: Int64, origin_ns: int) -> tuple[tu
     return tuple(zip(((times[order] - origin_ns) * 1000).tolist(), totals.tolist(), strict=True))
 
 
-def _counters(selection: Selection) -> list[tuple[int, Counter]]:
+def _counters(selection: Selection) -> list[tuple[Chosen, Counter]]:
     """The counters of every chosen rank, around the first of their operations."""
     starts = (one.rank.ops.start_ns[one.ops] for one in selection.ranks if one.ops.any())
     first_ns = min((int(found.min()) for found in starts), default=0)
-    return [(chosen.rank.rank, counter) for chosen in selection.ranks for counter in counters_of(chosen, first_ns)]
+    return [(chosen, counter) for chosen in selection.ranks for counter in counters_of(chosen, first_ns)]
 
 
 def counter_rows(selection: Selection) -> list[CounterRow]:
     """Sum up the counters of every chosen rank."""
     return [
         CounterRow(
-            rank=rank, counter=counter.name, unit=counter.unit, points=len(counter.points), mean=_mean(counter),
-            max=max(value for _, value in counter.points),
+            rank=chosen.rank.rank, counter=counter.name, unit=counter.unit, points=len(counter.points),
+            mean=_mean(counter, chosen), max=max(value for _, value in counter.points),
         )
-        for rank, counter in _counters(selection)
+        for chosen, counter in _counters(selection)
     ]  # fmt: skip
 
 
 def counter_curves(selection: Selection, names: Collection[str] = ()) -> list[CounterCurve]:
     """Return the counters of every chosen rank over time, or those of some names."""
-    drawn = [(rank, counter) for rank, counter in _counters(selection) if not names or counter.name in names]
+    drawn = [
+        (chosen.rank.rank, counter) for chosen, counter in _counters(selection) if not names or counter.name in names
+    ]
     first_ps = min((counter.points[0][0] for _, counter in drawn), default=0)
     last_ps = max((counter.points[-1][0] for _, counter in drawn), default=0)
     starts = first_ps + np.arange(INTERVALS) * ((last_ps - first_ps) / INTERVALS)
@@ -308,10 +311,15 @@ def counter_curves(selection: Selection, names: Collection[str] = ()) -> list[Co
     return found
 
 
-def _mean(counter: Counter) -> float:
-    """Mean over time of a value that lasts until the next point."""
+def _mean(counter: Counter, chosen: Chosen) -> float:
+    """Mean over time of a value that lasts until the next point: over the chosen steps, which begin and end without load.
+
+    Of memory it is the mean between the first point and the last.
+    """
     points = list(_spans(counter))
     length = sum(span for span, _ in points)
+    if chosen.windows and counter.share_key != "memory":
+        length = 1000 * chosen.length_ns
     return sum(span * value for span, value in points) / length if length else 0.0
 
 

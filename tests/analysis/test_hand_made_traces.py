@@ -351,6 +351,7 @@ def test_communication_is_summed_over_ranks_and_timed_from_the_last_arrival():
     )
     (row,) = communication_rows(select(unsaid, steps=None), analyse(unsaid))
     assert (row["bytes"], row["algbw_bytes_per_s"]) == (None, None)
+    assert row["transfer_s"] == pytest.approx(150e-6)
     alone = trace_of(trace.ranks[0])
     (row,) = communication_rows(select(alone, steps=None), analyse(alone))
     assert (row["count"], row["transfer_s"], row["waiting_s"]) == (2, 150e-6, pytest.approx(100e-6))
@@ -374,6 +375,29 @@ def test_outliers_differ_more_than_the_others_do_among_themselves():
     assert stepping(100, 100, 100, 102, 98)[1] == [False] * 3 + [True] * 2
 
 
+def test_counters_have_means_over_the_chosen_steps():
+    """1 GB/s for 10 us and 2 GB/s for 20 in a step of 100 us are 0.5; memory is known from its first point on."""
+    ops = [("k", "a", 0, 100), ("m", "c", 0, 10, "", -1, -1, 10_000), ("m", "c", 20, 40, "", -1, -1, 40_000)]
+    memory = Allocations(*(np.array(column) for column in ([0, 10 * US, 40 * US], [5, 3, -8], [5, 8, 0], [9, 9, 9])))
+    trace = trace_of(rank_of(ops, steps=[(0, 0, 100, 100)], memory=memory))
+    means = {row["counter"]: row["mean"] for row in counter_rows(select(trace, steps=(0,)))}
+    assert means == {"copies": pytest.approx(0.5), "memory in use": pytest.approx((10 * 5 + 30 * 8) / 40)}
+
+
+def test_messages_of_unsaid_sizes_add_up():
+    """Two ranks that wait for nothing gather for 100, 100 and 400 us: 200 us in the mean, three times that in all."""
+    calls = [replace(GATHER, sequence=i, n_bytes=-1) for i in range(3)]
+    ops = [
+        ("c", "nccl", 0, 100, "0:20", -1, 0),
+        ("c", "nccl", 200, 300, "0:20", -1, 1),
+        ("c", "nccl", 400, 800, "0:20", -1, 2),
+    ]
+    trace = trace_of(*(rank_of(ops, rank=rank, calls=calls) for rank in (0, 1)))
+    (row,) = communication_rows(select(trace, steps=None), analyse(trace))
+    assert (row["count"], row["transfer_s"], row["waiting_s"]) == (3, pytest.approx(200e-6), 0.0)
+    assert row["total_s"] == pytest.approx(600e-6)
+
+
 def test_counters_have_means_over_time():
     """Copies: 1 GB/s for 10 us, nothing for 10, 2 GB/s for 20; the queue: 1, 0 for 20, 1, 2, 3 for 3, 2 for 25, 1 for 100."""
     ops = [("m", "c", 0, 10, "", -1, -1, 10_000), ("m", "c", 20, 40, "", -1, -1, 40_000)]
@@ -389,7 +413,9 @@ def test_counters_have_means_over_time():
     length_ns = 155 * US  # in picoseconds, as all that is drawn
     assert plain.points[-1][0] - plain.points[0][0] == 1000 * length_ns
     assert [time for time, _ in shown.points] == [time - 1000 * origin_ns for time, _ in plain.points]
-    assert queue["mean"] == pytest.approx((5 * 1 + 20 * 0 + 1 * 1 + 1 * 2 + 3 * 3 + 25 * 2 + 100 * 1) / 155)
+    assert queue["mean"] == pytest.approx(
+        (5 * 1 + 20 * 0 + 1 * 1 + 1 * 2 + 3 * 3 + 25 * 2 + 100 * 1) / 160
+    )  # of the recording
     memory = Allocations(*(np.array(column) for column in ([0, 10 * US, 40 * US], [5, 3, -8], [5, 8, 0], [9, 9, 9])))
     found = counter_rows(select(trace_of(rank_of(ops, memory=memory)), steps=None))[-1]
     assert (found["counter"], found["mean"], found["max"]) == (

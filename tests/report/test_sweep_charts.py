@@ -119,7 +119,7 @@ def test_the_page_holds_rows_and_escapes_them():
     assert json.loads(found[1])["rows"] == rows
     assert "<i>gpt2" not in report.html.replace("<\\/", "</").split("<script")[0]
     text = unescape(report.html)
-    assert "does not fit: too <b>large</b>" in text
+    assert "4 GPUs: too <b>large</b>" in text
     assert "too <b>large</b>" not in report.html.split("<script")[0]
     assert "180" in report.summary and "<script" not in report.summary
     assert per_gpu(rows[1]) == 90.0
