@@ -76,7 +76,8 @@ def _whole(
 
 
 #: kernels of TensorRT-LLM over an NVLink domain, from rows with split=fit of 2 to 64 GB200 (of each line 45, 60, 15 and 14): median 9.7,
-#: 4.6, 6.2 and 16.3 % off, on test rows of dispatch 13.9 and 18.0 %
+#: 4.6, 6.2 and 16.3 % off, on test rows of dispatch 13.9 and 18.0 %. Several values stand at the bounds of the fit and name nothing
+#: physical (a share above one, a hundredth of a read): they hold for tables of such kernels, and no plan is priced by them
 _NVLINK: Mapping[str, Mapping[str, DispatchConstants]] = {
     "nvlinktwosided": {
         "dispatch": _whole(9.9, 1.962, 0.988, 3.53, 5858.0),

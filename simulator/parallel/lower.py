@@ -330,7 +330,7 @@ def _stage_layers(
     """
     key: Hashable = tuple(tuple(id(layer) for layer in chunk) for chunk in chunks)
     if not inside.folded:
-        is_dense = plan.cp * plan.ep == 1
+        is_dense = plan.cp * plan.ep == 1 and plan.expert_tp == plan.tp
         met = ("joint", key, communicators.groups("tp")) if is_dense else None
         key = (key, inside.members)
         layers = StageLayers(chunks, plan, communicators, inside, twin=shared.get(key), partner=shared.get(met))
