@@ -242,10 +242,9 @@ class RunEnergy(TypedDict):
     host_w_per_gpu: float  #: Power of the rest of the node, per GPU.
     pue: float  #: Energy of the building over that of its computers.
     mean_w: float  #: Mean power of the building.
-    #: Energy of the building for a token, and where the time of a step and the powers are at the ends of their intervals.
-    j_per_token: float
-    low_j_per_token: float
-    high_j_per_token: float
+    j_per_token: float  #: Energy of the building for a token.
+    low_j_per_token: float  #: With the time of a step and the powers at the lower ends of their intervals.
+    high_j_per_token: float  #: At the upper ends.
     kg_co2: float  #: What making the electricity emits, as carbon dioxide.
     kg_co2_per_kwh: float  #: Of the grid.
 
