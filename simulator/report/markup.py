@@ -79,6 +79,7 @@ def table(grid: Grid, *, is_named: bool = False) -> Markup:
         "table",
         Markup("") if is_said else element("caption", element("span", caption)),
         Markup(f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"),
+        **({"class_": "counted"} if all(str(row[0]).isdigit() for row in grid.rows) else {}),
     )
     return element("div", whole, class_="scroll", role="region", tabindex="0", aria_label=caption)
 

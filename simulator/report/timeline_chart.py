@@ -300,9 +300,10 @@ def pipeline_data(passes: Mapping[int, list[Pass]], makespan_ps: int, *, stages:
                 ops.append([name, len(categories), -1, 0])
                 legend = label + (", darker from chunk to chunk" if n_chunks > 1 else "")
                 categories.append({"label": name, "colour": _shade(kind, chunk, n_chunks), "legend": legend})
-    index["O", 0] = len(ops)
-    ops.append(["optimizer", len(categories), -1, 0])
-    categories.append({"label": "optimizer", "colour": GREEN})
+    if ("O", 0) in seen:
+        index["O", 0] = len(ops)
+        ops.append(["optimizer", len(categories), -1, 0])
+        categories.append({"label": "optimizer", "colour": GREEN})
     unit_ps = max(makespan_ps / _STEPS, 1.0)
     rows, notes = [], []
     limit = MAX_SPANS // max(len(shown), 1)

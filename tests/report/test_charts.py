@@ -190,3 +190,10 @@ def test_still_pictures_cover_as_much_as_the_spans_take(piped, monkeypatch, colu
         assert covered[label] * 0.84 * 0.98 - 1e-4 <= shown[label] <= seconds * 0.84 * 1.02 + 1e-4
         assert label == "send and receive" or covered[label] == pytest.approx(seconds)
     assert chart.layout["xaxis"]["range"][1] == pytest.approx(piped.timeline.makespan_ps * 1e-12, rel=1e-6)
+
+
+@pytest.mark.parametrize("kinds", ["FB", "FBO"])
+def test_a_legend_of_passes_names_only_what_is_drawn(kinds):
+    boxes = [Pass(1000 * at, 1000 * (at + 1), kind, 0 if kind != "O" else -1) for at, kind in enumerate(kinds)]
+    data = pipeline_data({0: boxes}, 1000 * len(kinds), stages={0: 0})
+    assert len(data["categories"]) == len(kinds)

@@ -12,6 +12,8 @@ from simulator.errors import ConfigError
 from simulator.explore import full_answer as documents
 from simulator.report import answer_page, charts
 from simulator.report.charts import CONFIG, figure, library, write_images
+from simulator.report.grid import Grid
+from simulator.report.markup import table
 from simulator.report.page import Report
 from simulator.units import format_bytes, format_time
 
@@ -189,3 +191,8 @@ def test_save_writes_the_page(reports, tmp_path):
 
 def test_same_result_same_page(small, reports):
     assert answer_page.report([small]).html == reports["small"].html
+
+
+@pytest.mark.parametrize(("cell", "is_narrow"), [("12", True), ("all-reduce", False)])
+def test_a_first_column_of_counts_is_no_wider_than_they_are(cell, is_narrow):
+    assert ('class="counted"' in table(Grid("title", ("rank", "time"), [(cell, "1 ms")]))) is is_narrow
