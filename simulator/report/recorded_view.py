@@ -195,7 +195,7 @@ def recorded_page(found: RecordedTable, source: str = "") -> Report:
         parts.append(folded(Grid(rest, columns, cells[_SHOWN:], n_text, words)))
     sections = [Section("rows", "Rows", "All rows", parts)]
     if rows:
-        pictures = [_chart(title, rows[:_BARS], names, drawn)] if drawn else []
+        pictures = [_chart(title, rows, names, drawn)] if drawn else []
         pictures += _curves(found["curves"])
         if found["map"] is not None:
             pictures.append(_map(found["map"]))
@@ -269,7 +269,8 @@ def _label(row: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], drawn: Sequence[str]) -> Chart:
-    """Bars, one per row, in the order of the table."""
+    """Bars, one per row, in the order of the table; it says how many rows have none."""
+    n_rows, rows = len(rows), rows[:_BARS]
     labels = [f"{i}. {_label(row, names)}" for i, row in enumerate(rows, start=1)]
     bars = tuple(
         {
@@ -280,6 +281,7 @@ def _chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], 
     )  # fmt: skip
     unit = "seconds" if drawn[0].endswith("_s") or drawn[0] == "seconds" else _words(drawn[0])
     first = f"{labels[0]}: " + ", ".join(f"{_words(key)} {shown(key, rows[0][key])}" for key in drawn)
+    first += f"; {n_rows - len(rows)} more are in the rows" * (n_rows > len(rows))
     height = 120 + 26 * len(rows)
     bounds = layout(
         axis(unit),

@@ -275,6 +275,15 @@ def test_every_analysis_of_every_own_trace(analysis, tmp_path):
     assert analysis in (tmp_path / "page.html").read_text()
 
 
+def test_a_picture_says_how_many_rows_have_no_bar():
+    found = look_into(read(OWN / "fsdp2-2"), "kernels")
+    n_bars = len(recorded_page(found).charts["picture"].traces[0]["x"])
+    assert n_bars < len(found["rows"])
+    assert (
+        recorded_page(found).charts["picture"].summary.endswith(f"; {len(found['rows']) - n_bars} more are in the rows")
+    )
+
+
 def test_a_curve_keeps_what_lasts_and_every_peak(monkeypatch):
     """1 for 100 of 400 ps, 5 for 50 of them, a peak of 9 that is over at once, then nothing; the other rank begins in the middle."""
     both = {
