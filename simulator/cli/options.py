@@ -67,8 +67,10 @@ def other_flag(words: Sequence[str]) -> str:
     'there is no --num_nodes; say --gpus, nodes times GPUs of a node'
     >>> other_flag(["--activation_checkpoint.mode", "full"])
     'there is no --activation_checkpoint.mode; say --recompute none, selective or full'
+    >>> other_flag(["--precision", "fp16", "--set", "nodes=8"])  # values are no flags
+    ''
     """
-    for word in words:
+    for word in (word for word in words if word.startswith("--")):
         name, flag = _plain_name(word), word.partition("=")[0].removeprefix("--")
         ours = (
             _OTHER_FLAGS.get(flag)
