@@ -204,6 +204,9 @@ def throughput_is_the_batch(case: Case, tolerance: float) -> Violations:
 #: small products that all tensor-parallel ranks compute where they have the same tokens: experts' routers and gates, BERT's head,
 #: the low ranks of latent attention and its indexer
 REPLICATED = ("router", "gate", "transform", "down", "index_query", "index_key", "index_scores")
+#: products that are split by nobody, whatever else is: what turns images and sounds into tokens (Megatron-LM's ``CLIPViTModel`` and
+#: torch's convolutions stand whole on every rank), and heads over classes or pairs in the place of a vocabulary
+WHOLE = ("patches", "front", "projection")
 
 
 def degrees_share_the_work(case: Case, tolerance: float) -> Violations:
@@ -223,7 +226,8 @@ def degrees_share_the_work(case: Case, tolerance: float) -> Violations:
     for degrees in ({"tp": plan.tp, "ep": 1}, {"tp": plan.tp, "ep": plan.ep}):
         for name, n_flops in flops(**degrees).items():
             expected, allowed = 1.0, tolerance
-            if name in REPLICATED and not plan.sequence_parallel:
+            is_whole = name in WHOLE or (name == "logits" and spec.patch_values + spec.projection > 0)
+            if is_whole or (name in REPLICATED and not plan.sequence_parallel):
                 expected = plan.tp
             elif name == "qkv" and spec.kv_heads < plan.tp:  # every rank has a key-value head
                 expected = (spec.heads + 2 * plan.tp) / (spec.heads + 2 * spec.kv_heads)
