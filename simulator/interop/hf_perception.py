@@ -25,19 +25,17 @@ def _patches(r: Reader, image_size: int, patch_size: int) -> dict[str, Any]:
     }
 
 
+#: sizes of ViT-Base, which transformers takes where a file says none
+_BASE: dict[str, Any] = {
+    "layers": 12, "hidden": 768, "heads": 12, "ffn_hidden": 3072, "vocab": 1, "max_positions": 1,
+}  # fmt: skip
+
+
 def _vit(r: Reader) -> dict[str, Any]:
     r.irrelevant(words("encoder_stride pooler_act pooler_output_size"))
     labels = r.raw("id2label")
-    usual: dict[str, Any] = {
-        "layers": 12,
-        "hidden": 768,
-        "heads": 12,
-        "ffn_hidden": 3072,
-        "vocab": 1,
-        "max_positions": 1,
-    }
     n_classes = r.positive("num_labels", default=len(labels) if isinstance(labels, dict) and labels else 2)
-    return VIT_STYLE | sizes(r, _IMAGE, **usual) | _patches(r, 224, 16) | {
+    return VIT_STYLE | sizes(r, _IMAGE, **_BASE) | _patches(r, 224, 16) | {
         "vocab": n_classes,
         "attention_bias": r.boolean("qkv_bias", default=True),
         "activation": activation(r, "hidden_act", default="gelu"),
@@ -56,18 +54,17 @@ def _clip(r: Reader) -> dict[str, Any]:
     r.irrelevant(words("logit_scale_init_value text_config_dict vision_config_dict initializer_factor"))
     width = r.positive("projection_dim", default=512)
     inner, outer = r.section("vision_config"), r.section("text_config")
-    usual: dict[str, Any] = {
-        "layers": 12,
-        "hidden": 768,
-        "heads": 12,
-        "ffn_hidden": 3072,
-        "vocab": 1,
-        "max_positions": 1,
-    }
-    image = _clip_tower(inner, _IMAGE, **usual) | _patches(inner, 224, 32) | {
+    image = _clip_tower(inner, _IMAGE, **_BASE) | _patches(inner, 224, 32) | {
         "causal": False, "embedding_norm": True, "patch_bias": False, "projection": width,
     }  # fmt: skip
-    usual = {"layers": 12, "hidden": 512, "heads": 8, "ffn_hidden": 2048, "vocab": 49408, "max_positions": 77}
+    usual: dict[str, Any] = {
+        "layers": 12,
+        "hidden": 512,
+        "heads": 8,
+        "ffn_hidden": 2048,
+        "vocab": 49408,
+        "max_positions": 77,
+    }
     text = _clip_tower(outer, {}, **usual)
     inner.finish()
     outer.finish()

@@ -2,53 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
-from simulator.engine import Interference
 from simulator.engine.durations import TouchedError
 from simulator.engine.together import run_together
 from simulator.network import FlowNetwork
-from simulator.network.base import Flow
 from simulator.program.op import Collective, Kernel
 from simulator.program.program import Block, Program, RankProgram, Task
-from simulator.units import to_ps
-
-US = 1_000_000
-#: bytes per microsecond
-CAPACITY = 1000
-
-
-@dataclass
-class Link:
-    bandwidth_bytes_per_s: float
-
-
-class Wires:
-    links = (Link(CAPACITY * 1e6), Link(CAPACITY * 1e6))
-
-
-@dataclass
-class LinkCosts:
-    """Kernels last what they say; collectives load one link."""
-
-    link: int = 0
-
-    def kind(self, rank):
-        return 0
-
-    def kernel_ps(self, kernel, rank):
-        return to_ps(kernel.duration_s)
-
-    def issue_ps(self, op, rank):
-        return 0
-
-    def flow(self, op):
-        return Flow(latency_s=0.0, n_bytes=op.n_bytes, links=(self.link,), weights=(1.0,))
-
-    def interference(self, op):
-        return Interference()
+from tests.engine.two_links import CAPACITY, US, LinkCosts, Wires
 
 
 def job(compute_us, *bytes_):
