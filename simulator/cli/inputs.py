@@ -15,6 +15,7 @@ from simulator.interop import import_model, import_settings, import_topology, is
 from simulator.interop.format import HUB, Imported, ImportReport
 from simulator.interop.plan_files import PLAN_FILES, deepspeed_files
 from simulator.plan import SETTINGS
+from simulator.units import parse_quantity
 
 if TYPE_CHECKING:
     from simulator.models.recorded import RecordedModule
@@ -52,6 +53,12 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
         watts, _, part = options["power_cap"].partition("/")
         if part.strip() not in ("", "gpu", "node", "rack"):
             raise ConfigError(f"--power-cap {options['power_cap']}: per gpu, node or rack", hint="--power-cap 6kW/node")
+        try:
+            parse_quantity(watts, "power")
+        except ConfigError:
+            raise ConfigError(
+                f"--power-cap {options['power_cap']}: write a number and its unit", hint="--power-cap 500W, or 6kW/node"
+            ) from None
         found[f"power.{part.strip() or 'gpu'}_cap"] = watts.strip()
     for name, one in SETTINGS.items():
         said = os.environ.get(f"SIMULATE_PLAN__{name.upper()}")

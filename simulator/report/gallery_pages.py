@@ -44,10 +44,12 @@ def index_page(presets: Mapping[str, Preset], rows: Sequence[Row]) -> Report:
     inside = sum(_is_inside(one, row) for one, row in known)
     head = "no run has an answer"
     if errors:
-        head = (
-            f"{len(rows)} published runs: half of them are predicted within {errors[len(errors) // 2]:.1%}, "
-            f"{inside} of {len(known)} lie in their 80 % interval"
+        off = (
+            f"half of {len(known)} published runs are predicted within"
+            if len(known) > 1
+            else "one published run is off by"
         )
+        head = f"{off} {errors[len(errors) // 2]:.1%}; {inside} of {len(known)} in their 80 % interval"
     cells = [_cells(row["preset"], presets[row["preset"]], row) for row in rows]
     columns = ("run", "cluster", "GPUs", "measured", "simulated", "error", "80 % interval", "rows of", "published by")
     listed = Grid("Seconds per iteration", columns, cells, words=(1, 6, 7, 8))

@@ -384,6 +384,12 @@ ON_TWO_LEAVES = [
 ]
 
 
+@pytest.mark.parametrize("cap", ["300", "300 s", "6kW/room"])
+def test_a_cap_that_is_no_power_is_refused_by_its_flag(simulate, cap):
+    code, _, err = simulate("--topology", "dgx-h100", "--model", "gpt2", "--gpus", 1, "--power-cap", cap)
+    assert code == 3 and f"--power-cap {cap}" in err and "gpu_cap" not in err
+
+
 def test_the_answer_is_that_of_the_job_on_its_nodes(simulate):
     """Gathers that cross from leaf to leaf are exposed, on one leaf they are not."""
     apart, together, plain = (
