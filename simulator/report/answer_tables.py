@@ -359,6 +359,9 @@ def without_answer(named: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
     --------
     >>> without_answer([("tp=2", {"status": "ok"}), ("tp=3", {"status": "invalid", "reason": "tp must divide 20"})])
     ['tp=3: tp must divide 20']
+    >>> bad = {"status": "invalid", "reason": "tp must divide 20"}
+    >>> without_answer([("tp=1", {"status": "too large", "reason": "needs 90 GiB"}), *((f"tp={n}", bad) for n in (3, 6, 7, 9))])
+    ['tp=3, tp=6, tp=7 and 1 more: tp must divide 20', 'tp=1: needs 90 GiB']
     """
     failed: dict[str, list[str]] = {}
     for name, row in named:

@@ -384,6 +384,18 @@ ON_TWO_LEAVES = [
 ]
 
 
+def test_a_published_recipe_fills_what_is_left_open_but_no_plan_of_a_file(simulate, tmp_path):
+    """Megatron-Bridge runs Qwen3-30B-A3B on 8 GB200 with micro-batches of 4; a file and several sizes say the whole plan."""
+    job = ("-t", "gb200-nvl72", "-m", "qwen3-30b-a3b", "--framework", "megatron-bridge", "--json")
+    (tmp_path / "plan.yaml").write_text("ep: 8\nmicro_batch: 2\n", encoding="utf-8")
+    said = {}
+    for name, more in {"open": (), "file": ("--plan", tmp_path / "plan.yaml"), "sizes": ("--gpus", "4,8")}.items():
+        gpus = () if "--gpus" in more else ("--gpus", 8)
+        _, _, err = simulate(*job, *gpus, *more)
+        said[name] = "published recipe" in err and "micro_batch=4" in err
+    assert said == {"open": True, "file": False, "sizes": False}
+
+
 @pytest.mark.parametrize("cap", ["300", "300 s", "6kW/room"])
 def test_a_cap_that_is_no_power_is_refused_by_its_flag(simulate, cap):
     code, _, err = simulate("--topology", "dgx-h100", "--model", "gpt2", "--gpus", 1, "--power-cap", cap)

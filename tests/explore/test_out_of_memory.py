@@ -1,5 +1,7 @@
 """Ways out of memory: every change that suffices, the fastest first; pairs where no single one does."""
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.explore.bounds import Bounds
@@ -8,6 +10,7 @@ from simulator.explore.out_of_memory import in_words, ways_out
 from simulator.explore.trials import explain
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
+from simulator.report import answer_tables
 from simulator.scenario import Scenario
 from simulator.simulation import lower_scenario, simulate, simulate_on
 from simulator.topology import load_topology
@@ -107,6 +110,33 @@ def test_advice_does_not_contradict_the_search():
     assert refused["--sharding zero2"] == "megatron does not run zero2"
     assert refused["--sharding zero3"] == "megatron does not run zero3 with a pipeline"
     assert all(not objection(one.plan, site) for one in neighbours(plan, site) if not one.reason)
+
+
+def test_other_stages_drop_a_layout():
+    """A layout of four parts is that of 2 stages of 2 chunks: any other number of stages or chunks has none, and says so."""
+    site = Site(topology=load_topology("bigred200", 8), spec=find_spec("gpt2"))
+    plan = ParallelPlan(gpus=8, tp=2, pp=2, virtual_pp=2, pipeline_layout="Et*3|t*3|t*3|t*3L", micro_batch=1, global_batch=32,
+                        sequence_length=256, framework="megatron-core", schedule="1f1b-interleaved").resolve(8)  # fmt: skip
+    others = list(neighbours(plan, site))
+    for one in others:
+        keeps = one.plan.pipeline_layout is not None
+        assert keeps == ((one.plan.pp, one.plan.virtual_pp) == (2, 2)), one.name
+        assert keeps or "pipeline_layout=none" in one.name
+    relaid = {one.name for one in others if one.plan.pipeline_layout is None}
+    assert {
+        "--pp 4 --dp 1 --virtual-pp 1 --set pipeline_layout=none",
+        "--virtual-pp 1 --set pipeline_layout=none",
+    } <= relaid
+    plain = list(neighbours(replace(plan, pipeline_layout=None), site))
+    assert not any("pipeline_layout" in one.name for one in plain)
+
+
+def test_ways_out_say_where_they_fit_only_just():
+    """Of 80 GiB 90 are too many, 78 leave less than 5 %, 70 more."""
+    row = {"change": "x", "same_training": True, "capacity_bytes": 80 << 30, "iteration_time_s": None, "currency": "",
+           "gpu_hours_per_billion_tokens": None, "cost_per_billion_tokens": None}  # fmt: skip
+    rows = [{**row, "fits": gib < 80, "peak_bytes": gib << 30} for gib in (70, 78, 90)]
+    assert [cells[1] for cells in answer_tables.ways_out(rows).rows] == ["fits", "fits, tight", "too large"]
 
 
 def test_advice_offers_fused_attention_only_where_there_is_some():
