@@ -127,6 +127,7 @@ def test_other_stages_drop_a_layout():
         "--pp 4 --dp 1 --virtual-pp 1 --set pipeline_layout=none",
         "--virtual-pp 1 --set pipeline_layout=none",
     } <= relaid
+    assert not [one.name for one in others if "--virtual-pp 1" in one.name and "virtual_pp is 2" in one.reason]
     plain = list(neighbours(replace(plan, pipeline_layout=None), site))
     assert not any("pipeline_layout" in one.name for one in plain)
 
