@@ -70,15 +70,15 @@ def other_flag(words: Sequence[str]) -> str:
     >>> other_flag(["--precision", "fp16", "--set", "nodes=8"])  # values are no flags
     ''
     """
-    for word in (word for word in words if word.startswith("--")):
-        name, flag = _plain_name(word), word.partition("=")[0].removeprefix("--")
+    for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
+        name = _plain_name(flag)
         ours = (
-            _OTHER_FLAGS.get(flag)
+            _OTHER_FLAGS.get(flag.removeprefix("--"))
             or _OTHER_FLAGS.get(name)
             or (SETTINGS[OTHER_NAMES[name]].flag if name in OTHER_NAMES else "")
         )
         if ours:
-            return f"there is no {word.partition('=')[0]}; say {ours}"
+            return f"there is no {flag}; say {ours}"
     return ""
 
 

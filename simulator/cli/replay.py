@@ -253,12 +253,13 @@ def _print(document: Mapping[str, Any]) -> None:
 
 
 def _print_plan(document: Mapping[str, Any]) -> None:
+    from simulator.plan import ParallelPlan
     from simulator.units import format_time
 
-    before, after = document["recorded_plan"], document["plan"]
-    for key in {**before, **after}:
-        unsaid = 1 if key in ("tp", "pp", "dp") else "default"
-        old, new = before.get(key, unsaid), after.get(key, unsaid)
+    unsaid = {key: "default" if value is None else value for key, value in ParallelPlan().to_dict().items()}
+    before, after = unsaid | document["recorded_plan"], unsaid | document["plan"]
+    for key in {**document["recorded_plan"], **document["plan"]}:
+        old, new = before[key], after[key]
         print(f"{key:<18} {old}" + (f" -> {new}" if new != old else ""))
     print(f"speedup     {document['speedup']:.4g}")
     sure = document["confidence"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from simulator.errors import ConfigError
 
-#: fewer letters begin too many names to say which is meant
-_SHORTEST_BEGINNING = 3
+#: letters; fewer begin too many names to say which is meant
+_SHORTEST_BEGINNING = 4
 
 
 def near_misses(word: str, known: Iterable[str]) -> list[str]:
@@ -24,7 +24,7 @@ def near_misses(word: str, known: Iterable[str]) -> list[str]:
     ['dgx-a100-80g', 'dgx-h100']
     """
     pool = {name.lower(): name for name in known}
-    begun = [name for name in pool if len(word) > _SHORTEST_BEGINNING and name.startswith(word.lower())]
+    begun = [name for name in pool if len(word) >= _SHORTEST_BEGINNING and name.startswith(word.lower())]
     near = difflib.get_close_matches(word.lower(), list(pool), n=3, cutoff=0.6)
     return [pool[hit] for hit in dict.fromkeys([*begun, *near])][:3]
 

@@ -115,9 +115,8 @@ def run(
         If a pass that several ranks run is not alone on what it uses, or cannot go on among other traffic.
     """
     durations = durations_of(costs, new_network, detail=detail)
-    network = new_network()
     circles: Sequence[Circle] = ()
-    if program.n_omitted and isinstance(network, SeparableNetwork):
+    if program.n_omitted and isinstance(network := new_network(), SeparableNetwork):
         circles = circles_of(program, costs, network)
     turns = (lambda: Turns(costs, new_network)) if among_others else (lambda: None)
     return _until_known(program, durations, new_network, circles, turns)[0]

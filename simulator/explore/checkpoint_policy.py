@@ -114,8 +114,8 @@ def storage_flow(writers: Sequence[int], checkpoint: Checkpoint, topology: Topol
     for rank in writers:
         node = topology.node_of(rank)
         if topology.n_nodes > 1:
-            next_node = (node + 1) % topology.n_nodes * per_node
-            other = min(next_node + rank % per_node, topology.n_gpus - 1)  # on the same rail: out of its own NIC
+            other_node = (node + 1) % max(2, topology.n_gpus // per_node)  # of those with all GPUs, if there are two
+            other = min(other_node * per_node + rank % per_node, topology.n_gpus - 1)  # same rail: out of its own NIC
             for index, share in topology.route(rank, other):
                 if arrays.source[index] in topology.layout.vertices_of(node):
                     loads[index] += share / len(writers)

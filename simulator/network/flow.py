@@ -88,7 +88,7 @@ class FlowNetwork:
     Attributes
     ----------
     endless : dict of int to list of (int, float)
-        By the handle of each flow that never ends, its rate in bytes per second and since when it has had it.
+        By the handle of each flow that never ends: since when in picoseconds it has had each of its rates, in bytes per second.
 
     References
     ----------

@@ -65,7 +65,7 @@ def published_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     idle = {name for one in changed for name in _BELONG_TO.get(one, ())}
     if {"pp", "virtual_pp"} & set(changed) and not _is_layout_of({**recipe, **settings}, "virtual_pp" in settings):
         idle.add("pipeline_layout")
-    if "dp" in settings and "pp" not in settings and _n_ranks({**recipe, **settings}) != settings["gpus"]:
+    if "dp" in settings and _n_ranks({**recipe, **settings}) != settings["gpus"]:
         idle |= {"pp", "virtual_pp", "pipeline_layout"}
     return {name: value for name, value in recipe.items() if name not in settings and name not in idle}
 

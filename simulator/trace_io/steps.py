@@ -73,7 +73,8 @@ def _cut_steps(rank: RankTrace, bounds: list[tuple[int, int, int]], work: dict[i
         number: len(work.get(number, ())) if work else int(((starts >= start) & (starts < end)).sum())
         for number, start, end in bounds
     }
-    few = {number for number, n_ops in held.items() if n_ops < _FULL * max(held.values())}
+    most = max(held.values(), default=0)
+    few = {number for number, n_ops in held.items() if n_ops < _FULL * most}
     numbers = [number for number, _, _ in bounds]
     marked = [step.number for step in rank.steps]
     gaps = {a for a, b in pairwise(numbers) if not held[b] or (marked and marked.index(b) != marked.index(a) + 1)}

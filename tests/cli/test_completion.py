@@ -68,6 +68,8 @@ def test_our_own_flags_are_not_taken_for_those_of_other_tools():
 def test_a_shortened_name_is_answered_with_those_that_it_begins():
     pool = ["dgx-h100", "dgx2-v100", "dgx-a100-40g", "dgx-a100-80g"]
     assert near_misses("dgx-a100", pool)[:2] == ["dgx-a100-40g", "dgx-a100-80g"]
+    assert near_misses("dgx-", pool) == pool[:1] + pool[2:]  # at most three
+    assert near_misses("dgx", pool) == []  # begins all of them, and is near to none
 
 
 def test_a_missing_model_is_one_line(monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from simulator.cli.shared import say
+from simulator.plan.published import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--topology", "bigred200", "--model", "gpt2", "--micro-batch", "1")
@@ -114,6 +115,19 @@ def test_flags_win_over_the_environment_over_set_over_the_plan_file(simulate, tm
     assert plan["recompute"] == "selective"
     assert plan["precision"] == "fp32"
     assert plan["attention"] == "eager"
+
+
+def test_a_published_recipe_fills_in_for_flags_and_not_for_a_plan_file(simulate, tmp_path, monkeypatch):
+    """What a file leaves open is the framework's default: the file is the plan."""
+    monkeypatch.setitem(PUBLISHED, ("megatron-core", "gpt2", "bigred200", 4), {"tp": 2})
+    path = tmp_path / "plan.yaml"
+    path.write_text("recompute: full\n", encoding="utf-8")
+    job = ("--topology", "bigred200", "--model", "gpt2", "--gpus", 4, "--framework", "megatron-core", "--json")
+    for more, tp in (((), 2), (("--plan", path), 1)):
+        code, out, err = simulate(*job, *more)
+        assert code == 0
+        assert json.loads(out)["provenance"]["scenario"]["plan"]["tp"] == tp
+        assert ("published recipe" in err) is (tp == 2)
 
 
 def test_set_changes_the_topology(simulate):

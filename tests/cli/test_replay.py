@@ -125,3 +125,11 @@ def test_mistakes_print_one_message(simulate, tmp_path):
                   ("--trace", OWN / "ddp-2"), ("--trace", OWN / "ddp-2" / "ddp-rank0.pt.trace.json.gz")):  # fmt: skip
         code, _, err = simulate("replay", OWN / "ddp-2", *wrong)
         assert (code, err.startswith("error: ")) == (3, True), wrong
+
+
+def test_another_plan_is_printed_beside_what_the_recorded_one_leaves_out(simulate):
+    """A job that names no context parallelism has none, and 16-bit training that is asked for is named, though it is usual."""
+    code, out, _ = simulate("replay", OWN / "tiny-ddp-2", "--set", "cp=2", "--set", "precision=bf16")
+    shown = {line.split()[0]: line.split()[1:] for line in out.splitlines() if "->" in line}
+    assert code == 0
+    assert (shown["cp"], shown["precision"]) == (["1", "->", "2"], ["fp32", "->", "bf16"])

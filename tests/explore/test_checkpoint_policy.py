@@ -14,6 +14,7 @@ from simulator.explore.full_answer import to_json
 from simulator.explore.goodput import checkpoint_of, writers_of
 from simulator.explore.named_settings import scenario_of
 from simulator.explore.training_run import RunRequest, parse_domain, parse_mtbf
+from simulator.interop import open_topology
 from simulator.simulation import simulate
 
 
@@ -54,6 +55,21 @@ def test_a_write_leaves_every_node_over_its_own_nics():
         own = set(result.topology.links_of_node(node, "nic"))
         assert [weight for index, weight in out.items() if index in own] == [pytest.approx(1 / 32)] * 8
     assert flow.rate_cap_bytes_per_s == pytest.approx(stored.n_bytes / stored.write_s)
+
+
+@pytest.mark.parametrize(("n_gpus", "own_nics"), [(16, 16), (20, 20), (12, 8)])
+def test_a_last_node_of_fewer_gpus_takes_nobodys_nic(n_gpus, own_nics):
+    """Every GPU of a DGX H100 has a NIC; only beside a single other node, of four GPUs, are there rails without a peer."""
+    topology = open_topology("dgx-h100", n_gpus)
+    stored = replace(checkpoint_of(answer().plan, answer().topology, 10**9), n_bytes=100, write_s=1.0)
+    flow = storage_flow(range(n_gpus), stored, topology)
+    out = [
+        weight for index, weight in zip(flow.links, flow.weights, strict=True) if topology.links[index].kind == "nic"
+    ]
+    assert sum(out) == pytest.approx(1.0)
+    assert len(out) == own_nics
+    if own_nics == n_gpus:
+        assert out == [pytest.approx(1 / n_gpus)] * n_gpus
 
 
 def test_peers_send_at_the_rate_of_their_nics():

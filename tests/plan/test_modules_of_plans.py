@@ -121,6 +121,9 @@ def test_what_is_said_wins_over_a_published_recipe():
     assert set(whole) - set(published_settings({**job, "precision": "bf16"})) == {"precision", "fp8_modules"}
     assert set(whole) - set(published_settings({**job, "ep": 64, "seed": 3})) == {"ep"}
     assert set(whole) - set(published_settings({**job, "pp": 32})) == {"pp", "virtual_pp", "pipeline_layout"}
+    older = {**job, "topology": "gb200-nvl72"}  # Megatron-LM's --recompute-modules belong to selective recomputation
+    left_out = set(published_settings(older)) - set(published_settings({**older, "recompute": "full"}))
+    assert left_out == {"recompute", "recompute_modules"}
 
 
 @pytest.mark.parametrize(("said", "has_stages"), [

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.report.answer_tables import without_answer
 from simulator.report.charts import figure
 from simulator.report.sweep_charts import breakdowns, curve, heat_map, is_numeric, pareto, per_gpu, sweep_charts
 from simulator.report.sweep_page import sweep_page
@@ -123,3 +124,13 @@ def test_the_page_holds_rows_and_escapes_them():
     assert "too <b>large</b>" not in report.html.split("<script")[0]
     assert "180" in report.summary and "<script" not in report.summary
     assert per_gpu(rows[1]) == 90.0
+
+
+def test_the_most_frequent_reason_comes_first_and_names_three_rows():
+    rows = [("tp=3", "no divisor"), *((f"pp={pp}", "too large") for pp in (1, 2, 4, 8, 16))]
+    named = [(name, {"status": "invalid", "reason": reason}) for name, reason in rows]
+    assert without_answer([*named, ("tp=1", {"status": "ok"})]) == [
+        "pp=1, pp=2, pp=4 and 2 more: too large",
+        "tp=3: no divisor",
+    ]
+    assert without_answer(named[1:4]) == ["pp=1, pp=2, pp=4: too large"]

@@ -1,0 +1,25 @@
+"""Plans one change away: what belongs to a changed setting is left out."""
+
+from __future__ import annotations
+
+from simulator.explore.neighbourhood import Site, neighbours
+from simulator.models.catalog import find_spec
+from simulator.plan import ParallelPlan
+from simulator.plan.stage_layout import parse_layout
+from simulator.topology import load_topology
+
+
+def test_neighbours_of_a_pipeline_layout_have_its_stages_or_none():
+    """A layout of Megatron-LM names pp x virtual_pp stages: four are 2 x 2 and 4 x 1."""
+    plan = ParallelPlan(
+        gpus=8, pp=2, virtual_pp=2, pipeline_layout="Ettt|ttt|ttt|tttL", micro_batch=1, global_batch=16,
+        sequence_length=1024, framework="megatron-core",
+    ).resolve(8)  # fmt: skip
+    found = list(neighbours(plan, Site(topology=load_topology("dgx-h100", 8), spec=find_spec("gpt2"))))
+    had = [one for one in found if not one.reason]
+    assert {1, 4} <= {one.plan.pp for one in had}
+    assert {1, 4} <= {one.plan.virtual_pp for one in had}
+    assert [one.plan.virtual_pp for one in had if one.plan.schedule == "gpipe"] == [1]  # GPipe knows no chunks
+    for one in had:
+        if one.plan.pipeline_layout is not None:
+            assert len(parse_layout(one.plan.pipeline_layout)) == one.plan.pp * one.plan.virtual_pp, one.name
