@@ -210,28 +210,39 @@ def _convolution(row: Cells) -> PointwiseShape:
 
 
 def _experts(row: Cells) -> GemmShape:
-    """Return the first product of the experts of one GPU: tokens times the gate and the up projection of each."""
-    found = re.search(r"top-(\d+) of (\d+) experts(?:, experts split over (\d+))?", row.text("notes"))
+    """Return the first product of the experts of one GPU: tokens times the gate and the up projection of each, or the latter alone."""
+    notes = row.text("notes")
+    found = re.search(r"top-(\d+) of (\d+) experts(?:, experts split over (\d+))?", notes)
     if found is None:
         raise ConfigError("the notes of an expert block say 'top-8 of 256 experts'")
     top_k, n_experts, split = int(found[1]), int(found[2]), int(found[3] or 1)
     rows = max(1, round(row.integer("m") * top_k / n_experts))
     n_local = max(1, n_experts // split)
-    return GemmShape(m=rows, n=2 * row.integer("n"), k=row.integer("k"), batch=n_local, dtype=row.dtype, name="experts")
+    width = row.integer("n") * (1 if "nongated" in library_kernel(notes) else 2)
+    return GemmShape(m=rows, n=width, k=row.integer("k"), batch=n_local, dtype=row.dtype, name="experts")
 
 
-def _beside_experts(first: GemmShape) -> tuple[KernelShape, ...]:
-    """Return what an expert block runs beside its first product: permutation, gated activation, second product, weighted sum."""
-    tokens, inner, hidden = first.m * first.batch, first.n // 2, first.k
+#: name of what an expert block does to every token of its group, wherever the token's experts are
+ALL_TOKENS = "all_tokens"
+
+
+def _beside_experts(first: GemmShape, row: Cells) -> tuple[KernelShape, ...]:
+    """Return what an expert block runs beside its first product: permutation, activation, second product, weighted sum.
+
+    Each token of the group is read and written once more.
+    """
+    tokens, inner, hidden = first.m * first.batch, row.integer("n"), first.k
+    every = row.integer("m") * hidden
 
     def pointwise(name: str, n_elements: int, read: float, written: float) -> PointwiseShape:
         return PointwiseShape(name=name, n_elements=n_elements, read_bytes=read, written_bytes=written)
 
     return (
         pointwise("expert_block", tokens * hidden, 2.0 * tokens * hidden, 2.0 * tokens * hidden),
-        pointwise("swiglu", tokens * inner, 4.0 * tokens * inner, 2.0 * tokens * inner),
+        pointwise("swiglu", tokens * inner, 2.0 * tokens * first.n, 2.0 * tokens * inner),
         GemmShape(m=first.m, n=hidden, k=inner, batch=first.batch, dtype=first.dtype, name="experts"),
         pointwise("add", tokens * hidden, 2.0 * tokens * hidden, 2.0 * tokens * hidden),
+        pointwise(ALL_TOKENS, every, 2.0 * every, 2.0 * every),
     )
 
 
@@ -369,7 +380,7 @@ def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
         raise ConfigError(f"time_us={cells['time_us']} is no measurement")
     beside: tuple[KernelShape, ...] = ()
     if cells["op"] == "moe_mlp" and isinstance(shape, GemmShape):
-        beside = _beside_experts(shape)
+        beside = _beside_experts(shape, Cells(cells, place))
     elif isinstance(shape, GemmShape) and "quantisation of the activation" in notes:
         elements = shape.m * shape.k * shape.batch
         written = _SCALED_BYTES.get(shape.dtype, 1.0) * elements

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.calibration.kernel_rows import KernelRow, read_kernel_rows
+from simulator.calibration.kernel_rows import ALL_TOKENS, KernelRow, read_kernel_rows
 from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
 from simulator.calibration.tables import plain_yaml
 from simulator.errors import CalibrationError
@@ -92,6 +92,16 @@ class KernelFit:
 
 def predict_rows_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
     """Predict the seconds of timed kernels under the conditions of their timing, of shape ``[rows]``."""
+    found = _sums_s(rows, device, constants)
+    blocks = [index for index, row in enumerate(rows) if row.shape.name == EXPERTS]
+    if blocks:
+        members = [rows[index] for index in blocks]
+        found[blocks] = _block_times_s(members, _block_parts_s(members, device, constants), constants.experts)
+    return np.maximum(found, [row.issue_s for row in rows])
+
+
+def _sums_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
+    """Sum up each row's kernels, priced one by one."""
     found = np.zeros(len(rows))
     groups: dict[tuple[object, ...], list[tuple[int, KernelRow]]] = {}
     for index, row in enumerate(rows):
@@ -101,12 +111,31 @@ def predict_rows_s(rows: Sequence[KernelRow], device: Device, constants: KernelC
     for members in groups.values():
         times = _predict_group([row for _, row in members], device, constants)
         np.add.at(found, [index for index, _ in members], times)
+    return found
+
+
+def _block_parts_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
+    """Return what expert blocks take by part, ``[3, rows]``: products, bytes of the rows routed here, and of all tokens."""
+    products = [
+        replace(row, beside=tuple(shape for shape in row.beside if isinstance(shape, GemmShape))) for row in rows
+    ]
+    n_bytes = np.zeros((2, len(rows)))
     for index, row in enumerate(rows):
-        if row.shape.name == EXPERTS:
-            experts, dtype = constants.experts, row.shape.dtype
-            key = next((key for key in (_block_key(row), dtype) if key in experts.factor), "")
-            found[index] = found[index] * experts.factor.get(key, 1.0) + experts.fixed_s.get(key, 0.0)
-    return np.maximum(found, [row.issue_s for row in rows])
+        for shape in row.beside:
+            if isinstance(shape, PointwiseShape):
+                n_bytes[int(shape.name == ALL_TOKENS), index] += shape.n_bytes
+    return np.vstack([_sums_s(products, device, constants), n_bytes / device.memory_bandwidth_bytes_per_s])
+
+
+def _block_times_s(rows: Sequence[KernelRow], parts_s: FloatArray, experts: ExpertConstants) -> FloatArray:
+    """Return the times of expert blocks from their parts; a library without constants of its own has its type's."""
+    found = np.empty(len(rows))
+    for index, row in enumerate(rows):
+        keys = (_block_key(row), row.shape.dtype)
+        key = next((key for key in keys if key in experts.factor), row.shape.dtype)
+        shares = [table.get(key, 1.0) for table in (experts.factor, experts.routed, experts.group)]
+        found[index] = np.dot(shares, parts_s[:, index]) + experts.fixed_s.get(key, 0.0)
+    return found
 
 
 def _group_of(row: KernelRow) -> tuple[object, ...]:
@@ -378,20 +407,22 @@ def _block_key(row: KernelRow) -> str:
 def _fit_experts(
     rows: Sequence[KernelRow], device: Device, constants: KernelConstants, unsure: dict[str, float]
 ) -> ExpertConstants:
-    """Fit a factor and a fixed part of whole expert blocks for each type, and each library and type, with rows enough."""
+    """Fit the parts of whole expert blocks for each type, and each library and type, with rows enough."""
     found = ExpertConstants()
     for dtype in sorted({key for row in rows for key in (row.shape.dtype, _block_key(row))}):
         members = [row for row in rows if dtype in (row.shape.dtype, _block_key(row))]
         if len(members) < FEWEST_NARROW:
             continue
-        kernels_s = predict_rows_s(members, device, replace(constants, experts=ExpertConstants()))
-        free = [
-            Free(name=f"factor.{dtype}", low=0.1, high=10.0), Free(name=f"fixed_s.{dtype}", low=1e-7, high=500e-6),
-        ]  # fmt: skip
-        start = ExpertConstants(factor={**found.factor, dtype: 1.0}, fixed_s={**found.fixed_s, dtype: 20e-6})
+        parts_s = _block_parts_s(members, device, constants)
+        first = {"factor": 1.0, "routed": 2.0, "group": 2.0, "fixed_s": 20e-6}
+        bounds = {"factor": (0.05, 10.0), "routed": (0.05, 100.0), "group": (0.05, 100.0), "fixed_s": (1e-7, 500e-6)}
+        free = [Free(name=f"{name}.{dtype}", low=low, high=high, prior=2.0) for name, (low, high) in bounds.items()]
+        start = replace(found, **{name: {**getattr(found, name), dtype: value} for name, value in first.items()})
 
-        def predict(c: ExpertConstants, dtype: str = dtype, kernels_s: FloatArray = kernels_s) -> FloatArray:
-            return kernels_s * c.factor[dtype] + c.fixed_s[dtype]
+        def predict(
+            c: ExpertConstants, members: list[KernelRow] = members, parts_s: FloatArray = parts_s
+        ) -> FloatArray:
+            return _block_times_s(members, parts_s, c)
 
         fitted = fit_constants(start, free, predict, _measured(members))
         found = fitted.constants

@@ -19,11 +19,19 @@ from simulator.topology.device import Device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertConstants:
-    """What whole expert blocks of serving stacks add to their kernels priced one by one, by type of their operands."""
+    """Whole expert blocks of serving stacks, by type of their operands and library; entries count together.
 
-    #: On the sum of the kernels' times: how well small products of many experts share a launch.
+    Every GPU of a group sees all of its tokens: it scores, quantises and sums them whichever experts it has. Only their products, and
+    what lies between those, are of the rows that are routed to it.
+    """
+
+    #: On the time of the products: how well small ones of many experts share a launch.
     factor: Mapping[str, float] = field(default_factory=dict)
-    #: Routing, permutation and launches.
+    #: On the time that bytes moved take at the datasheet's bandwidth: of rows that are routed here (permutation, activation, weighted
+    #: sum), and of the hidden states of all tokens of the group, read and written once.
+    routed: Mapping[str, float] = field(default_factory=dict)
+    group: Mapping[str, float] = field(default_factory=dict)
+    #: Launches.
     fixed_s: Mapping[str, float] = field(default_factory=dict)
 
 

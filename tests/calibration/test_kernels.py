@@ -25,7 +25,7 @@ from simulator.kernels import RooflineKernels
 from simulator.kernels.attention import AttentionConstants
 from simulator.kernels.conditions import CONDITIONS
 from simulator.kernels.gemm import GemmConstants
-from simulator.kernels.roofline import KernelConstants
+from simulator.kernels.roofline import ExpertConstants, KernelConstants
 from simulator.models.layer import GemmShape, PointwiseShape
 from simulator.topology.device import load_device
 
@@ -257,3 +257,47 @@ def test_what_the_host_issues_slowly_is_no_faster_than_that() -> None:
 )
 def test_work_of_what_was_timed(cells: dict[str, str], flops: float) -> None:
     assert row_of({"device": "b200", "dtype": "bf16", "time_us": "1", **cells}).shape.n_flops == pytest.approx(flops)
+
+
+def _block(time_us: float, n_gpus: int, library: str = "vllm_unquantizedfusedmoe_triton_tritonexperts") -> KernelRow:
+    notes = f"top-8 of 128 experts, experts split over {n_gpus} GPUs; k = hidden; kernel {library} (vllm/0.24.0)"
+    cells = {"device": "h100-sxm5-80g", "op": "moe_mlp", "dtype": "bf16", "pass": "", "notes": notes}
+    return row_of({**cells, "m": "16384", "n": "1536", "k": "4096", "time_us": str(time_us)})
+
+
+@pytest.mark.parametrize(("n_gpus", "time_us"), [(1, 10154.1), (8, 2696.5), (32, 1890.7), (64, 1770.6)])
+def test_every_gpu_of_a_group_works_on_all_of_its_tokens(n_gpus: int, time_us: float) -> None:
+    """ai-dynamo/aiconfigurator@095f58a51c: a 64th of the experts takes a sixth of the time, not a 64th."""
+    device = load_device("h100-sxm5-80g")
+    row = _block(time_us, n_gpus)
+    assert predict_rows_s([row], device, KernelConstants.of(device))[0] == pytest.approx(row.time_s, rel=0.15)
+
+
+def test_parts_of_an_expert_block_are_bytes_and_products_of_their_own() -> None:
+    """16,384 tokens of 4,096 elements in bf16, top-8 of 128 on 64 GPUs: 1,024 rows for each of 2 experts here."""
+    device = load_device("h100-sxm5-80g")
+    known = KernelConstants.of(device)
+
+    def bytes_of(**shares: dict[str, float]) -> float:
+        tables = {name: {"bf16": 0.0} for name in ("factor", "routed", "group", "fixed_s")}
+        constants = replace(known, experts=ExpertConstants(**{**tables, **shares}))
+        return float(predict_rows_s([_block(1.0, 64)], device, constants)[0] * device.memory_bandwidth_bytes_per_s)
+
+    rows, tokens, hidden, inner = 2 * 1024, 16384, 4096, 1536
+    assert bytes_of(group={"bf16": 1.0}) == pytest.approx(2 * 2 * tokens * hidden)  # read and written once
+    # permuted, summed, and activated: gate and up read, one of their width written
+    assert bytes_of(routed={"bf16": 1.0}) == pytest.approx(2 * rows * (2 * hidden + 2 * hidden + 3 * inner))
+    assert bytes_of(fixed_s={"bf16": 2e-6}) == pytest.approx(2e-6 * device.memory_bandwidth_bytes_per_s)
+    library = {"bf16": 5.0, "bf16 vllm_unquantizedfusedmoe_triton_tritonexperts": 1.0}  # its own, where it has them
+    none = dict.fromkeys(library, 0.0)
+    assert bytes_of(factor=none, routed=none, group=library) == pytest.approx(2 * 2 * tokens * hidden)
+
+
+def test_experts_without_a_gate_have_one_first_projection() -> None:
+    gated, plain = _block(1.0, 64).shape, _block(1.0, 64, "moe_torch_flow_nongated").shape
+    assert isinstance(gated, GemmShape)
+    assert isinstance(plain, GemmShape)
+    assert (gated.n, plain.n) == (2 * 1536, 1536)
+    activation = next(s for s in _block(1.0, 64, "moe_torch_flow_nongated").beside if s.name == "swiglu")
+    assert isinstance(activation, PointwiseShape)
+    assert activation.read_bytes == activation.written_bytes == 2 * 2048 * 1536
