@@ -55,6 +55,17 @@ def test_casts_write_both_directions(precision):
         assert cast.read_bytes == cast.n_elements * 2 * (2 if precision in ("fp8_current", "nvfp4") else 1)
 
 
+@pytest.mark.parametrize("precision", BYTES_OF_32)
+def test_casts_beside_frozen_weights_write_rows_only(precision):
+    """Transformer Engine, ``module/linear.py``: columns of input and gradient are for the gradient of a weight that needs one."""
+    setting = Setting(micro_batch=1, sequence_length=1024, precision=precision, kernels="fused", lora_rank=16)
+    model = build_model(rename(CATALOG["llama3-8b"], "x", layers=1), setting)
+    casts = [item for item in kernels(model, PointwiseShape) if item.name.startswith("quantize")]
+    assert {cast.kernel_pass for cast in casts} == {"forward", "backward"}
+    for cast in casts:
+        assert cast.written_bytes == pytest.approx(cast.n_elements * BYTES_OF_32[precision] / 32)
+
+
 def test_activations_of_narrow_products_are_saved_narrow():
     wide, narrow = (built("llama3-8b", name).layers[1].saved_bytes for name in ("bf16", "mxfp8"))
     assert narrow < wide

@@ -224,6 +224,8 @@ _PROJECTS = (
     (("training_results_v3.1",), (2023, 10)),
     (("training_results_v4.0",), (2024, 5)),
 )
+#: rounds of MLPerf -> the container that their code is built on (``ngc25.04`` and ``ngc25.09`` of system names and Dockerfiles)
+_ROUNDS = {"training_results_v5.0": (25, 4), "training_results_v5.1": (25, 9)}
 
 
 def _latest(moment: tuple[int, int], table: tuple[tuple[tuple[int, int], str], ...]) -> str:
@@ -254,6 +256,10 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
         behind = 12 * int(container[1]) + int(container[2]) - 1 - (0 if named else _NEMO_LAG)
         found = _latest((behind // 12, behind % 12 + 1), _CONTAINERS)
         return found, f"cuda {found or 'current'}: container {container[1]}.{container[2]}"
+    built_on = next((made for words, made in _ROUNDS.items() if words in text), None)
+    if built_on:
+        found = _latest(built_on, _CONTAINERS)
+        return found, f"cuda {found}: container {built_on[0]}.{built_on[1]:02} of this round"
     month = next((month for words, month in _PROJECTS if all(word in text for word in words)), None)
     paper = re.search(r"arxiv[: ]*(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text)
     if month is None and paper:

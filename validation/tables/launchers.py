@@ -10,6 +10,8 @@ NVIDIA/NeMo (7a8f1cc7, ``scripts/performance/llm/pretrain_deepseek_v3.py``) and 
 ``scripts/performance/run_script.py``) that they run; NVIDIA-NeMo/Megatron-Bridge,
 ``scripts/performance/configs/qwen/qwen3_llm_pretrain.py`` at c0b9a000 and cfeddcd9 (``moe_token_dispatcher_type``), and of rows
 beside their recipe ``deepseek_workload_base_configs.py`` and ``qwen3_workload_base_configs.py`` at 97ad8cc6, c0b9a000 and 63b08b39;
+mlcommons/training_results_v5.0, ``NVIDIA/benchmarks/llama2_70b_lora``, ``megatron_gpt_peft_tuning_config.yaml`` (``CP_COMM_TYPE``)
+and ``config_common.sh`` (``FP8_DPA``);
 sail-sg/zero-bubble-pipeline-parallelism, ``examples/pretrain_zero_bubble.sh`` from its first commit on
 (``GPTSentencePieceTokenizer`` on C4; 32,000 pieces are assumed, as T5's and Llama's have).
 """
@@ -112,6 +114,13 @@ LAUNCHERS = (
     ),
     # recipes/nemotronh/nemotron_3_super.py: mtp_num_layers 2 (one block, run twice), which the printed TFLOP/s per token count, too
     Launcher(source="megatron-bridge", since="26.04", before="27", model="nemotron-3-super", mtp_layers=2),
+    *(
+        Launcher(
+            source="mlcommons", since="5", before="6", model="llama2-70b", machines=machines,
+            settings={"cp_comm_type": "a2a", **narrow},
+        )
+        for machines, narrow in ((("dgx-h",), {}), (("dgx-b", "gb"), {"fp8_modules": "attention"}))
+    ),
     Launcher(source="zero bubble", since="", before="1", vocab=32_000),
 )  # fmt: skip
 

@@ -242,9 +242,11 @@ class Style(ABC):
         narrowing = recipe.quantisation
         assert narrowing is not None
         n_out = x.n_elements // shape.k * shape.n
-        casts: list[LayerItem] = [] if fused == "input" else [self._quantise(x, n_pieces=shape.n_pieces)]
+        is_trained = self.setting.lora_rank == 0
+        layouts = 2 if is_trained else 1  # columns are for the weight's gradient only
+        casts: list[LayerItem] = [] if fused == "input" else [self._quantise(x, layouts, n_pieces=shape.n_pieces)]
         if not self.keeps_quantised_weights:
-            casts.append(self._quantise(weight))
+            casts.append(self._quantise(weight, 2))
         held = x if saved_input is None else saved_input
         is_narrow = self.saves_quantised and not held.storage.is_rebuilt
         gradient = Tensor(n_out, self.dtype, x.storage)
@@ -253,7 +255,6 @@ class Style(ABC):
         weight_gradient = replace(
             shape, m=shape.n, n=shape.k, k=shape.m, kernel_pass="wgrad", dtype=wgrad, output_bytes=self.wgrad_bytes
         )
-        is_trained = self.setting.lora_rank == 0
         return self.tape.record(
             [x, weight],
             n_out,
@@ -263,7 +264,7 @@ class Style(ABC):
                 *(
                     []
                     if fused == "gradient"
-                    else [self._quantise(gradient, in_pass="backward", n_pieces=shape.n_pieces)]
+                    else [self._quantise(gradient, layouts, in_pass="backward", n_pieces=shape.n_pieces)]
                 ),
                 *(before if is_trained else ()),
                 replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad", output_bytes=result_bytes[1]),
@@ -275,11 +276,11 @@ class Style(ABC):
             kept=True,
         )
 
-    def _quantise(self, x: Tensor, *, in_pass: Pass = "forward", n_pieces: int = 1) -> PointwiseShape:
-        """Return the kernels that narrow a tensor, or its pieces one by one, along rows and columns, as one."""
+    def _quantise(self, x: Tensor, layouts: int, *, in_pass: Pass = "forward", n_pieces: int = 1) -> PointwiseShape:
+        """Return the kernels that narrow a tensor, or its pieces one by one, along rows and, with 2 ``layouts``, columns, as one."""
         narrowing = self.setting.recipe.quantisation
         assert narrowing is not None
-        read, written = narrowing.reads * x.n_bytes, 2 * x.n_elements * narrowing.element_bytes
+        read, written = narrowing.reads * x.n_bytes, layouts * x.n_elements * narrowing.element_bytes
         n_pieces *= narrowing.launches if n_pieces > 1 else 1
         return replace(kernel(narrowing.kernel, x.n_elements, read, written, "fp8", in_pass=in_pass), n_pieces=n_pieces)
 

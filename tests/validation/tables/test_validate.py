@@ -103,6 +103,27 @@ class TestPredicting:
     def test_flags_of_shell_files_say_what_else_is_in_eight_bits(self, notes, words):
         assert case_of(training_row(precision="fp8", notes=notes))[0].plan.fp8_modules == words
 
+    @pytest.mark.parametrize(
+        ("machine", "release", "words", "cuda"),
+        [("dgx-b200", "v5.0", "attention", "12.9"), ("gb300-nvl72", "v5.1", "attention", "13.0"), ("dgx-h100", "v5.1", None, "13.0")],
+    )  # fmt: skip
+    def test_what_shell_files_of_a_round_of_mlperf_set_for_adapters(self, machine, release, words, cuda):
+        """Heads are exchanged under context parallelism (``CP_COMM_TYPE``), FP8_DPA=1 but for Hopper; ngc25.04 and ngc25.09."""
+        cells = {
+            "model": "llama2-70b",
+            "tp": "1",
+            "cp": "8",
+            "dp": "8",
+            "gpus": "64",
+            "layers": "",
+            "hidden": "",
+            "heads": "",
+        }
+        source = f"mlcommons/training_results_{release}@0fdc28f:NVIDIA"
+        row = training_row(**cells, source=source, release=release, topology=machine, precision="fp8_ds", task="lora")
+        plan = case_of(row)[0].plan
+        assert (plan.cp_comm_type, plan.fp8_modules, plan.cuda) == ("a2a", words, cuda)
+
     def test_recipes_that_capture_whole_iterations_are_read_with_what_their_functions_set(self):
         """NVIDIA-NeMo/Megatron-Bridge v0.5.0 and v0.6.0: DeepSeek-V3 on GB200 narrows its output projection, on GB300 attention, too."""
         cells = {
