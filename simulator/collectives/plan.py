@@ -152,6 +152,8 @@ def _job_and_flow(
     """
     price = described.terms
     weights, rate, waiting_s_per_byte = _weights(unit, price.scales)
+    if unit.is_hashed:  # what its own flows lose to each other is no bandwidth that others could have
+        price = replace(price, cap_bytes_per_s=min(price.cap_bytes_per_s, rate))
     cap = price.cap_bytes_per_s
     if described.choice.algorithm.waits_while_it_sends:
         cap, waiting_s_per_byte = min(cap, 1.0 / (1.0 / rate + waiting_s_per_byte)), 0.0
@@ -199,6 +201,8 @@ class PhaseLoads:
     nics: FloatArray
     beyond: FloatArray
     n_times: int = 1
+    #: What its flows get of links that they are hashed to, over what the links' capacities say.
+    hashed: FloatArray | float = 1.0
 
     def scaled(self, scales: Scales) -> FloatArray:
         """Loads of the raw links."""
@@ -212,6 +216,7 @@ class UnitLoads:
     links: tuple[int, ...]
     capacity_bytes_per_s: FloatArray
     phases: tuple[PhaseLoads, ...]
+    is_hashed: bool  #: Whether flows between switches are hashed to single links.
 
 
 @lru_cache(maxsize=512)  # routing is most of the work, and the same for all sizes
@@ -246,18 +251,34 @@ def _routed(phases: Sequence[Phase], topology: Topology, shape: GroupShape) -> U
                 nics=np.where(at_nic, loads(*between) * scale, 0.0),
                 beyond=np.where(at_nic, 0.0, loads(*between)),
                 n_times=phase.n_times,
+                hashed=_hashed(phase, used, loads(*between), topology),
             )
             for phase, (inside, between) in zip(phases, routed, strict=True)
         ),
+        is_hashed=topology.layout.hashed is not None,
     )
+
+
+def _hashed(phase: Phase, used: IntArray, loads: FloatArray, topology: Topology) -> FloatArray | float:
+    """Return what a phase gets of each link over its capacity: on each as many flows as its largest one goes into the load."""
+    hashed, traffic = topology.layout.hashed, phase.between
+    if hashed is None or not len(traffic.amount):
+        return 1.0
+    flow = float(traffic.amount.max()) / len(topology.nics_of(int(traffic.source[0])))
+    is_fabric, n_lanes = topology.arrays.is_of("fabric")[used], topology.arrays.n_lanes[used]
+    shares = np.ones(len(used))
+    for place in np.flatnonzero(is_fabric & (loads > 0.0)).tolist():
+        shares[place] = hashed(loads[place] / flow, int(n_lanes[place]))
+    return shares
 
 
 @lru_cache(maxsize=512)  # flows of one group share their links and weights, which the network recognises
 def _weights(unit: UnitLoads, scales: Scales) -> tuple[tuple[float, ...], float, float]:
     """Loads of the raw links, the rate that they allow, and how much longer a byte takes since phases do not overlap."""
     loads = [(phase.n_times, phase.scaled(scales)) for phase in unit.phases]
-    weights = np.sum([n_times * load for n_times, load in loads], axis=0)
-    level = float((weights / unit.capacity_bytes_per_s).max(initial=0.0))
-    apart = sum(n_times * float((load / unit.capacity_bytes_per_s).max(initial=0.0)) for n_times, load in loads)
+    own = [(phase.n_times, phase.scaled(scales) / phase.hashed) for phase in unit.phases]
+    weights, alone = (np.sum([n_times * load for n_times, load in those], axis=0) for those in (loads, own))
+    level = float((alone / unit.capacity_bytes_per_s).max(initial=0.0))
+    apart = sum(n_times * float((load / unit.capacity_bytes_per_s).max(initial=0.0)) for n_times, load in own)
     waiting_s_per_byte = max(0.0, apart - level) if len(loads) > 1 else 0.0
     return tuple(weights.tolist()), 1.0 / level if level else np.inf, waiting_s_per_byte

@@ -276,6 +276,10 @@ class GraphLayout:
         used = self.gpus[: n_nodes * self.gpus_per_node]
         return maximum_flow_bytes_per_s(self.graph, used[: len(used) // 2], used[len(used) // 2 :])
 
+    @property
+    def hashed(self) -> None:
+        """Nothing: every link of a user's own graph is one of its edges."""
+
 
 class _Ports:
     """Where a node meets the network: the links that lead out of what its GPUs reach over NVLink, PCIe and sockets."""

@@ -5,7 +5,7 @@ The number of a link does not depend on how many nodes are used: a subset shares
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,6 +69,11 @@ class Layout(Protocol):
 
     def cut_bytes_per_s(self, n_nodes: int) -> float:
         """Capacity of the fabric between two halves of the nodes."""
+        ...
+
+    @property
+    def hashed(self) -> Callable[[float, int], float] | None:
+        """As of the fabric (:attr:`FabricGraph.hashed`)."""
         ...
 
 
@@ -193,6 +198,11 @@ class RegularLayout:
         """Capacity of the fabric between two halves of the nodes."""
         return self.fabric.cut_bytes_per_s(n_nodes)
 
+    @property
+    def hashed(self) -> Callable[[float, int], float] | None:
+        """As of the fabric."""
+        return self.fabric.hashed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedLayout:
@@ -247,6 +257,11 @@ class PlacedLayout:
     def cut_bytes_per_s(self, n_nodes: int) -> float:
         """As of all nodes up to the last of these."""
         return self.whole.cut_bytes_per_s(max(self.nodes[:n_nodes]) + 1)
+
+    @property
+    def hashed(self) -> Callable[[float, int], float] | None:
+        """As of the whole."""
+        return self.whole.hashed
 
 
 def build_layout(spec: ClusterSpec, n_nodes: int) -> RegularLayout:

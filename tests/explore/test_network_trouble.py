@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from simulator.cli.main import app
-from simulator.collectives import plan_collective
+from simulator.collectives import plan_collective, plan_transfer
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import scenario_of
 from simulator.explore.network_trouble import GIVEN_UP_S, Flapping, in_the_run, in_words, mean_step_s, network_trouble
@@ -119,6 +120,35 @@ def test_hashed_flows_give_back_what_balls_in_bins_take():
     lost = hashed.metrics.iteration_time_s - answer().metrics.iteration_time_s
     talks_s = answer().answer["breakdown"]["exposed_communication_s"]
     assert 0.5 * talks_s < lost < (1.0 / hashed_share(8, 8) - 1.0) * talks_s
+
+
+@pytest.mark.parametrize("bundled", ["true", "false"])
+def test_few_large_flows_collide_on_many_uplinks(bundled):
+    """Of 32 NICs on 32 uplinks, a ring sends over eight: laid on uplinks by a die, the fullest has 1.66 of them on average.
+
+    The ring passes 63/64 of its bytes over each hop, messages of eight pairs one NIC's bytes each; flows of two queue pairs are half
+    as large, and laid on uplinks 16 at a time.
+    """
+    tree = {"nodes": "8", "fabric.kind": "clos", "fabric.levels": "2", "fabric.nodes_per_leaf": "4"}
+    fabric = {**tree, "fabric.routing": "static", "fabric.bundled": bundled}
+    topology = load_topology("dgx-h100", 64, overrides=fabric)
+    die = np.random.default_rng(0)
+
+    def fullest(n_flows):
+        return np.mean([np.bincount(die.integers(32, size=n_flows)).max() for _ in range(10_000)])
+
+    ring = plan_collective("all_gather", 1 << 33, (tuple(range(64)),), topology)
+    assert ring.alone_bytes_per_s == pytest.approx(8 * 50e9 / fullest(8) * 64 / 63, rel=0.01)
+    pairs = tuple((gpu, 32 + gpu) for gpu in range(8))
+    messages = plan_transfer(1 << 33, pairs, topology)
+    assert messages.alone_bytes_per_s == pytest.approx(50e9 / fullest(8), rel=0.01)
+    assert messages.steps()[0].rate_cap_bytes_per_s == pytest.approx(50e9 / fullest(8), rel=0.01)
+    halves = plan_transfer(
+        1 << 33, pairs, load_topology("dgx-h100", 64, overrides={**fabric, "fabric.flows_per_nic": "2"})
+    )
+    assert halves.alone_bytes_per_s == pytest.approx(min(42.5e9, 2 * 50e9 / fullest(16)), rel=0.01)
+    inside = plan_transfer(1 << 33, tuple((gpu, 8 + gpu) for gpu in range(8)), topology)
+    assert inside.alone_bytes_per_s == pytest.approx(42.5e9, rel=0.01)  # below one leaf nothing is hashed
 
 
 def test_without_its_failed_spines_a_fabric_is_what_it_was():

@@ -37,6 +37,9 @@ class FabricGraph:
     #: Capacity, per direction, of the links between the first and the second half of the first ``n_nodes`` nodes;
     #: infinite where only the NICs limit.
     cut_bytes_per_s: Callable[[int], float]
+    #: What so many equal flows of a NIC each get of a bundle of so many physical links, over what its capacity says: they are hashed
+    #: to single links. None where routing spreads them.
+    hashed: Callable[[float, int], float] | None = None
 
 
 class Fabric(Spec):

@@ -5,7 +5,9 @@ this is one link of their summed bandwidth to one switch, and that is built (``b
 of a two-level tree is a vertex, and every rate comes out the same.
 
 Static routing hashes each flow to one uplink, and a collective waits for the flow that shares its uplink with the
-most others: the fullest of n bins for m balls says which part of the uplinks' bandwidth it gets.
+most others: the fullest of n bins for m balls says which part of the uplinks' bandwidth it gets. Capacities are those for the
+flows of all NICs below a switch, which load every uplink; a collective that sends fewer over more uplinks than it has flows has
+collisions of its own (:attr:`~simulator.topology.fabrics.fabric.FabricGraph.hashed`).
 
 References
 ----------
@@ -18,8 +20,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from simulator.config import complaint
@@ -27,6 +31,9 @@ from simulator.errors import ConfigError
 from simulator.topology.fabrics.fabric import FabricGraph, FabricSize, LinkedFabric, lanes
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route
+
+#: flows up to which all ways to lay them on uplinks are counted
+_COUNTED_OUT = 64
 
 
 class TreeSpec(LinkedFabric):
@@ -94,10 +101,12 @@ class RailOptimised(TreeSpec):
     pxn: bool = True
 
 
+@lru_cache(maxsize=4096)  # the same few for every size of a collective
 def hashed_share(n_flows: int, n_uplinks: int) -> float:
     """Share of the uplinks' bandwidth that is left where every equal flow waits for the one with the fullest uplink.
 
-    The mean load of an uplink over the expected load of the fullest, loads taken as independent Poisson numbers.
+    The mean load of an uplink over the expected load of the fullest. Few flows are counted out: so many ways to lay them on uplinks
+    of which none has more than k are ``m! [x^m] (1 + x + ... + x^k / k!)^n`` of ``n^m``. Loads of many are independent Poisson numbers.
 
     Examples
     --------
@@ -106,9 +115,9 @@ def hashed_share(n_flows: int, n_uplinks: int) -> float:
     >>> hashed_share(16, 16) < hashed_share(256, 16) < 1.0
     True
     """
-    if n_uplinks == 1:
-        return 1.0
     mean = n_flows / n_uplinks
+    if n_flows <= _COUNTED_OUT:
+        return mean / _fullest(n_flows, n_uplinks)
     chance = below = math.exp(-mean)
     fullest, load = 0.0, 0
     while below < 1.0 - 1e-12 / n_uplinks and load < n_flows:
@@ -117,6 +126,21 @@ def hashed_share(n_flows: int, n_uplinks: int) -> float:
         chance *= mean / load
         below += chance
     return min(1.0, mean / fullest)
+
+
+def _fullest(n_flows: int, n_uplinks: int) -> float:
+    """Return the expected load of the fullest uplink: over all k the chance that one has more than k."""
+    fullest, all_ways = 0.0, n_flows * math.log(n_uplinks)
+    for most in range(n_flows):
+        one = [1.0 / math.factorial(load) for load in range(most + 1)]
+        ways = np.ones(1)
+        for bit in f"{n_uplinks:b}":
+            ways = np.convolve(ways, ways)[: n_flows + 1]
+            if bit == "1":
+                ways = np.convolve(ways, one)[: n_flows + 1]
+        n_ways = ways[n_flows] if len(ways) > n_flows else 0.0
+        fullest += 1.0 - (math.exp(math.log(n_ways) + math.lgamma(n_flows + 1) - all_ways) if n_ways else 0.0)
+    return fullest
 
 
 @dataclass(slots=True)
@@ -146,7 +170,7 @@ class _Tree:
     def uplink_bytes_per_s(self) -> float:
         """Of one leaf, all uplinks together."""
         below = self.spec.nodes_per_leaf * self.size.injection_bytes_per_s / self.n_rails
-        return below / self.spec.ratio(0) * self.share_left
+        return below / self.spec.ratio(0) * self.share_left * self.share_hashed
 
     @property
     def n_spines(self) -> int:
@@ -156,17 +180,33 @@ class _Tree:
 
     @property
     def share_left(self) -> float:
-        """Of the uplinks' bandwidth, after failures and collisions."""
+        """Of the uplinks' bandwidth, after failures."""
         n_left = self.n_spines - self.spec.failed_spines
         if n_left < 1:
             raise ConfigError(
                 f"fabric.failed_spines: {self.spec.failed_spines} of {self.n_spines} spines", hint="leave at least one"
             )
-        share = n_left / self.n_spines
-        if self.spec.routing == "static":
-            n_nics = self.spec.nodes_per_leaf * self.size.n_nics // self.n_rails
-            share *= hashed_share(n_nics * (self.spec.flows_per_nic or 1), n_left)
-        return share
+        return n_left / self.n_spines
+
+    @property
+    def share_hashed(self) -> float:
+        """Of what is left, beside the collisions of the flows of all NICs below a leaf."""
+        if self.spec.routing == "adaptive":
+            return 1.0
+        n_nics = self.spec.nodes_per_leaf * self.size.n_nics // self.n_rails
+        return hashed_share(n_nics * (self.spec.flows_per_nic or 1), self.n_spines - self.spec.failed_spines)
+
+    def hashed(self, n_nics: float, n_lanes: int) -> float:
+        """Return what the flows of so many NICs, counted on one link, get of it as it is built, over its capacity."""
+        n_left = self.n_spines - self.spec.failed_spines
+        n_links = 1 if self.spec.bundled else n_left
+        n_flows = max(1, round(n_nics * n_links * (self.spec.flows_per_nic or 1)))
+        n_uplinks = max(1, n_left * n_lanes // self.lanes_of(self.uplink_bytes_per_s / n_links))
+        return min(1.0, hashed_share(n_flows, n_uplinks) / self.share_hashed)
+
+    def lanes_of(self, bandwidth_bytes_per_s: float) -> int:
+        """Physical links in a bundle of such a capacity, collisions included."""
+        return lanes(bandwidth_bytes_per_s / self.share_hashed, self.port_bytes_per_s)
 
     @property
     def leaves_per_pod(self) -> int:
@@ -201,7 +241,7 @@ class _Tree:
                     "fabric",
                     each,
                     self.spec.latency_s,
-                    n_lanes=lanes(each, self.port_bytes_per_s),
+                    n_lanes=self.lanes_of(each),
                 )
                 for s in range(n_spines)
             ]
@@ -214,7 +254,7 @@ class _Tree:
         core = len(self.vertices)
         self.vertices.append("core")
         capacity = self.pod_uplink_bytes_per_s
-        n_lanes = lanes(capacity, self.port_bytes_per_s)
+        n_lanes = self.lanes_of(capacity)
         for pod in range(n_pods):
             there = self.links.add_pair(
                 first_spine + pod, core, "fabric", capacity, self.spec.latency_s, n_lanes=n_lanes
@@ -260,4 +300,5 @@ def _build_tree(spec: TreeSpec, size: FabricSize) -> FabricGraph:
         attach=attach,
         path=tree.path,
         cut_bytes_per_s=tree.cut_bytes_per_s,
+        hashed=tree.hashed if spec.routing == "static" else None,
     )

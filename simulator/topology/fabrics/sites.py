@@ -59,4 +59,5 @@ def over_sites(
         cut_bytes_per_s=lambda n_nodes: (
             one.cut_bytes_per_s(n_nodes) if n_nodes <= per_site else bandwidth_bytes_per_s * (n_sites // 2)
         ),
+        hashed=one.hashed,
     )
