@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -124,6 +124,16 @@ class ModelCosts:
             flow = flow if op.routed is None else self._dispatched(op, op.routed, flow)
         self._flows[id(op)] = (op, flow)
         return flow
+
+    def groups_in(self, found: Iterable[tuple[Flow, Sequence[float]]]) -> Iterator[tuple[Groups, Sequence[float]]]:
+        """Yield the groups, or the pairs, that flows of this program stand for, and what each of them has."""
+        ops = {id(flow): op for op, flow in self._flows.values()}
+        for flow, each in found:
+            op = ops.get(id(flow))
+            if isinstance(op, Transfer):
+                yield tuple(pair for pair in op.pairs if pair[0] != pair[1]), each
+            elif op is not None:
+                yield op.groups, each
 
     def _dispatched(self, op: Collective, routed: Routed, flow: Flow) -> Flow:
         """Bound an exchange by the kernels of its dispatcher: HybridEP's keep the links busy with the SMs that they take."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -29,7 +29,7 @@ from simulator.models.styles import STYLES
 from simulator.network import NETWORKS, FlowNetwork, NetworkModel
 from simulator.network.base import Flow
 from simulator.network.even import Evenness, EvenNetwork, UnevenError
-from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of
+from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of, split
 from simulator.parallel.expert import expert_load, expert_refusal, sorts_arrivals
 from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
@@ -48,6 +48,8 @@ from simulator.units import to_s
 WIDE_VOCABULARY = 65_500
 #: ranks up to which all are simulated where those of a class turn out to share links unequally
 MAX_UNFOLDED = 256
+#: how often classes are split by what their parts would get before every rank is simulated
+MOST_SPLITS = 3
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -126,6 +128,7 @@ def lower_scenario(
     whole: bool | None = None,
     jointly: bool = True,
     by_layer: bool = False,
+    uneven: Mapping[int, Hashable] | None = None,
 ) -> tuple[Model, Lowered, MemoryReport]:
     """Lower a scenario with a resolved plan and account for its memory.
 
@@ -135,13 +138,16 @@ def lower_scenario(
         As for :func:`lower`.
     by_layer : bool
         Whether no pass is a block, for others may touch its links.
+    uneven : mapping of int to hashable, optional
+        What tells ranks apart that share links unequally, by rank.
     """
     plan = scenario.plan
     model = model_for(spec, plan)
     classes = _classes(scenario, topology)
-    if by_layer:
+    if by_layer or uneven:
         mesh = Mesh(plan, topology.gpus_per_node)
-        classes = (classes or Classes.whole(tuple(map(mesh.stage_ranks, range(plan.pp))))).opened()
+        classes = classes or Classes.whole(tuple(map(mesh.stage_ranks, range(plan.pp))))
+        classes = split(classes, mesh, uneven.get, nic_sharers(topology)) if uneven else classes.opened()
     lowered = lower(
         model,
         plan,
@@ -255,6 +261,20 @@ def simulate(
     return replace(result, chosen=chosen(scenario.plan, result.plan, result.memory))
 
 
+def _told_apart(
+    known: Mapping[int, Hashable], found: Iterable[tuple[Sequence[tuple[int, ...]], Sequence[float]]]
+) -> dict[int, Hashable]:
+    """Return what tells ranks apart once their groups would move at different rates; those of one rate stay alike."""
+    apart = dict(known)
+    for groups, rates in found:
+        names = [f"{rate:.6e}" for rate in rates]
+        if len(set(names)) > 1:
+            apart |= {
+                rank: (apart.get(rank), name) for group, name in zip(groups, names, strict=True) for rank in group
+            }
+    return apart
+
+
 def _networks(scenario: Scenario, topology: Topology) -> Callable[[], NetworkModel]:
     """Return what makes idle networks; where every rank could be simulated, those that tell when a class is uneven."""
     new = NETWORKS[scenario.network]
@@ -317,25 +337,31 @@ def run_scenario(
         say("simulating")
         costs = costs_of(topology, scenario)
         among_others = [False, True]
+        lower_again = partial(lower_scenario, topology=topology, spec=spec)
+        uneven: dict[int, Hashable] = {}
+        n_splits = 0
         while True:
             play = partial(run, costs=costs, new_network=_networks(scenario, topology), detail=detail)
             try:
-                timeline = play(lowered.program, among_others=among_others.pop(0))
+                timeline = play(lowered.program, among_others=among_others[0])
                 break
             except TouchedError:
+                among_others.pop(0)
                 if among_others:
                     say("simulating passes step by step, for other traffic takes their links")
                     continue
                 say("lowering layer by layer, for passes do not take turns")
                 among_others = [False]
-                model, lowered, memory = lower_scenario(
-                    scenario, topology, spec, whole=False if scenario.unfold else None, jointly=False
-                )
-            except UnevenError:
-                scenario = replace(scenario, unfold=True)
-                say("lowering every rank, for those of a class share links unequally")
-                among_others = [True]
-                model, lowered, memory = lower_scenario(scenario, topology, spec, whole=False)
+                lower_again = partial(lower_again, whole=False if scenario.unfold else None, jointly=False)
+            except UnevenError as error:
+                say("lowering parts of classes, for their ranks share links unequally")
+                known, uneven = uneven, _told_apart(uneven, costs.groups_in(error.found))
+                n_splits += 1
+                if uneven == known or n_splits > MOST_SPLITS:
+                    scenario, uneven, among_others = replace(scenario, unfold=True), {}, [True]
+                    lower_again = partial(lower_scenario, topology=topology, spec=spec, whole=False)
+                lower_again = partial(lower_again, uneven=uneven)
+            model, lowered, memory = lower_again(scenario)
             say("simulating")
     return Run(scenario=scenario, model=model, lowered=lowered, memory=memory, costs=costs, timeline=timeline)
 

@@ -254,10 +254,10 @@ _TAIL = """
 What the cost grows with is distinct behaviour, not size: ranks that do the same in equivalent positions are simulated once, a
 stage's pass over one micro-batch is one event, and of a pipeline's steady state one period is simulated ([design](design.md)).
 `--unfold` simulates every rank and micro-batch, with the same answer to the picosecond; where up to 256 ranks share links unequally,
-that happens by itself, and the provenance says so ([design](design.md)). A slow GPU (`--slow-rank`) leaves the passes of its
+classes are split until those of one share them equally ([design](design.md)). A slow GPU (`--slow-rank`) leaves the passes of its
 tensor-parallel group blocks, which its classes run together, and replicas that meet only when they reduce gradients have steady
-states of their own. Groups that straddle nodes share NICs with messages between the stages, differently on every
-rank: they are simulated rank by rank, each collective of a layer as a flow of its own, until their state comes again; replicas
+states of their own. Groups that straddle nodes share NICs with messages between the stages, differently on most
+ranks: these are simulated by themselves, each collective of a layer as a flow of its own, until their state comes again; replicas
 whose speeds differ a little may not come to that within a step, and all their micro-batches are simulated. Rounds of a
 ring repeat, message by message, too ([collectives](collective.md)).
 """

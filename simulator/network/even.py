@@ -27,7 +27,17 @@ ROUNDING = 1e-9
 
 
 class UnevenError(Exception):
-    """The parts of a flow would not move at the same rate."""
+    """The parts of a flow would not move at the same rate.
+
+    Attributes
+    ----------
+    found : list of (Flow, list of float)
+        Flows, and what their parts would get each: rates, or times at which they start to load links.
+    """
+
+    def __init__(self, found: Sequence[tuple[Flow, Sequence[float]]]) -> None:
+        super().__init__()
+        self.found = found
 
 
 class _Parts(NamedTuple):
@@ -64,7 +74,8 @@ class Evenness:
             each = [(part, factor) for parts, factor in zip(known, factors, strict=True) for part in parts.flows]
             found = self._rates(each) if self.contends else [rate for one in each for rate in self._rates([one])]
             if not np.allclose(found, np.repeat(rates, counts), rtol=ROUNDING, atol=0.0):
-                raise UnevenError
+                own = np.split(np.asarray(found), np.cumsum(counts)[:-1])
+                raise UnevenError([(flow, each.tolist()) for flow, each in zip(flows, own, strict=True)])
         self._seen.add(key)
 
     def _taken_apart(self, flow: Flow) -> _Parts:
@@ -74,7 +85,7 @@ class Evenness:
         if known is None:
             parts = flow.parts()
             if any(part.latency_s != flow.latency_s or part.n_bytes != flow.n_bytes for part in parts):
-                raise UnevenError
+                raise UnevenError([(flow, [part.latency_s + part.n_bytes for part in parts])])
             known = self._known[key] = _Parts(len(self._known), flow, parts)
         return known
 

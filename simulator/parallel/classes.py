@@ -51,6 +51,8 @@ class Classes:
     joined: tuple[int, ...] = ()
     #: Whether a pipeline stage has more than one class; then all have, for stages are in step with their neighbours.
     is_split: bool = False
+    #: Whether these are parts of classes, each with passes of the class that it is a part of.
+    is_apart: bool = False
 
     @classmethod
     def whole(cls, members: tuple[tuple[int, ...], ...]) -> Classes:
@@ -178,13 +180,7 @@ def classes_of(
     sharers : tuple of tuple of int
         Ranks that hold each other up without meeting, because they share a NIC.
     """
-    groups = [
-        ((axis, mark(group)), group)
-        for stage in range(mesh.plan.pp)
-        for axis, found in meetings(mesh, stage)
-        for group in found
-    ]
-    groups += [(("nic", ()), group) for group in sharers]
+    groups = _meeting(mesh, mark, sharers)
     first = _numbered({rank: (mesh.stage_of(rank), color(rank)) for rank in range(mesh.plan.gpus)})
     colors = _refined(first, groups)
     members = _members(colors)
@@ -212,6 +208,18 @@ def classes_of(
     )  # fmt: skip
 
 
+def _meeting(
+    mesh: Mesh, mark: Callable[[tuple[int, ...]], Hashable], sharers: Groups
+) -> list[tuple[tuple[str, Hashable], tuple[int, ...]]]:
+    groups = [
+        ((axis, mark(group)), group)
+        for stage in range(mesh.plan.pp)
+        for axis, found in meetings(mesh, stage)
+        for group in found
+    ]
+    return groups + [(("nic", ()), group) for group in sharers]
+
+
 def _refined(colors: dict[int, int], groups: Sequence[tuple[tuple[str, Hashable], tuple[int, ...]]]) -> dict[int, int]:
     """Split colours until ranks of one colour meet the same colours in each of their groups."""
     n_colors = 0
@@ -237,21 +245,39 @@ def _members(colors: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
 
 def unfolded(classes: Classes, mesh: Mesh) -> Classes:
     """Return the classes of which each has one rank, in the order of those that it is a part of."""
+    return _taken_apart(classes, mesh, {rank: rank for rank in range(mesh.plan.gpus)})
+
+
+def split(classes: Classes, mesh: Mesh, color: Callable[[int], Hashable], sharers: Groups = ()) -> Classes:
+    """Return the coarsest parts of classes in which ranks differ neither in colour nor in whom they meet.
+
+    Parameters
+    ----------
+    color, sharers
+        As for :func:`classes_of`.
+    """
+    first = {rank: (number, color(rank)) for number, members in enumerate(classes.members) for rank in members}
+    return _taken_apart(classes, mesh, _refined(_numbered(first), _meeting(mesh, lambda _: (), sharers)))
+
+
+def _taken_apart(classes: Classes, mesh: Mesh, colors: Mapping[int, int]) -> Classes:
+    """Return the parts of classes whose ranks have one colour, in their order; what is in step remains so."""
     groups = [
         ((axis, ()), group) for stage in range(mesh.plan.pp) for axis in PASS_AXES for group in mesh.groups(axis, stage)
     ]
-    joined = _joined({rank: rank for rank in range(mesh.plan.gpus)}, groups)
+    joined = _joined(colors, groups)
     parts = [
-        (rank, alike, passes)
+        (own, alike, passes)
         for members, alike, passes in zip(classes.members, classes.in_step, classes.have_passes, strict=True)
-        for rank in members
+        for own in _members({rank: colors[rank] for rank in members})
     ]
     return replace(
         classes,
-        members=tuple((rank,) for rank, _, _ in parts),
+        members=tuple(own for own, _, _ in parts),
         in_step=tuple(alike for _, alike, _ in parts),
         have_passes=tuple(passes for _, _, passes in parts),
-        joined=tuple(joined[rank] for rank, _, _ in parts),
+        joined=tuple(joined[colors[own[0]]] for own, _, _ in parts),
+        is_apart=True,
     )
 
 
@@ -279,6 +305,6 @@ def _open(colors: Mapping[int, int], groups: Sequence[tuple[tuple[str, Hashable]
     return frozenset(color for found in mixed if len(found) > 1 for color in found)
 
 
-def _numbered(what: dict[int, Hashable]) -> dict[int, int]:
+def _numbered(what: Mapping[int, Hashable]) -> dict[int, int]:
     numbers: dict[Hashable, int] = {}
     return {rank: numbers.setdefault(value, len(numbers)) for rank, value in what.items()}

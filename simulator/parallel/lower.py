@@ -249,9 +249,10 @@ def lower(
     if classes is None:
         classes = Classes.whole(tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
     is_whole = unfold if whole is None else whole
+    classes = unfolded(classes, mesh) if unfold else classes
     write = partial(
         _write_down, model, plan, mesh, placement, chunks, gpus_per_node=gpus_per_node, boundary_bytes=boundary_bytes,
-        whole=not unfold and not classes.is_split, classes=unfolded(classes, mesh) if unfold else classes,
+        whole=not classes.is_apart and not classes.is_split, classes=classes,
         jointly=jointly and not (unfold and is_whole), loading=loading, on_processors=on_processors,
     )  # fmt: skip
     short = ShortTable(build(plan.n_micro_batches)) if is_whole else shorten(build, plan.pp, plan.n_micro_batches)

@@ -207,8 +207,10 @@ def test_equal_parts_may_stand_together():
 
 def test_parts_of_unequal_links_may_not():
     parts = [replace(MB, links=(link,)) for link in (0, 1)]
-    with pytest.raises(UnevenError):
+    with pytest.raises(UnevenError) as raised:
         even_run(standing_for(*parts), bandwidths=(1e9, 0.5e9))
+    ((_, rates),) = raised.value.found
+    assert rates == pytest.approx([1e9, 0.5e9])
 
 
 def test_parts_that_begin_or_end_at_other_times_may_not():
@@ -220,8 +222,9 @@ def test_parts_that_begin_or_end_at_other_times_may_not():
 def test_equal_parts_that_others_meet_unequally_may_not():
     """Link 0 also carries another flow, link 1 does not."""
     whole = standing_for(*(replace(MB, links=(link,)) for link in (0, 1)))
-    with pytest.raises(UnevenError):
+    with pytest.raises(UnevenError) as raised:
         even_run(whole, MB, bandwidths=(1e9, 1e9))
+    assert [rates for _, rates in raised.value.found] == [pytest.approx([0.5e9, 1e9]), pytest.approx([0.5e9])]
     other = standing_for(*(replace(MB, links=(link,), n_bytes=3e6) for link in (0, 1)))
     assert even_run(whole, other, bandwidths=(1e9, 1e9)) == near(h0=2000, h1=4000)
 

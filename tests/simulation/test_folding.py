@@ -88,24 +88,24 @@ def test_folded_equals_unfolded(data, plan, cluster, network, is_healthy):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "plan", "is_even"),
+    ("cluster", "plan", "n_classes"),
     [
         # two data-parallel groups behind one NIC: compute beside them is slowed down as if both were at work
-        ("bigred200", {"gpus": 12, "tp": 2, "cp": 2, "dp": 3, "global_batch": 6, "sharding": "zero3", "framework": "deepspeed"}, True),
-        ("polaris", {"gpus": 32, "tp": 2, "cp": 2, "dp": 8, "global_batch": 16, "sharding": "zero3", "framework": "megatron"}, True),
+        ("bigred200", {"gpus": 12, "tp": 2, "cp": 2, "dp": 3, "global_batch": 6, "sharding": "zero3", "framework": "deepspeed"}, 1),
+        ("polaris", {"gpus": 32, "tp": 2, "cp": 2, "dp": 8, "global_batch": 16, "sharding": "zero3", "framework": "megatron"}, 1),
         # passes written down layer by layer beside gathers use the links of their own stage
-        ("selene", {"gpus": 32, "tp": 2, "pp": 4, "dp": 4, "global_batch": 8, "sharding": "hsdp", "recompute": "full"}, True),
-        # stages of one and a half nodes: some messages share NICs, some do not
+        ("selene", {"gpus": 32, "tp": 2, "pp": 4, "dp": 4, "global_batch": 8, "sharding": "hsdp", "recompute": "full"}, 4),
+        # stages of one and a half nodes: some messages share NICs, some do not, those of a tensor-parallel pair alike
         ("polaris", {"gpus": 12, "tp": 2, "pp": 2, "dp": 3, "global_batch": 6, "schedule": "gpipe", "sharding": "zero3",
-                     "framework": "fsdp"}, False),
-        # trees over three nodes beside messages between the stages
-        ("bigred200", {"gpus": 48, "pp": 4, "dp": 12, "global_batch": 48, "schedule": "zb-1p", "sharding": "hsdp"}, False),
+                     "framework": "fsdp"}, 6),
+        # trees over three nodes, the root in the middle, beside messages between the stages
+        ("bigred200", {"gpus": 48, "pp": 4, "dp": 12, "global_batch": 48, "schedule": "zb-1p", "sharding": "hsdp"}, 8),
     ],
 )  # fmt: skip
-def test_every_rank_is_simulated_where_those_of_a_class_share_links_unequally(cluster, plan, is_even):
+def test_a_class_is_split_where_its_ranks_share_links_unequally(cluster, plan, n_classes):
     plan = {"micro_batch": 1, "sequence_length": 960, "framework": "megatron-core", **plan}
     folded = answer(plan, cluster=cluster)
-    assert folded.scenario.unfold != is_even
+    assert len(folded.timeline.members) == n_classes
     assert_equal(folded.timeline, simulated(plan, cluster=cluster, unfold=True), plan["gpus"])
 
 
@@ -129,7 +129,7 @@ def test_every_rank_is_simulated_where_those_of_a_class_share_links_unequally(cl
 def test_passes_among_other_traffic_are_what_their_layers_are(plan, wrong):
     plan = {"micro_batch": 1, "sequence_length": 960, "framework": "megatron", "recompute": "full", **plan}
     folded, unfolded = (answer(plan, wrong, cluster="selene", unfold=unfold) for unfold in (False, True))
-    assert folded.scenario.unfold, "the ranks of a class share links unequally"
+    assert len(folded.timeline.members) == plan["gpus"], "no two ranks share links alike"
     assert folded.timeline.n_events < unfolded.timeline.n_events
     assert_equal(folded.timeline, unfolded.timeline, plan["gpus"])
     ours, theirs = folded.metrics.breakdown, unfolded.metrics.breakdown
