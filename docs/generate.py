@@ -452,7 +452,7 @@ def _table_page(table: Table) -> str:
     for key in table.keys:
         names = ", ".join(f"`{name}`" for name in key.names)
         ours = f"`{key.plan}`" if key.plan else f"model: `{key.model}`" if key.model else ""
-        default = "" if key.default is None else f"`{str(key.default).lower()}`"
+        default = "" if key.default in (None, "") else f"`{str(key.default).lower()}`"
         words = ", ".join(f"`{word}`" for word in key.words)
         lines.append(f"| {names} | {ours} | {default} | {'; '.join(filter(None, (words, key.note)))} |")
     for title, groups in (("Ignored", table.irrelevant), ("Named as changing the answer", table.missed)):

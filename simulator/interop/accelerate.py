@@ -15,7 +15,7 @@ from typing import Any
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format
-from simulator.interop.key_table import Described, Found, Table, key, nested, reader_of
+from simulator.interop.key_table import Described, Found, nested, reader_of, shipped_table
 
 #: ``ShardingStrategy`` of PyTorch's FSDP, by number from 1 -> sharding of a plan
 FSDP_STRATEGIES = {
@@ -26,55 +26,10 @@ FSDP_STRATEGIES = {
     "HYBRID_SHARD_ZERO2": "hsdp",
 }
 _PRECISIONS = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
-_PREFETCH = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NO_PREFETCH": "none"}
 _DEVICES = {"none": "none", "cpu": "cpu"}
 _F, _D, _M, _P = "fsdp_config.", "deepspeed_config.", "megatron_lm_config.", "parallelism_config.parallelism_config_"
 
-KEYS = Table(
-    keys=(
-        key("distributed_type", words=dict.fromkeys(("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")),
-            note="FSDP where there is an `fsdp_config`, else NO"),
-        key("num_processes", default=0, note="`gpus`"),
-        key("mixed_precision", "any", note="`precision`: no, fp16, bf16, fp8"),
-        key(_F + "fsdp_sharding_strategy", "any", note="`sharding`, by name or by number"),
-        key(_F + "fsdp_reshard_after_forward", "any", note="of the second version: false is zero2"),
-        key(_F + "fsdp_version", default=1),
-        key(_F + "fsdp_activation_checkpointing", "switch", note="`recompute` full"),
-        key(_F + "fsdp_backward_prefetch fsdp_config.fsdp_backward_prefetch_policy", plan="backward_prefetch", words=_PREFETCH),
-        key(_F + "fsdp_forward_prefetch", "switch", plan="forward_prefetch"),
-        key(_F + "fsdp_limit_all_gathers", "switch", plan="limit_all_gathers", default=True),
-        key(_F + "fsdp_offload_params", "switch", note="both offloads"),
-        key(_D + "deepspeed_config_file", "text", default="", note="read too"),
-        key(_D + "zero_stage", default=2, note="`sharding`"),
-        key(_D + "gradient_accumulation_steps", "any"),
-        key(_D + "offload_optimizer_device", "text", default="none", note="`offload_optimizer`"),
-        key(_D + "offload_param_device", "text", default="none", note="`offload_parameters`"),
-        key(_M + "megatron_lm_tp_degree", "count", default=1, note="`tp`"),
-        key(_M + "megatron_lm_pp_degree", "count", default=1, note="`pp`"),
-        key(_M + "megatron_lm_num_micro_batches", default=0),
-        key(_M + "megatron_lm_sequence_parallelism", "switch", note="`sequence_parallel`"),
-        key(_M + "megatron_lm_use_distributed_optimizer", "switch", note="`sharding` zero1"),
-        key(_M + "megatron_lm_recompute_activations", "switch", note="`recompute` selective"),
-        key(_P + "dp_replicate_size", "count", default=1),
-        key(_P + "dp_shard_size", "count", default=1),
-        key(_P + "tp_size", "count", default=1, note="`tp`"),
-        key(_P + "cp_size", "count", default=1, note="`cp`"),
-        key(_P + "sp_size", "count", default=1, note="Ulysses: `cp`, `cp_comm_type` a2a"),
-        key(_P + "cp_comm_strategy", words={"allgather": "all_gather", "alltoall": "p2p"}, default="allgather"),
-    ),
-    irrelevant={
-        "where it runs": "compute_environment debug downcast_bf16 enable_cpu_affinity gpu_ids machine_rank main_process_ip "
-        "main_process_port main_training_function num_machines rdzv_backend same_network tpu_* use_cpu mpirun_config "
-        "commands deepspeed_hostfile env ipex_config deepspeed_config.deepspeed_multinode_launcher "
-        "deepspeed_config.deepspeed_hostfile",
-        "how a model is cut, saved and loaded": "fsdp_config.fsdp_*wrap* fsdp_config.fsdp_min_num_params "
-        "fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_use_orig_params "
-        "fsdp_config.fsdp_cpu_ram_efficient_loading fsdp_config.fsdp_ignored_modules fsdp_config.fsdp_mixed_precision_policy "
-        "deepspeed_config.zero3_* deepspeed_config.deepspeed_moe_layer_cls_names parallelism_config",
-        "learning": "*gradient_clipping",
-        "compiled code and fp8 recipes": "dynamo_config fp8_config",
-    },
-)  # fmt: skip
+KEYS = shipped_table("accelerate")
 
 
 def _describe(found: Found) -> Described:

@@ -17,21 +17,10 @@ from typing import Any
 from simulator.config import load_yaml, read_text
 from simulator.interop.cluster import ImportedCluster, imported
 from simulator.interop.format import Format, having
-from simulator.interop.key_table import Table, key
+from simulator.interop.key_table import shipped_table
 from simulator.interop.typed_values import Reader
 
-KEYS = Table(
-    keys=(
-        key("topology", "any", note="of each dimension: Ring, Switch or FullyConnected"),
-        key("npus_count", "any", note="GPUs of each dimension; the first dimension is a node"),
-        key("bandwidth", "any", note="GB/s (2^30 bytes) of a link and direction, of each dimension"),
-        key("latency", "any", note="ns of a link, of each dimension"),
-    ),
-    missed={
-        "links of one dimension that differ": "non_recursive_topo*",
-        "a protocol of its own": "dragonfly* *_file",
-    },
-)
+KEYS = shipped_table("astra_network")
 _BYTES_PER_GB = 1 << 30
 #: GPUs and links of the largest graph that is expanded
 MOST_GPUS, MOST_LINKS = 2_048, 10_000

@@ -15,85 +15,13 @@ from typing import Any
 from simulator.config import load_yaml
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format, Imported
-from simulator.interop.key_table import Found, Table, flattened, json_keys, key, nested
+from simulator.interop.key_table import Found, flattened, json_keys, nested, shipped_table
 from simulator.interop.typed_values import Reader, words
 from simulator.plan import ParallelPlan
 
-_WIDTHS = {"fp32": 4, "float32": 4, "fp16": 2, "bf16": 2, "bfp16": 2, "float16": 2, "bfloat16": 2}
 #: optimizers with two fp32 moments and gradients reduced as they are
 _ADAM_LIKE = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_adam", "lamb", "fusedlamb")
-_Z = "zero_optimization."
-
-KEYS = Table(
-    keys=(
-        key("train_batch_size", "count", plan="global_batch"),
-        key("train_micro_batch_size_per_gpu", "count", plan="micro_batch"),
-        key("gradient_accumulation_steps", "count", note="`dp` = batch / micro-batch / this"),
-        key("bf16.enabled bfloat16.enabled", "switch", note="precision"),
-        key("fp16.enabled", "switch", note="precision"),
-        key("amp.enabled", "switch", note="precision amp_fp16"),
-        key("torch_autocast.enabled", "switch", note="precision amp_bf16 or amp_fp16"),
-        key("torch_autocast.dtype", words={"bfloat16": "amp_bf16", "float16": "amp_fp16", "bf16": "amp_bf16", "fp16": "amp_fp16"},
-            default="bfloat16"),
-        key("compile.enabled", "switch", note="`host` compiled"),
-        key("compile.backend", "any"),
-        key("compile.disable", "any", note="`host` compiled if false"),
-        key("optimizer.type", "text", default="Adam", note="Adam's states are taken; OneBitAdam: `gradient_compression` onebit"),
-        key("optimizer.params.freeze_step", note="of OneBitAdam: the steps after it are described"),
-        key("data_types.grad_accum_dtype", "text", note="`gradient_bytes`"),
-        key("communication_data_type", words=_WIDTHS, note="`gradient_bytes`"),
-        key(_Z + "stage", default=0, note="`sharding`"),
-        key(_Z + "overlap_comm", "switch", default="true at stage 3", note="`overlap`"),
-        key(_Z + "reduce_bucket_size", "number", note="`bucket_bytes`, in elements"),
-        key(_Z + "mics_shard_size", note="`sharding` hsdp in groups of so many ranks"),
-        key(_Z + "zero_hpz_partition_size", plan="secondary_group", default=1),
-        key(_Z + "zero_quantized_weights", "switch", plan="quantized_weights"),
-        key(_Z + "zero_quantized_gradients", "switch", plan="quantized_gradients"),
-        key(_Z + f"stage3_prefetch_bucket_size {_Z}prefetch_bucket_size", "number", plan="prefetch_elements"),
-        key(_Z + f"stage3_param_persistence_threshold {_Z}param_persistence_threshold", "number", plan="persistence_elements"),
-        key(_Z + f"stage3_max_live_parameters {_Z}max_live_parameters", "number", plan="max_live_elements"),
-        key(_Z + f"stage3_max_reuse_distance {_Z}max_reuse_distance", "number", plan="max_reuse_elements"),
-        key(_Z + "reduce_scatter", "switch", default=True, note="`gradient_collective`"),
-        key(_Z + "use_multi_rank_bucket_allreduce", "switch", default=True, note="`gradient_collective`"),
-        key(_Z + "offload_optimizer.device", plan="offload_optimizer", words={"none": "none", "cpu": "cpu"}, unmodelled="nvme",
-            default="none"),
-        key(_Z + "offload_optimizer.ratio", "number", default=1.0),
-        key(_Z + "offload_param.device", plan="offload_parameters", words={"none": "none", "cpu": "cpu"}, unmodelled="nvme",
-            default="none"),
-        key(_Z + "cpu_offload", "switch", note="`offload_optimizer`, of old files"),
-        key(_Z + "cpu_offload_params", "switch", note="`offload_parameters`, of old files"),
-        key("tensor_parallel.autotp_size", default=0, note="`tp`"),
-        key("sequence_parallel_size", "count", plan="cp", default=1, note="Ulysses: `cp_comm_type` a2a"),
-    ),
-    irrelevant={
-        "logging and checks": "steps_per_print wall_clock_breakdown flops_profiler comms_logger tensorboard wandb csv_monitor "
-        "dump_state monitor_config memory_breakdown timers autotuning eigenvalue",
-        "learning": "optimizer.params optimizer.legacy_fusion scheduler gradient_clipping prescale_gradients seed train_iters "
-        "gradient_predivide_factor "
-        "gradient_allreduce_op zero_allow_untested_optimizer zero_force_ds_cpu_optimizer fp16 bf16 bfloat16 amp",
-        "files and elasticity": "checkpoint elasticity dataloader_drop_last hybrid_engine",
-        "what only moves memory around, checks, saves, or is used where the backend lacks a collective":
-        "aio seq_parallel_communication_data_type torch_autocast "
-        "disable_allgather use_data_before_expert_parallelism tensor_parallel activation_checkpointing "
-        + " ".join(_Z + name for name in (
-            "allgather_partitions", "allgather_bucket_size", "contiguous_gradients", "round_robin_gradients",
-            "*model_persistence_threshold", "*gather_16bit_weights_on_model_save", "sub_group_size",
-            "ignore_unused_parameters", "legacy_stage1", "elastic_checkpoint", "load_from_fp32_weights",
-            "log_trace_cache_warnings", "memory_efficient_linear", "zero_quantized_nontrainable_weights",
-            "override_module_apply", "pipeline_loading_checkpoint", "stage3_module_granularity_threshold",
-            "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "zeropp_loco_param",
-            "mics_hierarchical_params_gather", "save_muon_momentum_buffer_in_memory", "offload_optimizer", "offload_param",
-        )),
-    },
-    missed={
-        "tokens left out, or sequences that grow": "data_efficiency curriculum_learning",
-        "compressed weights": "compression_training",
-        "gradients sent as rows and values": "sparse_gradients",
-        "layers left out": "progressive_layer_drop",
-        "experts": "moe use_moe",
-        "a pipeline that the model's own code cuts": "pipeline",
-    },
-)  # fmt: skip
+KEYS = shipped_table("deepspeed")
 
 
 def import_deepspeed(path: str | Path, *, gpus: int = 0) -> Imported:
@@ -248,7 +176,7 @@ def _reduction(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     sent, kept = found["communication_data_type"], found["data_types.grad_accum_dtype"]
     if sent is not None:
-        changed["gradient_bytes"] = _WIDTHS[sent]
+        changed["gradient_bytes"] = KEYS.named("communication_data_type").ours(sent)
     elif kept in ("fp32", "float32"):
         changed["gradient_bytes"] = 4
     for one in KEYS.keys:

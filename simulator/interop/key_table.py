@@ -1,4 +1,4 @@
-"""The keys of a format, said once: from them follow reading, writing, and what the documentation lists.
+"""The keys of a format, said once in a table of the folder ``keys``: from it follow reading, writing, and the documentation.
 
 A key that alone decides a field of the plan or of the model is read and written from its line of the table. Where several
 keys decide together, the format has a rule for each direction beside its table.
@@ -6,23 +6,25 @@ keys decide together, the format has a rule for each direction beside its table.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from simulator.config import near_misses, parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Imported
-from simulator.interop.typed_values import MOST, Reader
-from simulator.models.spec import ModelSpec
+from simulator.interop.typed_values import Reader
+from simulator.models.spec import MOST_LAYERS, ModelSpec
 
-Kind = Literal["count", "whole", "number", "switch", "text", "word", "any"]
+Kind = Literal["count", "layers", "whole", "number", "switch", "text", "word", "any"]
 
-#: words of keys that speak of something modelled
+#: words of keys that speak of something modelled: an unknown key that has one is said to change the answer
 SUSPICIOUS = (
     r"parallel|precision|fp8|fp4|fp16|bf16|float8|quantiz|recompute|checkpoint_act|activation_ckpt|offload|expert|moe|"
     r"attention|overlap|sharding|zero_|fsdp|pipeline|micro.?batch|global.?batch|seq.?len|vocab|hidden|num.?layers|heads"
@@ -35,8 +37,8 @@ class Key:
 
     #: Its spellings, dots between sections; the first is written.
     names: tuple[str, ...]
-    #: ``count`` (a whole number above zero), ``whole`` (where 0 is unset), ``number``, ``switch``, ``text``, ``word``
-    #: (one of :attr:`words`) or ``any``.
+    #: ``count`` (a whole number above zero), ``layers`` (no more of them than a model can have), ``whole`` (where 0 is unset),
+    #: ``number``, ``switch``, ``text`` (where nothing is unset), ``word`` (one of :attr:`words`) or ``any``.
     kind: Kind
     #: The field of the plan or of the model that it alone decides, in the same unit.
     plan: str = ""
@@ -49,8 +51,6 @@ class Key:
     unmodelled: tuple[str, ...] = ()
     #: Field of the plan that must be above 1 for the key to count.
     needs: str = ""
-    #: The largest whole number that can be meant.
-    most: int = MOST
     #: For the documentation.
     note: str = ""
 
@@ -65,9 +65,11 @@ class Key:
             )
         match self.kind:
             case "count":
+                return reader.positive(*self.names)
+            case "layers":
                 count = reader.positive(*self.names)
-                if count > self.most:
-                    reader.fault(reader.spelling(self.names), f"{count} is more than {self.most}")
+                if count > MOST_LAYERS:
+                    reader.fault(reader.spelling(self.names), f"{count} is more than {MOST_LAYERS}")
                 return count
             case "whole":
                 return reader.integer(*self.names)
@@ -92,30 +94,33 @@ class Key:
         return next((word for word, ours in self.words.items() if ours == value), None)
 
 
-def key(
-    names: str,
-    kind: Kind = "whole",
-    *,
-    plan: str = "",
-    model: str = "",
-    words: Mapping[Any, Any] | None = None,
-    default: Any = None,
-    unmodelled: str = "",
-    needs: str = "",
-    most: int = MOST,
-    note: str = "",
-) -> Key:
-    """Return a key from its spellings, blanks between them."""
+_SAID: Mapping[str, Any] = {"true": True, "false": False}
+
+
+def _default(kind: str, text: str) -> Any:
+    if not text:
+        return {"switch": False, "text": ""}.get(kind)
+    if kind == "number":
+        return float(text)
+    return int(text) if kind in ("count", "layers", "whole") else _SAID.get(text, text)
+
+
+def _key(names: str, kind: Any, plan: str, model: str, words: str, default: str, needs: str, note: str) -> Key:
+    """Return a key from a line of a table; see :func:`table_of`."""
+    pairs = [word.partition("=") for word in words.split()]
     return Key(
         names=tuple(names.split()),
-        kind="word" if words and kind != "switch" else kind,
+        kind=kind,
         plan=plan,
         model=model,
-        words=words or {},
-        default=False if kind == "switch" and default is None else default,
-        unmodelled=tuple(unmodelled.split()),
+        words={
+            _SAID.get(word, word): (int(ours) if ours.isdigit() else _SAID.get(ours, ours)) if equals else None
+            for word, equals, ours in pairs
+            if word[0] != "!"
+        },
+        default=_default(kind, default),
+        unmodelled=tuple(word[1:] for word, _, _ in pairs if word[0] == "!"),
         needs=needs,
-        most=most,
         note=note,
     )
 
@@ -143,11 +148,9 @@ class Table:
     keys: tuple[Key, ...]
     #: Why -> patterns, blanks between them, of keys that change neither time nor memory; each stands for its section
     #: too.
-    irrelevant: Mapping[str, str] = field(default_factory=dict)
+    irrelevant: Mapping[str, str]
     #: Why -> patterns of keys that would change the answer and are not modelled; false, zero and ``none`` are harmless.
-    missed: Mapping[str, str] = field(default_factory=dict)
-    #: Pattern of words that mean something modelled: an unknown key that has one is said to change the answer.
-    suspicious: str = SUSPICIOUS
+    missed: Mapping[str, str]
 
     def named(self, name: str) -> Key:
         """Return the key of a spelling."""
@@ -174,7 +177,7 @@ class Table:
         settings: dict[str, Any] = {}
         for key in self.keys:
             name, value = getattr(key, which), found[key.names[0]]
-            is_unset = value is None or (key.kind == "whole" and not value)
+            is_unset = value is None or (key.kind in ("whole", "text") and not value)
             if name and not is_unset and (defaults or found.given(*key.names)):
                 settings[name] = key.ours(value)
         for key in self.keys:
@@ -214,9 +217,32 @@ class Table:
                 reader.raw(name)  # switched off, or a part of what is missed
             elif reasons or any(_matches(name, patterns) for patterns in self.irrelevant.values()):
                 reader.irrelevant([name])
-            elif re.search(self.suspicious, name) and not near_misses(name, known):
+            elif re.search(SUSPICIOUS, name) and not near_misses(name, known):
                 reader.miss(name, "an unknown key of something that is modelled")
         reader.finish(known)
+
+
+def table_of(text: str) -> Table:
+    """Read a table of keys.
+
+    It is CSV with a line for each key: its names, blanks between them, and the fields of :class:`Key`. A word that has a value
+    of ours is ``theirs=ours``, of a switch ``true=ours``; one that is not modelled has a ``!`` before it. Lines of the kind
+    ``irrelevant`` and ``missed`` have patterns as names and the reason as their note.
+    """
+    keys: list[Key] = []
+    other: dict[str, dict[str, str]] = {"irrelevant": {}, "missed": {}}
+    for line in csv.DictReader(text.splitlines()):
+        why = other.get(line["kind"])
+        if why is None:
+            keys.append(_key(**line))
+        else:
+            why[line["note"]] = f"{why.get(line['note'], '')} {line['names']}".lstrip()
+    return Table(keys=tuple(keys), **other)
+
+
+def shipped_table(name: str) -> Table:
+    """Read the table of a format, a file of the folder ``keys``."""
+    return table_of((files("simulator.interop") / "keys" / f"{name}.csv").read_text(encoding="utf-8"))
 
 
 #: what a file of settings describes: the model, the plan's settings, and micro-batches of a step; empty where it is silent

@@ -15,66 +15,13 @@ from typing import Any
 from simulator.interop.accelerate import FSDP_STRATEGIES
 from simulator.interop.adapters import adapter_settings, optimizer_settings
 from simulator.interop.format import Format, having
-from simulator.interop.key_table import Described, Found, Table, key, reader_of
+from simulator.interop.key_table import Described, Found, reader_of, shipped_table
 from simulator.interop.nemo import resolved
 from simulator.interop.trainer import catalogue_model
 from simulator.models.catalog import MPT_STYLE
-from simulator.models.spec import MOST_LAYERS, ModelSpec
+from simulator.models.spec import ModelSpec
 
-KEYS = Table(
-    keys=(
-        key("model.name", "text", default="mpt_causal_lm", note="mpt_causal_lm, or hf_causal_lm with the name of a model"),
-        key("model.pretrained_model_name_or_path", "text", default="", note="a model of the catalogue where it is one"),
-        key("model.d_model", model="hidden"),
-        key("model.n_heads", model="heads"),
-        key("model.n_layers", model="layers", note=f"at most {MOST_LAYERS}"),
-        key("model.expansion_ratio", "number", default=4.0, note="`ffn_hidden` of the model"),
-        key("model.vocab_size", model="vocab"),
-        key("model.max_seq_len", model="max_positions"),
-        key("model.no_bias", "switch", default=True),
-        key("model.attn_config.alibi", "switch", note="positions"),
-        key("model.attn_config.rope", "switch", note="positions"),
-        key("model.attn_config.attn_impl", "text", default="flash", note="`attention`: flash, or torch for eager"),
-        key("model.attn_config.attn_type", "text", default="multihead_attention", note="multiquery or grouped_query: `kv_heads`"),
-        key("model.attn_config.kv_n_heads", note="`kv_heads` of the model"),
-        key("model.ffn_config.ffn_type", "text", default="mptmlp", note="mptmlp, or mptglu for a gated MLP"),
-        key("model.ffn_config.ffn_hidden_size", note="`ffn_hidden` of the model"),
-        key("model.tie_word_embeddings", "switch", default=True),
-        key("max_seq_len", plan="sequence_length"),
-        key("global_train_batch_size", "count", plan="global_batch"),
-        key("device_train_microbatch_size", "any", note="`micro_batch`; auto is left out"),
-        key("precision", plan="precision", words={"amp_bf16": "amp_bf16", "amp_fp16": "amp_fp16", "fp32": "fp32", "amp_fp8": "fp8"},
-            default="amp_bf16"),
-        key("fsdp_config.sharding_strategy", words=FSDP_STRATEGIES, note="`sharding`"),
-        key("fsdp_config.mixed_precision", "any", note="PURE: working weights and gradients in 16 bits"),
-        key("fsdp_config.activation_checkpointing", "switch", plan="recompute", words={True: "full", False: "none"}, default=False),
-        key("fsdp_config.activation_cpu_offload", "switch"),
-        key("fsdp_config.limit_all_gathers", "switch", plan="limit_all_gathers", default=True),
-        key("compile_config", "any", note="`host` compiled"),
-        key("model.peft_config.r lora.args.r", "count", note="`lora_rank`: 8"),
-        key("model.peft_config.target_modules lora.args.target_modules", "any", note="`lora_targets`"),
-        key("optimizer.name", "any", note="Adam's states are taken; `moment_bytes` of 8-bit ones"),
-    ),
-    irrelevant={
-        "the task and its data": "variables* tokenizer* train_loader* eval_loader* eval* max_duration dataset* data_local data_remote icl* "
-        "seed global_seed device_eval* load_* save_* run_name autoresume algorithms* train_loader* num_canonical*",
-        "learning": "optimizer* scheduler* model.init_config* model.init_device model.emb_pdrop model.resid_pdrop model.attn_config* "
-        "model.loss_fn model.pretrained model.config_overrides* model.use_auth_token model.learned_pos_emb model.tokenizer_name "
-        "model.norm_type model.logit_scale model.use_cache model.ffn_config",
-        "logging": "loggers* callbacks* progress_bar log_to_console console_log* python_log_level profiler* log_config metadata*",
-        "scale and dropout of adapters": "model.peft_config* lora.args* lora",
-        "how it is done, not what": "expandable_segments fsdp_config.verbose fsdp_config.forward_prefetch fsdp_config.backward_prefetch "
-        "fsdp_config.activation_checkpointing_reentrant fsdp_config.sync_module_states "
-        "fsdp_config.state_dict_type fsdp_config.use_orig_params dist_timeout parallelism_config",
-    },
-    missed={
-        "quantized frozen weights": "model.load_in_4bit model.load_in_8bit model.quantization_config*",
-        "layers that differ": "model.block_overrides*",
-        "a window of attention": "model.attn_config.sliding_window*",
-        "tensor parallelism of Composer": "tp_config*",
-        "parameters on the host": "fsdp_config.cpu_offload",
-    },
-)  # fmt: skip
+KEYS = shipped_table("llm_foundry")
 
 
 def _filled(flat: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,4 @@
-"""Megatron-LM's flags: the model and the plan that a launch script or a YAML file describes, and a script for a plan.
-
-References
-----------
-NVIDIA/Megatron-LM, ``megatron/training/arguments.py``, ``megatron/core/model_parallel_config.py`` and
-``transformer_config.py``; deepspeedai/Megatron-DeepSpeed and bigscience-workshop/Megatron-DeepSpeed,
-``megatron/arguments.py`` (names and defaults).
-"""
+"""Megatron-LM's flags: the model and the plan that a launch script or a YAML file describes, and a script for a plan."""
 
 from __future__ import annotations
 
@@ -22,8 +15,7 @@ from simulator.errors import ConfigError
 from simulator.interop.deepspeed import read_deepspeed
 from simulator.interop.format import Format, Imported
 from simulator.interop.key_table import Found, flattened
-from simulator.interop.megatron_keys import DISPATCHERS, KEYS, STATE_BYTES
-from simulator.interop.megatron_model import LAYERS, expert_counts, is_deepspeed, model_of, take_pattern
+from simulator.interop.megatron_model import KEYS, LAYERS, expert_counts, is_deepspeed, model_of, take_pattern
 from simulator.interop.megatron_writing import write_megatron
 from simulator.interop.shell import read_script
 from simulator.interop.shell_expansion import Script
@@ -310,7 +302,7 @@ def _states(found: Found) -> dict[str, Any]:
     """Return the widths of the optimizer's states; its fused Adam keeps of a master weight what a bf16 weight lacks."""
     if not found["use-precision-aware-optimizer"]:
         return {"moment_bytes": 1} if found["use-bnb-optimizer"] else {}
-    mean, square = (STATE_BYTES[found[name]] for name in ("exp-avg-dtype", "exp-avg-sq-dtype"))
+    mean, square = (KEYS.named(name).ours(found[name]) for name in ("exp-avg-dtype", "exp-avg-sq-dtype"))
     if mean != square:
         found.reader.fault(
             "exp-avg-sq-dtype", "moments of two widths are not modelled", hint=str(found["exp-avg-dtype"])
@@ -383,7 +375,7 @@ def _experts_travel(found: Found) -> dict[str, Any]:
     if is_deepspeed(found):  # tokens beyond the capacity are dropped, and what is left of it is padding
         factor = None if found["disable-moe-token-dropping"] else found["moe-train-capacity-factor"]
         return {"moe_dispatcher": "alltoall", "moe_capacity_factor": factor, "moe_pad_to_capacity": factor is not None}
-    dispatcher = DISPATCHERS[found["moe-token-dispatcher-type"]]
+    dispatcher = KEYS.named("moe-token-dispatcher-type").ours(found["moe-token-dispatcher-type"])
     is_hybrid = dispatcher == "deepep" and found["moe-flex-dispatcher-backend"] == "hybridep"
     return {
         "moe_dispatcher": "hybridep" if is_hybrid else dispatcher,

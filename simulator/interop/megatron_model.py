@@ -1,8 +1,11 @@
-"""Megatron-LM's flags of a model: sizes, blocks, experts, and the layers of hybrids.
+"""Megatron-LM's flags, said once in a table, and what those of a model mean: sizes, blocks, experts, layers of hybrids.
 
 References
 ----------
-NVIDIA/Megatron-LM, ``megatron/core/models/hybrid/hybrid_layer_allocation.py`` (letters, separators and ratios of patterns),
+NVIDIA/Megatron-LM, ``megatron/training/arguments.py``, ``megatron/core/model_parallel_config.py`` and
+``transformer_config.py``; deepspeedai/Megatron-DeepSpeed and bigscience-workshop/Megatron-DeepSpeed,
+``megatron/arguments.py`` (names and defaults);
+``megatron/core/models/hybrid/hybrid_layer_allocation.py`` (letters, separators and ratios of patterns),
 ``core/ssm/mamba_mixer.py`` and ``core/transformer/transformer_config.py`` (sizes of mixers); deepspeedai/Megatron-DeepSpeed,
 ``megatron/model/transformer.py`` (experts of every layer).
 """
@@ -14,12 +17,21 @@ import re
 from pathlib import Path
 from typing import Any
 
-from simulator.interop.key_table import Found
-from simulator.interop.megatron_keys import KEYS, PATTERNS, VOCABULARIES
+from simulator.interop.key_table import Found, shipped_table
 from simulator.interop.typed_values import Reader, readable
 from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
 from simulator.models.spec import ModelSpec
 
+KEYS = shipped_table("megatron")
+#: names of a hybrid's pattern of layers
+PATTERNS = KEYS.named("hybrid-layer-pattern").names
+#: vocabulary of tokenizers, by a pattern of their type or path
+_VOCABULARIES = {
+    r"Llama-?3|LLama3": 128256, r"Llama-?2": 32000, r"GPT2BPE": 50257, r"BertWordPieceLowerCase": 30522,
+    r"BertWordPieceCase": 28996, r"Mi[sx]tral": 32000, r"DeepSeek-?V3": 129280,
+    r"DeepSeek-?V2(?!Tokenizer)": 102400, r"Qwen1\.5|Qwen2\.?5?|Qwen3": 151936,
+    r"BloomTokenizerFromHF": 250880, r"ChatGLMTokenizerFromHF": 130528, r"IcetkGLM130B": 150528,
+}  # fmt: skip
 #: flags that say how many layers there are
 LAYERS = ("num-layers", "encoder-num-layers", *PATTERNS)
 #: letters of Megatron's patterns -> ours; latent attention is said by flags of its own
@@ -210,7 +222,7 @@ def _of_tokenizer(found: Found) -> int:
         patched,
     ]
     for name in names:
-        for pattern, size in VOCABULARIES.items():
+        for pattern, size in _VOCABULARIES.items():
             if re.search(pattern, readable(str(name or "")), re.IGNORECASE):
                 return _QWEN + extra if patched and extra and pattern.startswith("Qwen") else size
     return 0

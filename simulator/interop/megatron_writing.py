@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.interop.deepspeed import STAGES
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
-from simulator.interop.megatron_keys import KEYS
+from simulator.interop.megatron_model import KEYS
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 from simulator.schedules import sends_block

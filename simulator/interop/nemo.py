@@ -25,8 +25,7 @@ from simulator.interop.adapters import adapter_settings
 from simulator.interop.format import Format, Imported
 from simulator.interop.key_table import flattened
 from simulator.interop.megatron_flags import LISTS, read_flags
-from simulator.interop.megatron_keys import KEYS
-from simulator.interop.megatron_model import LAYERS
+from simulator.interop.megatron_model import KEYS, LAYERS
 from simulator.interop.torchtitan import CATALOGUE_NAMES, read_torchtitan
 from simulator.interop.typed_values import Reader, unknown
 from simulator.models.catalog import find_spec

@@ -12,52 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from simulator.interop.format import Format, having
-from simulator.interop.key_table import Described, Found, Table, key, reader_of
+from simulator.interop.key_table import Described, Found, reader_of, shipped_table
 from simulator.models.catalog import LLAMA_STYLE
-from simulator.models.spec import MOST_LAYERS, ModelSpec
+from simulator.models.spec import ModelSpec
 
-_PARTS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-KEYS = Table(
-    keys=(
-        key("model.n_layers", "count", model="layers", most=MOST_LAYERS),
-        key("model.d_model", "count", model="hidden"),
-        key("model.vocab_size", "count", model="vocab"),
-        key("model.block.attention.n_heads model.block.sequence_mixer.n_heads", "count", model="heads"),
-        key("model.block.attention.n_kv_heads model.block.sequence_mixer.n_kv_heads", model="kv_heads"),
-        key("model.block.attention.head_dim model.block.sequence_mixer.head_dim", model="head_dim"),
-        key("model.block.attention.bias", "switch", model="attention_bias"),
-        key("model.block.attention.qk_norm.name", "any", note="query and key norms over all heads"),
-        key("model.block.feed_forward.hidden_size", "count", model="ffn_hidden"),
-        key("model.block.name", "text", default="default", note="reordered_norm: the norm after the sublayer"),
-        key("model.block.feed_forward_moe.num_experts", model="n_experts"),
-        key("model.block.feed_forward_moe.router.top_k", model="top_k"),
-        key("model.block.feed_forward_moe.hidden_size", model="expert_hidden"),
-        key("train_module.max_sequence_length dataset.sequence_length", plan="sequence_length"),
-        key("train_module.rank_microbatch_size", note="tokens: `micro_batch` is this over the sequence length"),
-        key("data_loader.global_batch_size", note="tokens: `global_batch` is this over the sequence length"),
-        key("train_module.compile_model", "switch", note="`host` compiled"),
-        key("train_module.dp_config.name", words={"fsdp": "zero3", "hsdp": "hsdp", "ddp": "none"}, note="`sharding`"),
-        key("train_module.dp_config.param_dtype", words=_PARTS, plan="precision", default="float32"),
-        key("train_module.dp_config.reduce_dtype", words=_PARTS, default="float32", note="`gradient_bytes`"),
-        key("train_module.dp_config.shard_degree", plan="sharding_group"),
-        key("train_module.tp_config.degree", "count", plan="tp", default=1),
-        key("train_module.cp_config.degree", "count", plan="cp", default=1),
-        key("train_module.pp_config.degree", "count", plan="pp", default=1),
-        key("train_module.ep_config.degree", plan="ep"),
-        key("train_module.ac_config.mode", "text", default="none", note="`recompute`: full, or a selection"),
-        key("train_module.float8_config.enabled", "switch", note="precision fp8"),
-    ),
-    irrelevant={
-        "files, data and logging": "dataset* data_loader* trainer* init_seed run_name launch* backend seed",
-        "learning": "train_module.optim* train_module.scheduler* train_module.z_loss* train_module.max_grad_norm train_module.label* "
-        "model.init*",
-        "classes and kernels": "*_CLASS_ model.lm_head* model.block.layer_norm* model.block.attention* model.block.feed_forward* "
-        "model.block.sequence_mixer* model.name model.dtype model.block train_module.autocast* train_module.float8_config* "
-        "train_module.state_dict* train_module.dp_config* train_module.ac_config* train_module.cp_config* train_module.tp_config* "
-        "model.fused_ops",
-    },
-    missed={"layers that differ": "model.block_overrides*", "a schedule of pipelines": "train_module.pp_config.schedule"},
-)  # fmt: skip
+KEYS = shipped_table("olmo_core")
 
 
 def _describe(found: Found) -> Described:

@@ -15,87 +15,13 @@ from simulator.config import load_yaml
 from simulator.errors import ConfigError
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format, Imported
-from simulator.interop.key_table import Found, Table, flattened, json_keys, key
+from simulator.interop.key_table import Found, flattened, json_keys, shipped_table
 from simulator.interop.syntax import load_toml
 from simulator.interop.typed_values import Reader
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
 
-_SCHEDULES = {
-    "1F1B": "1f1b",
-    "GPipe": "gpipe",
-    "Interleaved1F1B": "1f1b-interleaved",
-    "InterleavedZeroBubble": "zb-1p",
-    "ZBVZeroBubble": "zb-v",
-    "LoopedBFS": "gpipe",
-    "1f1b": "1f1b",  # and the words of 2024
-    "gpipe": "gpipe",
-    "interleaved_1f1b": "1f1b-interleaved",
-    "flexible_interleaved_1f1b": "1f1b-interleaved",
-}
-_WIDTHS = {"float32": "fp32", "bfloat16": "bf16"}
-
-KEYS = Table(
-    keys=(
-        key("model.name", "text", default=""),
-        key("model.flavor", "text", default=""),
-        key("model.converters", "any", note="float8 is precision fp8"),
-        key("float8.enable_float8_linear training.enable_float8_linear training.enable_fp8_linear", "switch",
-            note="precision fp8, of old files"),
-        key("float8.enable_fsdp_float8_all_gather", "switch", note="precision fp8, of old files"),
-        key("training.seq_len training.max_context_length", "count", plan="sequence_length", default=2048),
-        key("training.local_batch_size training.batch_size", "count", note="`micro_batch`; with pp, that of a rank"),
-        key("training.num_tokens_per_microbatch_per_dp_rank", default=0),
-        key("training.global_batch_size", default=-1, note="`global_batch`"),
-        key("training.mixed_precision_param", plan="precision", words={"bfloat16": "bf16", "float32": "fp32"}, default="bfloat16"),
-        key("training.mixed_precision_reduce", words={"float32": 4, "bfloat16": 2}, default="float32", note="`gradient_bytes`"),
-        key("training.enable_cpu_offload", "switch", note="both offloads"),
-        key("training.compile", "switch", note="of old files"),
-        key("training.gradient_accumulation_steps", "count", note="of forks"),
-        key("compile.enable", "switch", note="framework torchtitan-compile, where `compile.components` has the model"),
-        key("compile.components", "any"),
-        key("parallelism.data_parallel_replicate_degree training.data_parallel_replicate_degree", "count", default=1),
-        key("parallelism.data_parallel_shard_degree training.data_parallel_shard_degree training.data_parallel_degree", default=-1),
-        key("parallelism.tensor_parallel_degree training.tensor_parallel_degree", "count", plan="tp", default=1),
-        key("parallelism.pipeline_parallel_degree experimental.pipeline_parallel_degree training.pipeline_parallel_degree",
-            "count", plan="pp", default=1),
-        key("parallelism.context_parallel_degree experimental.context_parallel_degree", "count", plan="cp", default=1),
-        key("parallelism.expert_parallel_degree", "count", plan="ep", default=1),
-        key("parallelism.enable_async_tensor_parallel experimental.enable_async_tensor_parallel", "switch", plan="asynchronous_tp"),
-        key("parallelism.pipeline_parallel_schedule experimental.pipeline_parallel_schedule", plan="schedule", words=_SCHEDULES,
-            default="1F1B", needs="pp"),
-        key("parallelism.pipeline_parallel_microbatch_size", "count", default=1, note="`micro_batch` where pp is above 1"),
-        key("parallelism.fsdp_reshard_after_forward", words=dict.fromkeys(("default", "always", "never")), default="default"),
-        key("parallelism.context_parallel_rotate_method", plan="cp_comm_type",
-            words={"allgather": "all_gather", "alltoall": "p2p"}, default="allgather", needs="cp"),
-        key("parallelism.context_parallel_load_balancer", "any", note="`cp_load_balance`"),
-        key("parallelism.expert_parallel_comm_backend", plan="moe_dispatcher",
-            words={"standard": "alltoall", "deepep": "deepep"}, default="standard", needs="ep"),
-        key("activation_checkpoint.mode", plan="recompute",
-            words={"selective": "selective", "full": "full", "none": "none", "memory_budget": "selective"}, default="selective"),
-        key("activation_checkpoint.selective_ac_option", "text", default="op",
-            note="`op`: every second product; a number n: every n-th block whole, `recompute` full of so many"),
-    ),
-    irrelevant={
-        "switches of Primus for kernels": "primus_turbo *sink_level training.mock_data",
-        "files, logging and learning": "job profiling metrics optimizer lr_scheduler checkpoint fault_tolerance comm "
-        "memory_estimation validation experimental debug hf_assets_path dump_folder model.tokenizer_path model.hf_assets_path "
-        "model.print_after_conversion model.norm_type training.dataset training.dataset_path training.max_norm training.steps "
-        "training.warmup_steps training.seed training.deterministic training.gc_* training.data_parallel_type training.dtype "
-        "training.num_tokens_per_train_step",
-        "how it is done, not what": "parallelism.enable_compiled_autograd parallelism.disable_loss_parallel "
-        "parallelism.expert_tensor_parallel_degree parallelism.num_pp_microbatches "
-        "parallelism.pipeline_parallel_expert_parallel_overlap parallelism.enable_approx_mid_reduce_scatter "
-        "activation_checkpoint.memory_budget "
-        "activation_checkpoint.early_stop activation_checkpoint.visualize_* "
-        "activation_checkpoint.per_op_sac_* compile.backend quantize float8 mx",
-    },
-    missed={
-        "stages that are cut otherwise": "parallelism.pipeline_parallel_layers_per_stage parallelism.pipeline_parallel_split_points "
-        "parallelism.module_fqns_per_model_part",
-        "a schedule of its own": "parallelism.pipeline_parallel_schedule_csv",
-    },
-)  # fmt: skip
+KEYS = shipped_table("torchtitan")
 
 
 def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> Imported:

@@ -12,51 +12,12 @@ from typing import Any
 
 from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.format import Format, having
-from simulator.interop.key_table import Described, Found, Table, key, reader_of
+from simulator.interop.key_table import Described, Found, reader_of, shipped_table
 from simulator.interop.trainer import catalogue_model
 
-_PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float32": "fp32"}
 #: of torchtune's builders (``lora_rank: int = 8``)
 _DEFAULT_RANK = 8
-KEYS = Table(
-    keys=(
-        key("model._component_", "text", default="", note="a model of the catalogue: `torchtune.models.llama3_1.llama3_1_8b`"),
-        key("batch_size", "count", plan="micro_batch", default=1),
-        key("gradient_accumulation_steps", "count", default=1, note="`global_batch` = batch x this x dp"),
-        key("tokenizer.max_seq_len", plan="sequence_length", note="of the model's positions where it is null"),
-        key("dtype", plan="precision", words=_PRECISION, default="bf16"),
-        key("enable_activation_checkpointing", "switch", plan="recompute", words={True: "full", False: "none"}, default=False),
-        key("compile", "any", note="`host` compiled"),
-        key("tensor_parallel_dim", "count", plan="tp", default=1),
-        key("context_parallel_dim", "count", plan="cp", default=1),
-        key("expert_parallel_dim", "count", plan="ep", default=1),
-        key("data_parallel_shard_dim", "any", note="ranks that share one copy; -1 is all"),
-        key("data_parallel_replicate_dim", "count", default=1, note="`sharding` hsdp above 1"),
-        key("fsdp_reshard_after_forward", "switch", default=True, note="`sharding` zero3, else zero2"),
-        key("fsdp_cpu_offload", "switch", note="both offloads"),
-        key("model.lora_rank", "count", plan="lora_rank"),
-        key("model.lora_attn_modules", "any", note="`lora_targets`"),
-        key("model.apply_lora_to_mlp", "switch", default=False, note="`lora_targets`"),
-        key("model.quantize_base", "switch", default=False),
-        key("model.use_dora", "switch", default=False),
-    ),
-    irrelevant={
-        "the task and its data": "tokenizer dataset* validation* checkpointer* resume* seed shuffle epochs max_steps* save_* output_dir "
-        "run_val* packed dataset_val* device generation* prompt*",
-        "learning": "optimizer.lr optimizer.weight_decay optimizer.fused optimizer.betas lr_scheduler* clip_grad_norm loss* "
-        "optimizer._component_",
-        "logging": "metric_logger* log_* profiler*",
-        "scale and dropout of adapters": "model.lora_alpha model.lora_dropout",
-        "how it is done, not what": "custom_sharded_layers tensor_parallel_plan* keep_last* model.attn_dropout model.max_seq_len",
-    },
-    missed={
-        "adapters of the output projection": "model.apply_lora_to_output",
-        "other models that run beside": "teacher* policy_model* ref_* reward_* value_*",
-        "gradients freed as they are made": "optimizer_in_bwd",
-        "activations on the host": "enable_activation_offloading activation_offloading*",
-        "precision": "enable_fp8_training fp8_recipe_name",
-    },
-)  # fmt: skip
+KEYS = shipped_table("torchtune")
 
 
 def _describe(found: Found) -> Described:

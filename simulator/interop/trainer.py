@@ -17,86 +17,14 @@ from simulator.interop.accelerate import FSDP_STRATEGIES
 from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.format import Format
-from simulator.interop.key_table import Described, Found, Table, json_keys, key, reader_of
+from simulator.interop.key_table import Described, Found, json_keys, reader_of, shipped_table
 from simulator.interop.typed_values import Reader
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
 
 #: keys that freeze weights in fewer bits
 _QUANTIZED = ("load_in_4bit", "load_in_8bit", "quantization_bit")
-KEYS = Table(
-    keys=(
-        key("micro_batch_size per_device_train_batch_size", "count", plan="micro_batch", note="8 in the Trainer, 1 in Axolotl"),
-        key("gradient_accumulation_steps", "count", default=1, note="`global_batch` = micro-batch x this x dp"),
-        key("sequence_len cutoff_len max_seq_length max_length", "count", plan="sequence_length"),
-        key("bf16", "any", note="`precision`"),
-        key("fp16", "any", note="`precision`"),
-        key("pure_bf16", "any", note="`precision`: weights in 16 bits, and no others"),
-        key("tf32", "any", note="`precision`, where neither is on"),
-        key("gradient_checkpointing", "any", note="`recompute` full"),
-        key("disable_gradient_checkpointing", "switch", note="of LLaMA-Factory, which recomputes unless told"),
-        key("flash_attention flash_attn attn_implementation", "any", note="`attention`"),
-        key("xformers_attention sdp_attention", "switch", note="`attention` flash"),
-        key("eager_attention", "switch", note="`attention` eager"),
-        key("fsdp", "any", note="`sharding`"),
-        key("fsdp_version fsdp_config.fsdp_version", default=1),
-        key("fsdp_config.sharding_strategy fsdp_config.fsdp_sharding_strategy", "any", note="`sharding`"),
-        key("fsdp_config.reshard_after_forward fsdp_config.fsdp_reshard_after_forward", "any", note="`sharding`: false is zero2"),
-        key("fsdp_config.offload_params fsdp_config.fsdp_offload_params", "switch", note="both offloads"),
-        key("fsdp_config.activation_checkpointing fsdp_config.fsdp_activation_checkpointing", "switch", note="`recompute` full"),
-        key("deepspeed", "any", note="read too, where it lies beside the file"),
-        key("torch_compile", "any", note="`host` compiled"),
-        key("tensor_parallel_size tensor_model_parallel_size", "count", plan="tp", default=1),
-        key("context_parallel_size sequence_parallel_degree", "count", plan="cp", default=1),
-        key("expert_parallel_size expert_model_parallel_size", "count", plan="ep", default=1),
-        key("dp_shard_size", "count", note="of Axolotl: ranks that share one copy"),
-        key("dp_replicate_size", "count", default=1),
-        key("base_model model_name_or_path", "text", default="", note="a model of the catalogue where it is one"),
-        key("adapter", "text", default="", note="of Axolotl: lora or qlora, else all weights are trained"),
-        key("finetuning_type", "text", default="", note="of LLaMA-Factory: lora unless it says full"),
-        key("use_peft", "switch", note="of scripts around peft: lora"),
-        key("lora_r lora_rank", "count", default=8, note="`lora_rank`"),
-        key("lora_target_modules lora_target", "any", note="`lora_targets`: all in LLaMA-Factory, else those of queries and values"),
-        key("lora_target_linear", "switch", note="`lora_targets`: all"),
-        *(key(name, "any", note="said, not modelled: frozen weights are taken as 16 bits") for name in _QUANTIZED),
-        key("optimizer", "any", note="Adam's states are taken; `moment_bytes` of 8-bit ones"),
-        key("optim", "any", note="the same"),
-        key("pipeline_model_parallel_size", "count", plan="pp", default=1, note="of LLaMA-Factory with Megatron-Core"),
-        key("virtual_pipeline_model_parallel_size", "count", note="the same: `virtual_pp`"),
-        key("sequence_parallel", "switch", note="the same: `sequence_parallel`"),
-        key("use_distributed_optimizer", "switch", note="the same: `sharding` zero1"),
-        key("mixed_precision", "text", default="bf16", note="the same: `precision`"),
-        key("stage", "text", default="sft", note="of LLaMA-Factory: sft or pt; others run more than one model"),
-        key("overlap_grad_reduce", "switch", note="the same: `overlap`"),
-        key("overlap_param_gather", "switch", note="the same: `overlap_parameter_gather`"),
-        key("recompute_granularity", words={"full": "full", "selective": "selective", "none": "none"}, note="the same"),
-    ),
-    irrelevant={
-        "the task and its data": "use_packed* export_hf* *dataset* data* *prompt* chat_template template *token* "
-        "val_set_size *split* max_samples do_train do_eval "
-        "sample_packing* pad_to_sequence_len eval* metric* load_best* remove_unused* group_by_length preprocess* packing "
-        "dataloader* *workers train_on_* roles* trust_remote_code model_type tokenizer* is_* *revision* plugins strict neat_packing "
-        "shuffle* streaming mask_history image_* video_* beta pref_* *_processing* special_tokens* type_of_model cls_model_config",
-        "learning": "learning_rate lr_* *warmup* weight_decay max_grad_norm num_* max_steps *epoch* *_steps adam_* "
-        "seed loss* cosine_* loraplus* "
-        "noisy_* neftune* resume* save* auto_resume* early_stopping* optim_* ddp_timeout",
-        "logging": "logging* wandb* report_to output_dir overwrite* plot_loss hub_* mlflow* use_tensorboard comet* debug push_to* "
-        "run_name local_rank profiler* swanlab*",
-        "how it is done, not what": "fsdp_config fsdp_final* gradient_checkpointing_kwargs torch_compile_* experts_implementation "
-        "torch_dtype low_cpu* cut_cross* ddp_find* ddp_bucket* lora_* peft_* quantization_method bnb_* pissa* "
-        "use_reentrant* ray_* device_map",
-    },
-    missed={
-        "adapters of another kind": "peft*_type use_dora peft_use_dora lora_modules_to_save additional_target relora* oft_*",
-        "other models or generation run beside training": "rl ref_model* reward_model* teacher* use_kt kt_*",
-        "frozen layers": "unfrozen_parameters freeze_* train_mm_proj_only",
-        "activations on the host": "activation_offloading",
-        "weights rounded in training": "qat* quantization_aware*",
-        "fused or other kernels": "liger_* lora_*_kernel unsloth use_unsloth* enable_liger*",
-        "an optimizer of its own": "use_galore use_badam use_apollo use_muon use_adam_mini galore_*",
-        "precision": "fp8* use_fp8*",
-    },
-)  # fmt: skip
+KEYS = shipped_table("trainer")
 
 _STRATEGIES = {word.lower(): ours for word, ours in FSDP_STRATEGIES.items()}
 

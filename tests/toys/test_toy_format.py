@@ -9,18 +9,18 @@ from simulator.config import load_yaml
 from simulator.interop import FORMATS, recognise
 from simulator.interop.emission import Emission, Request, refuse_to_write, said
 from simulator.interop.format import Format, Imported
-from simulator.interop.key_table import Table, flattened, key, nested
+from simulator.interop.key_table import flattened, nested, table_of
 from simulator.interop.typed_values import Reader
 
-KEYS = Table(
-    keys=(
-        key("toy.slices", "count", plan="tp", default=1),
-        key("toy.pieces", "count", plan="micro_batch", default=1),
-        key("toy.all", "count", plan="global_batch"),
-        key("toy.split", plan="sharding", words={"nothing": "none", "states": "zero1"}, default="nothing"),
-    ),
-    irrelevant={"taste": "toy.colour"},
-    missed={"spinning": "toy.spin"},
+KEYS = table_of(
+    """names,kind,plan,model,words,default,needs,note
+toy.slices,count,tp,,,1,,
+toy.pieces,count,micro_batch,,,1,,
+toy.all,count,global_batch,,,,,
+toy.split,word,sharding,,nothing=none states=zero1,nothing,,
+toy.colour,irrelevant,,,,,,taste
+toy.spin,missed,,,,,,spinning
+"""
 )
 
 
