@@ -79,6 +79,8 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
         attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
         captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules, lora_rank=plan.lora_rank or 0,
+        wide_modules=tuple(plan.bf16_modules.split("+")) if plan.bf16_modules else (),
+        wide_first=plan.bf16_first_layers, wide_last=plan.bf16_last_layers,
         lora_targets=tuple(adapted if plan.lora_rank else ()), fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
         permutes_by_scan=plan.permutes_by_scan, sorts_arrivals=sorts_arrivals(plan), stops_early=framework.stops_recompute_early,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,

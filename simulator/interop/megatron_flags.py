@@ -352,7 +352,8 @@ def _precision(found: Found) -> dict[str, Any]:
     if is_fp8 and found["fp8-recipe"] != "delayed":
         why = "delayed scaling is taken: give --precision fp8_current, fp8_block or mxfp8"
         found.reader.miss("fp8-recipe", f"{found['fp8-recipe']:.20}: {why}")
-    return {
+    ends = (("bf16_first_layers", "start"), ("bf16_last_layers", "end")) if found["first-last-layers-bf16"] else ()
+    return {name: found[f"num-layers-at-{end}-in-bf16"] for name, end in ends} | {
         "precision": "fp8" if is_fp8 else precision,
         "gradient_bytes": 4 if wide and not found["grad-reduce-in-bf16"] else 2,
     }

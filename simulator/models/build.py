@@ -66,14 +66,17 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
         layers += [_block_layer(first, before, name="encoder_block", causal=False)] * n_blocks
         layers.append(_between_layer(spec, setting))
     decoder = spec.encoder_layers > 0
-    kinds = list(zip(spec.specs_of_blocks, spec.blocks, strict=True))
+    narrow = range(setting.wide_first, spec.layers - setting.wide_last)
+    settings = [setting if position in narrow else setting.wide for position in range(spec.layers)]
+    kinds = list(zip(spec.specs_of_blocks, settings, spec.blocks, strict=True))
     blocks = {
-        (own, kind): _block_layer(own, setting, kind, causal=spec.causal, decoder=decoder)
-        for own, kind in dict.fromkeys(kinds)
+        (own, chosen, kind): _block_layer(own, chosen, kind, causal=spec.causal, decoder=decoder)
+        for own, chosen, kind in dict.fromkeys(kinds)
     }
     layers += [blocks[kind] for kind in kinds]
     if spec.mtp_layers:
-        layers += [_mtp_layer(spec, setting)] * spec.mtp_layers
+        chosen = setting.wide if "mtp" in setting.wide_modules else setting
+        layers += [_mtp_layer(spec, chosen)] * spec.mtp_layers
     layers.append(_head_layer(spec, setting))
     return Model(
         name=spec.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from simulator.errors import InfeasiblePlanError
@@ -39,6 +39,10 @@ class Setting:
     captured_modules: tuple[str, ...] = ()  #: What runs as CUDA graphs of its own.
     #: What is in eight bits beside the products of layers: ``attention``, ``output``, ``activation``.
     narrow_modules: tuple[str, ...] = ()
+    #: Whose products stay in 16 bits: ``attention``, ``latent``, ``mtp``; and of how many first and last blocks all do.
+    wide_modules: tuple[str, ...] = ()
+    wide_first: int = 0
+    wide_last: int = 0
     lora_rank: int = 0  #: Rank of the adapters beside frozen weights; 0 trains every weight.
     lora_targets: tuple[str, ...] = ()  #: Projections that have adapters.
     fuses_experts: bool = False  #: Whether one kernel serves all experts of a rank.
@@ -53,6 +57,11 @@ class Setting:
     #: Whether gradients of column-parallel products are reduced beside the products of their weights' gradients.
     reduces_beside: bool = True
     gradient_bytes: int = 4  #: Of one element of the gradients that micro-batches add up.
+
+    @property
+    def wide(self) -> Setting:
+        """The same where nothing is quantised."""
+        return replace(self, precision=self.dtype, narrow_modules=()) if self.recipe.quantisation else self
 
     @property
     def recipe(self) -> Precision:

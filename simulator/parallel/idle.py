@@ -125,7 +125,11 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             (plan.attention == "eager") != (plan.attention_kernel == "fused_softmax"),
             f"attention={plan.attention}",
         ),
-        (("fp8_modules",), plan.precision_spec.quantisation is None, f"precision={plan.precision} quantises nothing"),
+        (
+            ("fp8_modules", "bf16_modules", "bf16_first_layers", "bf16_last_layers"),
+            plan.precision_spec.quantisation is None,
+            f"precision={plan.precision} quantises nothing",
+        ),
         (
             ("attention_kernel",),
             plan.precision_spec.activations == "fp32",

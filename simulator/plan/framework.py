@@ -278,8 +278,8 @@ class Framework:
     parallel_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     #: The same of those that need tensor and expert parallelism.
     expert_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    #: The same of those that need products in 16 bits.
-    wide_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: The same by precision.
+    precision_recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     #: The same of those whose tokens HybridEP carries.
     hybrid_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     #: Other names that people type.
@@ -294,7 +294,7 @@ class Framework:
         is_split, has_experts = (int(settings.get(axis) or 1) > 1 for axis in ("tp", "ep"))
         found = {**self.recipe, **(self.parallel_recipe if is_split else {})}
         found |= self.expert_recipe if is_split and has_experts else {}
-        found |= self.wide_recipe if settings.get("precision", "bf16") == "bf16" else {}
+        found |= self.precision_recipes.get(settings.get("precision", "bf16"), {})
         found |= self.hybrid_recipe if settings.get("moe_dispatcher") == "hybridep" else {}
         for feature in self.features:
             found |= feature.settings if feature.is_on(settings) else {}
@@ -347,7 +347,8 @@ FRAMEWORKS: dict[str, Framework] = {
             expert_recipe={"etp": 1},
             # with bf16 the precision-aware optimizer, whose fused Adam keeps of a master weight what the weight lacks; and
             # allocator segments that expand (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), between which nothing is lost
-            wide_recipe={"master_bytes": 2},
+            # (in NVFP4 no user buffers: tp_comm_overlap = False if precision == "nvfp4")
+            precision_recipes={"bf16": {"master_bytes": 2}, "nvfp4": {"asynchronous_tp": False}},
             hybrid_recipe={"moe_dispatcher_sms": 32},  # moe_hybridep_num_sms of all performance recipes since 25.11
             fragmentation=0.0,
             aliases=("nemo",),

@@ -9,7 +9,7 @@ from math import gcd, inf
 from typing import Any, Literal
 
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.plan.fields import Setting, check_settings, declared, setting
+from simulator.plan.fields import Effect, Setting, check_settings, declared, setting
 from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, MEGATRON_FSDP, Framework, Zero3Limits
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rules import check_combination, check_words
@@ -36,23 +36,19 @@ RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", 
 LORA_TARGETS = ("qkv", "proj", "fc1", "fc2")
 #: what 8 bits serve beside the products of layers
 FP8_MODULES = ("attention", "output", "activation")
+#: what of a block may keep 16 bits: projections of attention, those around experts that work in a latent, further predictions
+BF16_MODULES = ("attention", "latent", "mtp")
 #: what Megatron-Core's ``--cuda-graph-scope`` names, and the whole iteration
 GRAPH_SCOPES = ("none", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")
 
 #: groups of settings, as people think of them, and their headings
 GROUPS = {
-    "degrees": "Degrees",
-    "batch": "Batch",
-    "sharding": "Sharding",
-    "pipeline": "Pipeline",
-    "precision": "Precision",
-    "recompute": "Recomputation and offloading",
-    "overlap": "Overlap",
-    "experts": "Experts",
-    "software": "Software",
-    "tuning": "Fine-tuning",
-    "data": "Data loading",
-}
+    "degrees": "Degrees", "batch": "Batch", "sharding": "Sharding", "pipeline": "Pipeline", "precision": "Precision",
+    "recompute": "Recomputation and offloading", "overlap": "Overlap", "experts": "Experts", "software": "Software",
+    "tuning": "Fine-tuning", "data": "Data loading",
+}  # fmt: skip
+
+_EVERYTHING: tuple[Effect, ...] = ("time", "memory", "training")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +87,7 @@ class ParallelPlan:
     )  # fmt: skip
     etp: int | None = setting(
         "degrees", "Tensor-parallel degree of the experts, which lie over tp x cp x dp independently of the dense layers.",
-        unset="tp", least=1, changes=("time", "memory"),
-        aliases=("expert_tensor_parallel", "expert_tensor_parallel_size"),
+        unset="tp", least=1, changes=("time", "memory"), aliases=("expert_tensor_parallel", "expert_tensor_parallel_size"),
     )  # fmt: skip
     sharding: Sharding = setting(
         "sharding", "none (DDP), zero1, zero2, zero3 (FSDP's full shard) or hsdp (full shard within a group of ranks).",
@@ -118,7 +113,7 @@ class ParallelPlan:
     )  # fmt: skip
     sequence_length: int = setting(
         "batch", "Tokens per sequence.", unset="the model's own", least=1, is_common=True,
-        changes=("time", "memory", "training"), aliases=("seq_len", "seq_length"),
+        changes=_EVERYTHING, aliases=("seq_len", "seq_length"),
     )  # fmt: skip
     document_length: int | None = setting(
         "batch", "Mean tokens of the documents that are packed into a sequence, beyond which fused attention does not look.",
@@ -130,16 +125,26 @@ class ParallelPlan:
     )  # fmt: skip
     precision: str = setting(
         "precision", "fp16, bf16, amp_fp16, amp_bf16, tf32, fp32, fp8, fp8_current, mxfp8, nvfp4 ...", default="bf16",
-        words=PRECISIONS, synonyms=SYNONYMS, is_common=True, changes=("time", "memory", "training"),
+        words=PRECISIONS, synonyms=SYNONYMS, is_common=True, changes=_EVERYTHING,
     )  # fmt: skip
     fp8_modules: str | None = setting(
         "precision", "What a precision of 8 or 4 bits puts in 8 beside the products of the layers, joined by `+`: `attention` "
         "(Transformer Engine's `fp8_dot_product_attention`), `output` (Megatron-Core's `fp8_output_proj`), `activation` (the "
         "MLP's saved up-projection, `activation_func_fp8_input_store`).", unset="nothing", words=FP8_MODULES,
         synonyms={"fp8_dot_product_attention": "attention", "fp8_output_proj": "output",
-                  "activation_func_fp8_input_store": "activation"},
-        takes_several=True, changes=("time", "memory", "training"),
+                  "activation_func_fp8_input_store": "activation"}, takes_several=True, changes=_EVERYTHING,
     )  # fmt: skip
+    bf16_modules: str | None = setting(
+        "precision", "Whose products a precision of 8 or 4 bits leaves in 16, joined by `+`: `attention` (`linear_qkv` and "
+        "`linear_proj` in Megatron-Core's `quant_recipe`), `latent` (`fc1_latent_proj`, `fc2_latent_proj`), `mtp`.",
+        unset="nothing but router and output projection", words=BF16_MODULES, takes_several=True, changes=_EVERYTHING,
+    )  # fmt: skip
+    bf16_first_layers: int = setting(
+        "precision", "First blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING
+    )
+    bf16_last_layers: int = setting(
+        "precision", "Last blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING
+    )
     recompute: Recompute = setting(
         "recompute", "Activation recomputation: none, selective (core attention, or every second matrix product) or full.",
         default="none", is_common=True, changes=("time", "memory"),
@@ -165,8 +170,7 @@ class ParallelPlan:
     attention_kernel: AttentionKernel | None = setting(
         "software", "Which fused attention kernel runs: `flash_attention_1`, `flash_attention_triton` (its port), `flash_attention_2`, "
         "or `flash_attention` (the device's best: cuDNN or FlashAttention 3 on Hopper, FlashAttention 2 before); of eager attention, "
-        "`fused_softmax` (Megatron's mask and softmax in one).",
-        unset="the framework's own",
+        "`fused_softmax` (Megatron's mask and softmax in one).", unset="the framework's own",
     )  # fmt: skip
     sequence_parallel: bool = setting(
         "degrees", "Megatron sequence parallelism.", default=False, is_common=True, changes=("time", "memory")
@@ -214,15 +218,14 @@ class ParallelPlan:
         "sharding", "Gradient bucket size.", unset="the framework's default", least=1, unit="bytes", changes=("time", "memory")
     )  # fmt: skip
     gradient_bytes: int | None = setting(
-        "precision", "Bytes of one reduced gradient element, 2 or 4.", unset="the framework's default for the precision",
-        least=2, most=4, changes=("time", "memory", "training"),
+        "precision", "Bytes of one reduced gradient element, 2 or 4.", unset="the framework's own", least=2, most=4, changes=_EVERYTHING,
     )  # fmt: skip
     optimizer: Literal["adam", "muon"] = setting(
-        "precision", "`adam`, or `muon` for matrices of blocks (Megatron-Core).", default="adam", changes=("time", "memory", "training"),
+        "precision", "`adam`, or `muon` for matrices of blocks (Megatron-Core).", default="adam", changes=_EVERYTHING,
     )  # fmt: skip
     moment_bytes: int = setting(
         "precision", "Bytes of each moment beside 16-bit weights: 4, or fewer (Megatron-Core's `exp_avg_dtype`).", default=4,
-        least=1, most=4, changes=("time", "memory", "training"),
+        least=1, most=4, changes=_EVERYTHING,
     )  # fmt: skip
     master_bytes: int = setting(
         "precision", "Bytes of a master weight beside a 16-bit weight: 4, or 2 where the optimizer keeps only what the weight "
@@ -233,8 +236,7 @@ class ParallelPlan:
     )  # fmt: skip
     gradient_compression: Compression = setting(
         "precision", "DDP's communication hook: fp16 or bf16 reduces 16-bit gradients. DeepSpeed's 1-bit Adam after its warm-up: "
-        "onebit sends the signs of the momentum, and keeps what that leaves out.", default="none",
-        changes=("time", "training"),
+        "onebit sends the signs of the momentum, and keeps what that leaves out.", default="none", changes=("time", "training"),
     )  # fmt: skip
     gradient_as_bucket_view: bool = setting(
         "sharding", "DDP: gradients live in the buckets instead of being copied there and back.", default=False,
@@ -308,7 +310,7 @@ class ParallelPlan:
     )  # fmt: skip
     moe_capacity_factor: float | None = setting(
         "experts", "Tokens that an expert takes, relative to an even share; more are dropped.", unset="no limit", least=1e-6,
-        changes=("time", "memory", "training"), aliases=("capacity_factor",),
+        changes=_EVERYTHING, aliases=("capacity_factor",),
     )  # fmt: skip
     moe_pad_to_capacity: bool = setting("experts", "Whether every expert computes its full capacity.", default=False)
     moe_imbalance: float = setting(
@@ -344,13 +346,12 @@ class ParallelPlan:
     )  # fmt: skip
     lora_rank: int | None = setting(
         "tuning", "Rank of low-rank adapters (LoRA): all other weights are frozen, without gradients, optimizer states and "
-        "weight-gradient products.", unset="every weight is trained", least=1, changes=("time", "memory", "training"),
-        is_common=True,
+        "weight-gradient products.", unset="every weight is trained", least=1, changes=_EVERYTHING, is_common=True,
     )  # fmt: skip
     lora_targets: str | None = setting(
         "tuning", "Projections that have adapters, joined by `+`: `qkv`, `proj`, `fc1`, `fc2` (NeMo's `linear_qkv` and so on).",
         unset="all four", words=LORA_TARGETS, synonyms={f"linear_{word}": word for word in LORA_TARGETS}, takes_several=True,
-        changes=("time", "memory", "training"),
+        changes=_EVERYTHING,
     )  # fmt: skip
     loader_workers: int = setting(
         "data", "Processes per GPU that read the next batch beside the step; 0 reads it first.", default=2, least=0,

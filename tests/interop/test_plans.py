@@ -472,6 +472,20 @@ def test_recomputed_modules_of_megatron(flags, expected):
 
 
 @pytest.mark.parametrize(
+    ("more", "ends"),
+    [
+        ("", (None, None)),
+        ("--first-last-layers-bf16", (1, 1)),
+        ("--first-last-layers-bf16 --num-layers-at-start-in-bf16 0 --num-layers-at-end-in-bf16 4", (0, 4)),
+    ],
+)
+def test_blocks_that_megatron_leaves_in_16_bits(more, ends):
+    """Megatron-LM, ``arguments.py``: one at either end unless numbers are given."""
+    settings = parse_megatron(f"{LLAMA} --fp8-format hybrid {more}").settings
+    assert (settings.get("bf16_first_layers"), settings.get("bf16_last_layers")) == ends
+
+
+@pytest.mark.parametrize(
     ("more", "key"),
     [
         ("--fp8-format hybrid --fp8-recipe mxfp8", "fp8-recipe"),

@@ -78,6 +78,45 @@ def test_other_spellings(written, meant):
     assert SETTINGS["precision"].parse(written) == meant
 
 
+def products_of(name, **changes):
+    """Blocks of narrow precision: by layer the names of its products in 16 bits, forward."""
+    spec = rename(CATALOG[name], "x", mtp_layers=1, **changes.pop("spec", {}))
+    model = build_model(
+        spec, Setting(micro_batch=1, sequence_length=1024, precision="nvfp4", kernels="fused", **changes)
+    )
+    return [
+        {item.name for item in layer.forward if isinstance(item, GemmShape) and item.dtype == "bf16"}
+        for layer in model.layers
+    ]
+
+
+def test_first_and_last_blocks_may_keep_16_bits():
+    """Megatron-Core's ``num_layers_at_start_in_bf16`` 1 and ``num_layers_at_end_in_bf16`` 2 of four blocks."""
+    narrow = products_of("llama3-8b", spec={"layers": 4})
+    found = products_of("llama3-8b", spec={"layers": 4}, wide_first=1, wide_last=2, narrow_modules=("attention",))
+    whole = {"qkv", "attention_output", "mlp_up", "mlp_down"}
+    assert [names == whole for names in found[1:5]] == [True, False, True, True]
+    assert found[2] == narrow[2] == set() and found[5] == narrow[5]
+
+
+def test_modules_may_keep_16_bits():
+    """``te_quant.cfg`` of NVIDIA's recipe of Nemotron 3 Super: ``linear_qkv``, ``linear_proj``, ``fc[12]_latent_proj``, ``mtp.*``."""
+    of_pattern = {"pattern": ("M", "E", "*"), "layers": 3}
+    found = products_of("nemotron-3-super", spec=of_pattern, wide_modules=("attention", "latent"))
+    assert found[1:4] == [set(), {"router", "latent_down", "latent_up"}, {"qkv", "attention_output"}]
+    narrow, wide = (products_of("llama3-8b", spec={"layers": 1}, wide_modules=modules)[2] for modules in ((), ("mtp",)))
+    assert "mlp_up" in wide and "mlp_up" not in narrow
+
+
+def test_user_buffers_do_not_carry_four_bits():
+    """Megatron Bridge: ``tp_comm_overlap = False if precision == "nvfp4"``; MLPerf's rounds print TP_COMM_OVERLAP=False there, too."""
+    overlaps = [
+        ParallelPlan.of({"framework": "megatron-bridge", "tp": 4, "precision": precision}).asynchronous_tp
+        for precision in ("nvfp4", "mxfp8", "bf16")
+    ]
+    assert overlaps == [False, True, True]
+
+
 def test_what_is_stored():
     assert ParallelPlan(precision="nvfp4").precision_spec.is_16_bit, "masters are kept beside 16-bit weights"
     assert PRECISIONS["amp_bf16"].is_autocast and not PRECISIONS["tf32"].is_autocast

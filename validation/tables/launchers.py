@@ -39,6 +39,7 @@ class Launcher:
     since: str
     before: str
     model: str = ""  #: Empty: any.
+    precision: str = ""  #: Empty: any.
     machines: tuple[str, ...] = ("",)  #: How the names of topologies begin.
     settings: Mapping[str, Any] = field(default_factory=dict)
     recompute: str = ""  #: Modules, joined by ``+``.
@@ -56,6 +57,7 @@ class Launcher:
             self.source in row.text("source").lower()
             and self.since <= release < self.before
             and self.model in ("", row.text("model").lower())
+            and self.precision in ("", row.text("precision").lower())
             and row.text("topology").startswith(self.machines)
             and (not self.is_beside or row.flag("recipe_matches") is False)
         )
@@ -112,14 +114,26 @@ LAUNCHERS = (
         "26.06", "26.08", "deepseek-v3", ("gb300",), moe_dispatcher="hybridep", cuda_graphs="full_iteration", moe_fused_experts=True,
         fp8_modules="attention+output", schedule="1f1b-combined", pipeline_layout="Et*4|(t*4|)*14tmL", recompute="none",
     ),
-    # recipes/nemotronh/nemotron_3_super.py: mtp_num_layers 2 (one block, run twice), which the printed TFLOP/s per token count, too
-    Launcher(source="megatron-bridge", since="26.04", before="27", model="nemotron-3-super", mtp_layers=2),
+    # recipes/nemotronh/nemotron_3_super.py: mtp_num_layers 2 (one block, run twice), which the printed TFLOP/s per token count, too;
+    # in NVFP4 training/mixed_precision.py (nemotron_3_super_bf16_with_nvfp4_mixed) and perf_recipes/nemotronh/te_quant.cfg, which
+    # also puts Mamba's output projection in MXFP8
+    *(
+        Launcher(
+            source="megatron-bridge", since="26.04", before="27", model="nemotron-3-super", mtp_layers=2, precision=precision,
+            settings=settings,
+        )
+        for precision, settings in (("nvfp4", {"bf16_modules": "attention+latent+mtp", "bf16_last_layers": 14}), ("", {}))
+    ),
     *(
         Launcher(
             source="mlcommons", since="5", before="6", model="llama2-70b", machines=machines,
             settings={"cp_comm_type": "a2a", **narrow},
         )
         for machines, narrow in ((("dgx-h",), {}), (("dgx-b", "gb"), {"fp8_modules": "attention"}))
+    ),
+    *(  # recipes/deepseek and recipes/kimi: tp_comm_overlap=False
+        Launcher(source="megatron-bridge", since="25", before="27", model=model, settings={"asynchronous_tp": False})
+        for model in ("deepseek-v3", "kimi-k2")
     ),
     Launcher(source="zero bubble", since="", before="1", vocab=32_000),
 )  # fmt: skip

@@ -29,6 +29,11 @@ _PROJECTIONS = {
     "qkv": "qkv", "query": "qkv", "kv": "qkv", "attention_output": "proj", "mlp_up": "fc1", "mlp_down": "fc2"
 }  # fmt: skip
 
+#: name of a product -> what plans call the module that it belongs to, which may keep 16 bits
+_MODULES = dict.fromkeys(("qkv", "query", "kv", "attention_gate", "attention_output", "down", "q_up", "kv_up"), "attention") | {
+    "latent_down": "latent", "latent_up": "latent"
+}  # fmt: skip
+
 
 class Style(ABC):
     """Appends the operations of one implementation of a model to a tape.
@@ -181,7 +186,7 @@ class Style(ABC):
         if self.is_autocast:
             vector = cast(self.tape, vector, self.dtype) if vector is not None else None
             weight = cast(self.tape, weight, self.dtype)
-        if is_narrow and setting.recipe.quantisation is not None:
+        if is_narrow and not self.is_wide(name) and setting.recipe.quantisation is not None:
             shape = GemmShape(m=x.n_elements // columns, n=rows, k=columns, name=name)
             y = self.quantised_product(taken, weight, shape, before=before, between=between, saved_input=saved_input)
         else:
@@ -191,6 +196,10 @@ class Style(ABC):
                 wgrad_bytes=self.wgrad_bytes, is_frozen=setting.lora_rank > 0,
             )  # fmt: skip
         return self._with_adapter(y, x, rows, columns, name) if self.is_adapted(name) else y
+
+    def is_wide(self, name: str) -> bool:
+        """Whether a plan leaves a product in 16 bits that the precision would narrow."""
+        return _MODULES.get(name, "") in self.setting.wide_modules
 
     def is_adapted(self, name: str) -> bool:
         """Whether a product has a low-rank adapter beside it."""
@@ -322,6 +331,7 @@ class Style(ABC):
             return [self.linear(x, n, columns, bias=bias, name=name, is_narrow=is_narrow) for n in widths]
         # an adapter takes the same input in 16 bits (Transformer Engine's ``return_layernorm_output_gathered``)
         n_bytes = self.point_bytes(columns)
+        is_narrow = is_narrow and not self.is_wide(name)
         gathered_bytes = self.gathered_bytes(columns, is_narrow=is_narrow and not self.is_adapted(name))
         enter = CommunicationPoint(operator="f", n_bytes=gathered_bytes)
         if not self.merges_columns:
