@@ -64,7 +64,7 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         "kg_co2_per_kwh": Flag(Real, "What making the electricity emits; 0.473, the world's mean."),
         "histories": Flag(Number, "Play the run this many times: how far single runs lie apart."),
         "spare_nodes": Flag(Number, "Nodes that stand by in played runs; as many as needed."),
-        "failure_domain": Flag(Text, "Nodes that fail at once, and in which share of the failures: '8 nodes=0.08'."),
+        "failure_domain": Flag(Text, "Nodes that fail at once, and in which share of the failures: '8 nodes=0.08'; rack, switch, nvlink."),
         "elastic": Flag(bool, "Go on with fewer replicas while a node is missing, in played runs.", "--elastic"),
         "repair_time": Flag(Text, "Until a failed node is a spare again; 24 h."),
     },

@@ -77,12 +77,12 @@ def policy_of(name: str, result: Result, stored: Checkpoint | None = None) -> Po
     behind = replace(stored, write_s=snapshot_s + written.delay_s)
     if name == "async":
         return Policy(name=name, checkpoint=behind, lag_s=snapshot_s + written.traffic_beside_s, storage=behind)
-    if topology.n_nodes == 1:
+    if topology.n_hosts == 1:
         raise InfeasiblePlanError(
             f"--checkpoint-policy {name}: the job has one node, and its memory goes with it",
             hint="async, or more nodes",
         )
-    pairs = tuple((rank, (rank + topology.gpus_per_node) % topology.n_gpus) for rank in writers)
+    pairs = tuple((rank, (rank + topology.gpus_per_host) % topology.n_gpus) for rank in writers)
     sent = overlap(
         result, plan_transfer(round(each_bytes), pairs, topology, transport=result.scenario.transport or None)
     )
@@ -90,7 +90,7 @@ def policy_of(name: str, result: Result, stored: Checkpoint | None = None) -> Po
         stored,
         write_s=snapshot_s + sent.delay_s,
         read_s=sent.traffic_s,
-        source="memory of the next node, over the NICs",
+        source="memory of the next node",
     )
     lag_s = snapshot_s + sent.traffic_beside_s
     if name == "peers":

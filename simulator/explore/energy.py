@@ -156,7 +156,7 @@ def power_model(topology: Topology, *, pue: float | None = None, kg_co2_per_kwh:
     }
     from_file = f"cluster file: {said.source or 'no source given'}"
     is_own = any(watts is not None for watts, _ in boards.values())
-    host_w = defaults.host.per_gpu_w if said.host_w is None else said.host_w / topology.node.gpus
+    host_w = defaults.host.per_gpu_w if said.host_w is None else said.host_w * topology.node.hosts / topology.node.gpus
 
     def chosen(given: float | None, flag: str, of_file: float | None, default: float, source: str) -> tuple[float, str]:
         if given is not None:

@@ -216,7 +216,7 @@ def checkpoint_of(
     state = state_bytes(plan)
     n_bytes = n_parameters * state.parameter + state.optimizer_bytes(n_parameters, n_matrix_parameters)
     writers = writers_of(plan, topology.gpus_per_node)
-    busiest = max(Counter(topology.node_of(rank) for rank in writers).values())
+    busiest = max(Counter(topology.host_of(rank) for rank in writers).values())
     storage, source = _storage(topology)
     seconds = {
         writes: storage.latency_s
@@ -240,7 +240,7 @@ def local_s(checkpoint: Checkpoint, writers: Sequence[int], topology: Topology) 
     said = topology.storage.local_bandwidth_bytes_per_s if topology.storage is not None else None
     rate = said or operation_defaults().storage.local_bandwidth_bytes_per_s
     assert rate is not None, "the defaults say it"
-    busiest = max(Counter(topology.node_of(rank) for rank in writers).values())
+    busiest = max(Counter(topology.host_of(rank) for rank in writers).values())
     return checkpoint.n_bytes * busiest / len(writers) / rate
 
 

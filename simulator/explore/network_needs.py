@@ -366,7 +366,7 @@ def without_storage(topology: Topology) -> Topology:
 def _storage(scenario: Scenario, topology: Topology, sample_bytes: float, steps_per_s: float) -> dict[str, Any]:
     """Return what storage must deliver for so many steps per second, and what it delivers."""
     plan, present = scenario.plan, None
-    readers = Counter(topology.node_of(rank) for rank in readers_of(plan, topology.gpus_per_node))
+    readers = Counter(topology.host_of(rank) for rank in readers_of(plan, topology.gpus_per_node))
     if topology.storage is not None:
         of_nodes = len(readers) * node_rate_bytes_per_s(topology.storage, topology)
         present = min(of_nodes, total_rate_bytes_per_s(topology.storage))

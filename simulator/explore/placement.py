@@ -24,6 +24,46 @@ from simulator.topology.link import FABRIC_KINDS
 #: words for ways to place a job; anything else lists nodes
 WAYS = ("slurm", "random", "in-order")
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
+#: what nodes that fail at once may have in common
+DOMAINS = ("rack", "switch", "nvlink")
+
+
+def nodes_of_domain(which: int | str, cluster: Topology) -> int:
+    """Return how many of a job's nodes fail at once: so many, or those of a rack, below one leaf switch, or of an NVLink domain.
+
+    Nodes are those of the cluster file, trays where NVLink joins several.
+    """
+    n_hosts, power = cluster.node.hosts, cluster.spec.power
+    if which == "nvlink":
+        which = n_hosts
+        if which == 1:
+            raise ConfigError("--failure-domain nvlink: NVLink joins no nodes here", hint="'4 nodes', rack or switch")
+    elif which == "rack":
+        which = n_hosts * ((power and power.nodes_per_rack) or 1)
+        if which == 1:
+            raise ConfigError(
+                "--failure-domain rack: how many nodes share a rack?", hint="--set power.nodes_per_rack=4"
+            )
+    elif which == "switch":
+        which = n_hosts * max(Counter(_leaves(cluster)).values())
+    return min(int(which), cluster.n_hosts)
+
+
+def _leaves(cluster: Topology) -> list[int]:
+    """Return the leaf of each node, counted as they first come."""
+    layout = cluster.layout
+    if isinstance(layout, RegularLayout):
+        attached = [
+            tuple(layout.fabric.attach(node, nic) for nic in range(layout.node.n_nics))
+            for node in range(cluster.n_nodes)
+        ]
+        numbers: dict[tuple[int, ...], int] = {}
+        return [numbers.setdefault(switches, len(numbers)) for switches in attached]
+    found: list[int] = []
+    for node in range(cluster.n_nodes):
+        same = (other for other in range(node) if not _n_hops(cluster, other, node))
+        found.append(found[other] if (other := next(same, None)) is not None else max(found, default=-1) + 1)
+    return found
 
 
 class Switches:
@@ -39,7 +79,7 @@ class Switches:
 
     def __init__(self, cluster: Topology) -> None:
         self.numbers = host_numbers(cluster)
-        self._leaf = self._leaves(cluster)
+        self._leaf = _leaves(cluster)
         leaves = sorted(set(self._leaf))
         first = {leaf: self._leaf.index(leaf) for leaf in leaves}
         hops = {
@@ -55,22 +95,6 @@ class Switches:
                     gone, kept = above[b], above[a]
                     above = {leaf: kept if switch == gone else switch for leaf, switch in above.items()}
             self.levels.append(above)
-
-    @staticmethod
-    def _leaves(cluster: Topology) -> list[int]:
-        layout = cluster.layout
-        if isinstance(layout, RegularLayout):
-            attached = [
-                tuple(layout.fabric.attach(node, nic) for nic in range(layout.node.n_nics))
-                for node in range(cluster.n_nodes)
-            ]
-            numbers: dict[tuple[int, ...], int] = {}
-            return [numbers.setdefault(switches, len(numbers)) for switches in attached]
-        found: list[int] = []
-        for node in range(cluster.n_nodes):
-            same = (other for other in range(node) if not _n_hops(cluster, other, node))
-            found.append(found[other] if (other := next(same, None)) is not None else max(found, default=-1) + 1)
-        return found
 
     def leaf(self, node: int) -> int:
         """Return the leaf of a node."""

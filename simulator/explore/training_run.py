@@ -29,6 +29,7 @@ from simulator.explore.goodput import (
 )
 from simulator.explore.histories import FailureProcess, by_component, play_histories
 from simulator.explore.neighbours import NeighbourJob
+from simulator.explore.placement import DOMAINS, nodes_of_domain
 from simulator.explore.restarts import Restart, RestartSeconds, in_words, mean_restart, restart_of, total_s
 from simulator.explore.shared_storage import write_factor
 from simulator.plan import ParallelPlan
@@ -40,7 +41,7 @@ from simulator.units import format_bytes, format_duration, parse_quantity
 _COUNT = re.compile(r"\s*(\d[\d_,]*(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([kKMGBT]?)\s*")
 _SUFFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _STEPS = re.compile(r"\s*(\d+)\s*(?:steps?|iterations?|it)\s*")
-_DOMAIN = re.compile(r"\s*(\d+)\s*(?:nodes?)?\s*=\s*(\d*\.?\d+)\s*")
+_DOMAIN = re.compile(rf"\s*(?:(\d+)\s*(?:nodes?)?|({'|'.join(DOMAINS)}))\s*=\s*(\d*\.?\d+)\s*")
 _WORDS_FOR_NEVER = ("none", "never", "inf", "off")
 
 Per = Literal["gpu", "node", "job"]
@@ -97,7 +98,7 @@ class RunRequest:
     policy: str = "sync"  #: How checkpoints are taken, see :mod:`simulator.explore.checkpoint_policy`.
     #: Share of the failures that take so many nodes at once.
     domain_share: float = 0.0
-    domain_nodes: int = 1
+    domain_nodes: int | str = 1  #: Or what they have in common: one of :data:`simulator.explore.placement.DOMAINS`.
     is_elastic: bool = False  #: Whether the job goes on with fewer replicas while a node is missing.
     links: LinksInRun = LinksInRun()  #: That come and go.
 
@@ -175,21 +176,22 @@ def parse_mtbf(text: str) -> Mtbf:
     return Mtbf(seconds=parse_time(time, "--mtbf", least_s=1e-3), per=per_what, source="--mtbf")
 
 
-def parse_domain(text: str) -> tuple[int, float]:
-    """Read ``8 nodes=0.08``: so many nodes fail at once, in such a share of the failures.
+def parse_domain(text: str) -> tuple[int | str, float]:
+    """Read ``8 nodes=0.08`` or ``switch=0.08``: so many nodes fail at once, in such a share of the failures.
 
     Examples
     --------
-    >>> parse_domain("8 nodes=0.08")
-    (8, 0.08)
+    >>> parse_domain("8 nodes=0.08"), parse_domain("switch=0.08")
+    ((8, 0.08), ('switch', 0.08))
     """
     found = _DOMAIN.fullmatch(text)
-    if found is None or int(found[1]) < 1 or not 0 < float(found[2]) <= 1:
+    which = int(found[1]) if found and found[1] else found[2] if found else 0
+    if found is None or not which or not 0 < float(found[3]) <= 1:
         raise ConfigError(
             f"--failure-domain {text}: so many nodes, and the share of failures that take all of them",
-            hint="--failure-domain '8 nodes=0.08'",
+            hint=f"--failure-domain '8 nodes=0.08', or by name: {', '.join(DOMAINS)}",
         )
-    return int(found[1]), float(found[2])
+    return which, float(found[3])
 
 
 def parse_interval(text: str) -> tuple[float | None, int | None]:
@@ -422,7 +424,7 @@ def _operated(
     if request.write_s is not None:
         checkpoint, write_source = replace(checkpoint, write_s=request.write_s), "--checkpoint-time"
     mtbf = _mtbf(request, topology)
-    mtbf_s = mtbf.job_s(topology.n_gpus, topology.n_nodes)
+    mtbf_s = mtbf.job_s(topology.n_gpus, topology.n_hosts)
     any_s = _with_links_s(mtbf_s, request.links.ended_every_s)
     phases, restart_source = restart_of(request.restart, topology)
     random_share = any_s / mtbf_s if math.isfinite(mtbf_s) else 0.0  # links take nothing with them
@@ -437,9 +439,10 @@ def _operated(
     process = FailureProcess(
         useful_s=n_iterations * iteration_s, work_s=iteration_s * per_checkpoint, write_s=checkpoint.write_s, mtbf_s=mtbf_s,
         restart_s=total_s(restart), hardware_share=mtbf.hardware_share, n_spares=request.n_spares,
-        repair_s=request.repair_s, lag_s=policy.lag_s, domain_share=request.domain_share, domain_nodes=request.domain_nodes,
-        shared_every=shared_every, stored_every=stored_every, stalls=request.links.stalls,
-        ended_every_s=request.links.ended_every_s, elastic_loss=_lost_share(plan, topology) if request.is_elastic else None,
+        repair_s=request.repair_s, lag_s=policy.lag_s, domain_share=request.domain_share,
+        domain_nodes=nodes_of_domain(request.domain_nodes, topology), shared_every=shared_every, stored_every=stored_every,
+        stalls=request.links.stalls, ended_every_s=request.links.ended_every_s,
+        elastic_loss=_lost_share(plan, topology) if request.is_elastic else None,
     )  # fmt: skip
     assumptions = (
         ("mean time between failures", _mtbf_words(mtbf, mtbf_s), mtbf.source),
@@ -465,7 +468,7 @@ def written_beside(
     writers = []
     for job in others:
         write_s = job["checkpoint_s"]
-        work_s = daly_interval_s(write_s, mtbf.job_s(job["gpus"], len(job["nodes"])))
+        work_s = daly_interval_s(write_s, mtbf.job_s(job["gpus"], len(job["nodes"]) * topology.node.hosts))
         writers.append((job["checkpoint_bytes"] / write_s, write_s / (work_s + write_s)))
     factor = write_factor(rate, checkpoint.n_bytes / checkpoint.write_s, writers)
     return replace(checkpoint, write_s=factor * checkpoint.write_s)
@@ -566,7 +569,7 @@ def _checkpoint(run: _Operated, iteration_s: float, count: int) -> RunCheckpoint
 
 def _lost_share(plan: ParallelPlan, topology: Topology) -> float:
     """Return which share of the replicas has ranks on one node, tensor and context parallelism innermost."""
-    return min(1.0, max(1, topology.gpus_per_node // (plan.tp * plan.cp)) / plan.dp)
+    return min(1.0, max(1, topology.gpus_per_host // (plan.tp * plan.cp)) / plan.dp)
 
 
 def _failures(run: _Operated, expected: float) -> RunFailures:
@@ -612,8 +615,7 @@ def _mtbf(request: RunRequest, topology: Topology) -> Mtbf:
     for name, rate in failure_rates().items():
         if device.startswith(rate.devices):
             return parse_mtbf(name)
-    defaults = operation_defaults().failures
-    return _stated(defaults, defaults.source)
+    return parse_mtbf(operation_defaults().failures)
 
 
 def _stated(said: FailureSpec, source: str) -> Mtbf:

@@ -78,7 +78,7 @@ def loading_of(plan: ParallelPlan, topology: Topology, sample_bytes: float) -> L
     n_samples = plan.global_batch // plan.dp
     transfer_s = 0.0
     if storage is not None:
-        busiest = max(Counter(topology.node_of(rank) for rank in readers_of(plan, topology.gpus_per_node)).values())
+        busiest = max(Counter(topology.host_of(rank) for rank in readers_of(plan, topology.gpus_per_node)).values())
         transfer_s = storage_s(
             storage,
             topology,

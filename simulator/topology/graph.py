@@ -149,6 +149,11 @@ class Topology:
         """GPUs of one host: those of the node, or of one tray where the node is a rack."""
         return min(self.gpus_per_node, self.node.gpus // self.node.hosts)
 
+    def host_of(self, rank: int) -> tuple[int, int]:
+        """Node of a rank, and which of its hosts: what fails, reads and writes by itself."""
+        node, local = divmod(rank, self.gpus_per_node)
+        return node, local // self.gpus_per_host
+
     @property
     def n_hosts(self) -> int:
         """Hosts in use."""

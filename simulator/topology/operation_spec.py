@@ -65,7 +65,7 @@ class PowerSpec(Spec):
         n_gpus, n_hosts : int
             Of what NVLink joins: a rack where these are several hosts, a node otherwise.
         """
-        rest_w = operation_defaults().host.per_gpu_w if self.host_w is None else self.host_w / n_gpus
+        rest_w = operation_defaults().host.per_gpu_w if self.host_w is None else self.host_w * n_hosts / n_gpus
         caps = [] if self.gpu_cap_w is None else [self.gpu_cap_w]
         for what, watts, n_boards in (
             ("node", self.node_cap_w, n_gpus // n_hosts), ("rack", self.rack_cap_w, self._rack(n_hosts) * n_gpus),
@@ -172,7 +172,7 @@ class OperationDefaults(Spec):
     host: HostPower
     facility: Facility
     grid: Grid
-    failures: FailureSpec
+    failures: str  #: A rate of ``failures.yaml``.
     restart: FailureSpec
     storage: StorageSpec
 

@@ -9,7 +9,7 @@ from simulator.topology.operation_spec import StorageSpec
 
 
 def node_rate_bytes_per_s(storage: StorageSpec, topology: Topology, *, writes: bool = False) -> float:
-    """Rate of one node: what the file says, else that of its network cards, else no limit."""
+    """Rate of one node of the file, a tray where NVLink joins several: what the file says, else its network cards', else no limit."""
     rates = [storage.node_bandwidth_bytes_per_s]
     if writes:
         rates.insert(0, storage.node_write_bandwidth_bytes_per_s)
@@ -17,7 +17,7 @@ def node_rate_bytes_per_s(storage: StorageSpec, topology: Topology, *, writes: b
     if known is not None:
         return known
     nics = topology.node.nics
-    return nics.count * nics.bandwidth_bytes_per_s if nics is not None else math.inf
+    return nics.count / topology.node.hosts * nics.bandwidth_bytes_per_s if nics is not None else math.inf
 
 
 def total_rate_bytes_per_s(storage: StorageSpec, *, writes: bool = False) -> float:

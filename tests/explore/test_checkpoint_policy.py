@@ -134,8 +134,8 @@ def test_one_node_has_no_peer():
 
 
 def test_words_of_the_command_line():
-    assert parse_domain("18 nodes=0.084") == (18, 0.084)
-    for wrong in ("rack=0.1", "0 nodes=0.1", "8 nodes=1.5"):
+    assert parse_domain("18 nodes=0.084") == (18, 0.084) and parse_domain(" rack = .1") == ("rack", 0.1)
+    for wrong in ("shelf=0.1", "0 nodes=0.1", "8 nodes=1.5", "rack=0"):
         with pytest.raises(ConfigError, match="--failure-domain"):
             parse_domain(wrong)
     with pytest.raises(ConfigError, match="one of sync, async, peers"):

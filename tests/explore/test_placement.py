@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.placement import Switches, host_numbers, parse_nodes, place, placements, read_free_nodes
+from simulator.explore.placement import (
+    Switches,
+    host_numbers,
+    nodes_of_domain,
+    parse_nodes,
+    place,
+    placements,
+    read_free_nodes,
+)
 from simulator.topology.cluster_file import load_topology
 
 TREE = {"fabric.kind": "fat-tree", "fabric.levels": 2, "fabric.nodes_per_leaf": 4, "nodes": 12}
@@ -129,3 +137,22 @@ def test_placements_differ_in_whom_they_meet():
 def test_hosts_are_named_once_and_all(hosts, words):
     with pytest.raises(ConfigError, match=words):
         host_numbers(load_topology("dgx-a100-40g", overrides={**TREE, "hosts": f"'{hosts}'"}))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "settings", "sizes"),
+    [
+        ("dgx-a100-40g", {**TREE, "power.nodes_per_rack": 2}, {"rack": 2, "switch": 4, 3: 3, 40: 12}),
+        ("gb200-nvl72", {"nodes": 36}, {"rack": 18, "nvlink": 18, 4: 4}),  # 18 trays of 4 GPUs to a rack
+        ("dgx-a100-40g", {**TREE, "nodes": 2}, {"switch": 2, 8: 2}),  # no more than there are
+    ],
+)
+def test_what_fails_at_once_has_a_rack_a_switch_or_nvlink_in_common(cluster, settings, sizes):
+    topology = load_topology(cluster, overrides=settings)
+    assert {which: nodes_of_domain(which, topology) for which in sizes} == sizes
+
+
+@pytest.mark.parametrize(("which", "words"), [("rack", "how many nodes"), ("nvlink", "joins no nodes")])
+def test_a_domain_that_the_file_does_not_know_is_refused(which, words):
+    with pytest.raises(ConfigError, match=words):
+        nodes_of_domain(which, load_topology("dgx-a100-40g", overrides=TREE))

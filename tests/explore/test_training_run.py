@@ -350,3 +350,32 @@ def test_energy_of_a_token_has_an_interval():
     assert energy["j_per_token"] == pytest.approx(energy["kwh"] * 3.6e6 / (3600 * 32 * 1024))
     assert energy["low_j_per_token"] == pytest.approx(energy["j_per_token"] * (1 - math.hypot(0.1, 0.04)))
     assert energy["high_j_per_token"] == pytest.approx(energy["j_per_token"] * (1 + math.hypot(0.2, 0.04)))
+
+
+def test_where_nvlink_joins_trays_it_is_trays_that_fail_write_and_draw():
+    """Two NVL72 racks are 36 trays of 4 GPUs, each of which fails, writes at 2 GB/s and has processors of its own.
+
+    One replica lies on a tray, so that one of 36 is lost with it; a failure of the rack takes 18.
+    """
+    topology = load_topology("gb200-nvl72", 144, overrides={"nodes": "36", "power.host": "800 W"})
+    plan = ParallelPlan(gpus=144, tp=4, micro_batch=1, sequence_length=1024, sharding="zero1").resolve(144)
+    policy = synchronous(checkpoint_of(plan, topology, 36_000_000_000))
+    request = RunRequest(iterations=86_400, mtbf=parse_mtbf("3600 h/node"), domain_nodes="rack", domain_share=0.1)
+    found = whole_run(request, ANSWER, plan, topology, policy)
+    assert found["failures"]["mtbf_s"] == pytest.approx(100 * 3600)
+    assert found["failures"]["domain_nodes"] == 18
+    assert found["checkpoint"]["write_s"] == pytest.approx(found["checkpoint"]["bytes"] / (36 * 2e9))
+    assert found["energy"]["host_w_per_gpu"] == pytest.approx(200.0)
+    histories = replace(request, mtbf=parse_mtbf("2 h/job"), domain_share=0.0, n_histories=20, n_spares=0)
+    waits, goes_on = (
+        whole_run(replace(histories, is_elastic=one), ANSWER, plan, topology, policy)["played"] for one in (False, True)
+    )
+    assert goes_on["waiting_days"] / goes_on["failures"] < 2 / 36 < waits["waiting_days"] / waits["failures"]
+
+
+def test_by_default_what_fails_is_what_failed_on_llama_3s_machine():
+    """419 interruptions of 16,384 GPUs in 54 days, of which table 5 prints 30.1 % for faulty GPUs."""
+    found = run_of(RunRequest(iterations=86_400_000), overrides={"node.device": "h100-sxm5-80g"})
+    failures = found["failures"]
+    assert failures["mtbf_s"] == pytest.approx(54 * 24 * 3600 * 16_384 / 419 / 16, rel=1e-4)
+    assert failures["by_component"]["faulty GPU"] / failures["expected"] == pytest.approx(0.301)
