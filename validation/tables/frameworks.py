@@ -1,89 +1,21 @@
-"""Who ran it: framework names as publications write them, the entry of ``FRAMEWORKS`` that they mean, and the CUDA release."""
+"""Who ran it, on what: framework names as publications write them, the machine behind a row, and the CUDA release."""
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from simulator.config import load_yaml
 from validation.tables.reader import Row
 
-
-class Rule(NamedTuple):
-    """One line of the table: all of ``words`` and none of ``without`` occur in the name, any case."""
-
-    words: tuple[str, ...]
-    framework: str
-    without: tuple[str, ...] = ()
-    why: str = ""
-
-
-#: first match wins; names that match nothing are judged by their plan (see :func:`framework_of`)
-RULES: tuple[Rule, ...] = (
-    Rule(("training results v5", "amd/results"), "megatron-core", why="AMD's submissions run Megatron-LM"),
-    Rule(("training results v5",), "megatron-bridge", why="NVIDIA's code of MLPerf 5, which others submit too"),
-    Rule(("llama 3 herd",), "llama3-4d", why="Meta's own: FSDP under pipelines, fused kernels"),
-    Rule(("pytorch ddp",), "torch-ddp"),
-    Rule(("pytorch fsdp2",), "torch-fsdp2"),
-    Rule(("pytorch dtensor",), "torch-tp"),
-    Rule(("pytorch pipelining",), "torch-pp"),
-    Rule(("torchtitan", "compile"), "torchtitan-compile"),
-    Rule(("torchtitan", "float8"), "torchtitan-compile", why="torchtitan's float8 needs compile"),
-    Rule(("torchtitan", "async"), "torchtitan-compile", why="torchtitan's async TP needs compile"),
-    Rule(("torchtitan",), "torchtitan"),
-    Rule(("megatron", "deepspeed"), "megatron-deepspeed"),
-    Rule(("llm.c",), "fused"),
-    Rule(("foundry",), "llm-foundry"),
-    Rule(("composer",), "llm-foundry"),
-    Rule(("megatron-lm 2019",), "torch-3d-fused-norm", why="before Megatron's fused bias, dropout and softmax kernels"),
-    Rule(("nemo megatron 2022",), "megatron", why="NeMo before Megatron-Core"),
-    Rule(("automodel", "kernels: te"), "automodel-te"),
-    Rule(("automodel",), "automodel"),
-    Rule(("nvidia/megatron-lm", "deepseek"), "megatron-core"),
-    Rule(("megatron-bridge",), "megatron-bridge"),
-    Rule(("dgxc-benchmarking",), "megatron-bridge", why="NVIDIA's recipes"),
-    Rule(("primus",), "megatron-core", why="AMD Primus runs Megatron-Core"),
-    Rule(("pytorch/ao",), "torchtitan-compile", why="float8 of torchao needs compile"),
-    Rule(("nemo",), "megatron-bridge", why="NVIDIA's recipes: tensor-parallel overlap, 16-bit gradients"),
-    Rule(("megatron-core",), "megatron-core"),
-    Rule(("megatron core",), "megatron-core"),
-    Rule(("mcore",), "megatron-core"),
-    Rule(("transformer engine",), "megatron-core"),
-    Rule(("internevo",), "internevo"),
-    Rule(("internlm",), "internevo", why="InternLM is trained with InternEvo"),
-    Rule(("nanotron",), "torch-3d-fused-norm", why="eager modules, Triton's norms, FlashAttention"),
-    Rule(("megascale",), "megatron-core"),
-    Rule(("megatron", "of 2021"), "megatron-2021", why="before the all-reduce beside weight gradients of 2022"),
-    Rule(("megatron",), "megatron"),
-    Rule(("aleph alpha", "fused rmsnorm"), "scaling-fused-norm"),
-    Rule(("aleph alpha",), "scaling"),
-    Rule(("colossal",), "torch-3d", why="Shardformer over Hugging Face's modules"),
-    Rule(("torchtune", "compile"), "torchtitan-compile", why="fully_shard with torch.compile"),
-    Rule(("torchtune",), "fsdp2", why="fully_shard over eager modules"),
-    Rule(("olmo-core",), "torchtitan-compile", why="fully_shard with torch.compile"),
-    Rule(("olmo",), "fsdp", why="FSDP over eager modules"),
-    Rule(("gpt-neox",), "megatron-deepspeed"),
-    Rule(("fsdp", "compile"), "torchtitan-compile", why="FSDP with torch.compile"),
-    Rule(("fsdp",), "fsdp"),
-    Rule(
-        ("deepspeed", "of 2021"),
-        "deepspeed-0.3",
-        why="Narayanan et al. (2021) ran the ZeRO-3 that had just come, below Megatron-LM",
-    ),
-    Rule(("deepspeed",), "deepspeed"),
-    Rule(("apex", "21.11"), "apex-ddp-fused", why="the release that fused attention and pointwise"),
-    Rule(("apex",), "apex-ddp", why="fused norms and optimizer only"),
-    Rule(("paddle",), "apex-ddp-fused", why="PaddlePaddle Fleet fuses as apex's last release"),
-    Rule(("compile",), "compiled-ddp", without=("torch.compiler.disable",)),
-    Rule(("hugging face",), "hf-eager"),
-    Rule(("huggingface",), "hf-eager"),
-    Rule(("transformers",), "hf-eager"),
-    Rule(("eager",), "hf-eager"),
-    Rule(("accelerate",), "hf-eager"),
-)
-
-
+#: what publications leave out of their tables, by subject (``publications.yaml``)
+PUBLISHED: dict[str, Any] = load_yaml(Path(__file__).with_name("publications.yaml"))[0]
 #: sources that quote Narayanan et al., arXiv:2104.04473, and the tables of Megatron-LM's own page until then
 _OF_2021 = r"megatron-lm-2nd-table|2104\.04473|cases_(jan|april)2021|megatron-lm@5281919420"
+#: months by which the PyTorch container under NeMo's own is older (NeMo's release notes: 24.07 is built on PyTorch 2.3)
+_NEMO_LAG = 3
 
 
 def who_ran(row: Row) -> str:
@@ -97,16 +29,8 @@ def who_ran(row: Row) -> str:
 def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) -> tuple[str, str]:
     """Return the framework that a publication names, and what was assumed about it (empty when stated).
 
-    Parameters
-    ----------
-    name : str
-        The ``framework`` cell.
-    model_parallel : int
-        tp x pp x cp of the plan: names that match no rule (``NVIDIA Release 23.09``) are judged by it.
-    sharding : str
-        Sharding of the plan, for the same purpose.
-    flash : bool
-        Whether attention is fused.
+    Names that match no rule (``NVIDIA Release 23.09``) are judged by tp x pp x cp of the plan (``model_parallel``), its
+    sharding, and whether attention is fused (``flash``).
 
     Examples
     --------
@@ -114,10 +38,10 @@ def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) 
     ('megatron-deepspeed', '')
     """
     text = re.sub(r"[_\s]+", " ", name.lower())
-    for rule in RULES:
-        if all(word in text for word in rule.words) and not any(word in text for word in rule.without):
-            chosen = rule.framework
-            return chosen, f"framework {chosen}: {rule.why}" if rule.why else ""
+    for rule in PUBLISHED["frameworks"]:
+        if _has_all(text, rule["words"]) and not any(word in text for word in rule.get("without", ())):
+            chosen = rule["framework"]
+            return chosen, f"framework {chosen}: {rule['why']}" if "why" in rule else ""
     if model_parallel > 1:
         of_nvidia = "nvidia" in text and "release" in text
         chosen = "megatron-bridge" if of_nvidia and flash else "megatron" if of_nvidia else "torch-3d"
@@ -128,19 +52,8 @@ def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) 
     return chosen, f"framework {chosen}: '{name or 'not stated'}' is unknown, judged by its plan"
 
 
-#: sources whose rows name the board, not the machine: words of the source, topology of the row, machine, and how it is known
-_MACHINES = (
-    (
-        ("pytorch/ao",),
-        "dgx-h100",
-        "grand-teton-h100-96g",
-        "torchtitan's authors state 500 W for the H100s that they and torchao are measured on",
-    ),
-)
-
-
-#: words of a row's notes, GPU, and the limit of its power: pytorch/ao's pull request 3566 tells its 750 W machine from a full one
-_LIMITS = (("power limited", "dgx-b200", "750 W"),)
+def _has_all(text: str, words: Sequence[str]) -> bool:
+    return all(word in text for word in words)
 
 
 def power_limit_of(notes: str, topology: str) -> str:
@@ -151,11 +64,8 @@ def power_limit_of(notes: str, topology: str) -> str:
     >>> power_limit_of("median of 100 steps; power limited", "dgx-b200")
     '750 W'
     """
-    return next((limit for words, machine, limit in _LIMITS if words in notes and topology == machine), "")
-
-
-#: sources that say which of their runs had CUDA_LAUNCH_BLOCKING=1: words of the source, from how many GPUs, and where it is said
-_BLOCKING = ((("bigscience",), 320, "chronicles-prequel.md: runs on 320 GPUs and more hang without"),)
+    known = (one for one in PUBLISHED["power_limits"] if one["notes"] in notes and topology == one["topology"])
+    return next((one["limit"] for one in known), "")
 
 
 def blocks_launches(source: str, gpus: int) -> str:
@@ -166,8 +76,10 @@ def blocks_launches(source: str, gpus: int) -> str:
     >>> blocks_launches("bigscience-workshop/bigscience@1", 8)
     ''
     """
-    found = (why for words, least, why in _BLOCKING if gpus >= least and all(word in source.lower() for word in words))
-    return next((f"launch_blocking on: {why}" for why in found), "")
+    known = (
+        one for one in PUBLISHED["launch_blocking"] if gpus >= one["gpus"] and _has_all(source.lower(), one["words"])
+    )
+    return next((f"launch_blocking on: {one['why']}" for one in known), "")
 
 
 def machine_of(source: str, topology: str) -> tuple[str, str]:
@@ -180,56 +92,15 @@ def machine_of(source: str, topology: str) -> tuple[str, str]:
     >>> machine_of("NVIDIA/NeMo@1", "dgx-h100")
     ('dgx-h100', '')
     """
-    for words, named, machine, why in _MACHINES:
-        if topology == named and all(word in source.lower() for word in words):
-            return machine, f"topology {machine} for {named}: {why}"
+    for one in PUBLISHED["machines"]:
+        if topology == one["topology"] and _has_all(source.lower(), one["words"]):
+            return one["machine"], f"topology {one['machine']} for {topology}: {one['why']}"
     return topology, ""
 
 
-#: first NGC container of a CUDA release, newest first (NVIDIA frameworks support matrix); from 25.10 on what is timed is current
-_CONTAINERS = (
-    ((25, 10), ""),
-    ((25, 8), "13.0"),
-    ((25, 4), "12.9"),
-    ((25, 1), "12.8"),
-    ((24, 6), "12.6"),
-    ((24, 2), "12.4"),
-    ((23, 6), "12.2"),
-    ((23, 1), "12.1"),
-    ((22, 9), "11.8"),
-)
-#: sources whose ``release`` is NeMo's container
-_OF_NEMO = ("nvidia/nemo@", "nvidia-nemo/megatron-bridge", "nvidia/dgxc-benchmarking")
-#: months by which the PyTorch container under NeMo's own is older (NeMo's release notes: 24.07 is built on PyTorch 2.3)
-_NEMO_LAG = 3
-#: what PyTorch's wheels and NVIDIA's containers of a month came with, newest first; from CUDA 12.6 on it is current
-_MONTHS = (
-    ((2025, 10), ""),
-    ((2025, 2), "12.8"),
-    ((2024, 10), "12.6"),
-    ((2024, 3), "12.4"),
-    ((2023, 1), "12.1"),
-    ((2022, 9), "11.8"),
-    ((2020, 1), "11.3"),
-)
-#: projects whose tables carry no date in the row: words of source and framework, and the month they were measured
-_PROJECTS = (
-    (("bigscience",), (2022, 2)),
-    (("llm-foundry",), (2023, 11)),
-    (("fms-fsdp",), (2024, 3)),
-    (("pytorch/ao",), (2025, 8)),
-    (("torchtitan",), (2024, 9)),
-    (("megatron-core r0.8",), (2024, 7)),
-    (("training_results_v3.0",), (2023, 6)),
-    (("training_results_v3.1",), (2023, 10)),
-    (("training_results_v4.0",), (2024, 5)),
-)
-#: rounds of MLPerf -> the container that their code is built on (``ngc25.04`` and ``ngc25.09`` of system names and Dockerfiles)
-_ROUNDS = {"training_results_v5.0": (25, 4), "training_results_v5.1": (25, 9)}
-
-
-def _latest(moment: tuple[int, int], table: tuple[tuple[tuple[int, int], str], ...]) -> str:
-    return next((release for first, release in table if moment >= first), table[-1][1])
+def _latest(moment: Sequence[int], releases: Sequence[dict[str, Any]]) -> str:
+    """Return the CUDA release of a moment (year, month), of releases newest first."""
+    return str(next((one for one in releases if list(moment) >= one["since"]), releases[-1])["cuda"])
 
 
 def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
@@ -250,21 +121,22 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
     """
     text = f"{source} {framework}".lower()
     named = re.search(r"release (2\d)\.(\d\d)\b", text)
-    of_nemo = re.fullmatch(r"v?(2\d)\.(\d\d)(\.\d+)?", release.strip()) if any(map(text.count, _OF_NEMO)) else None
+    is_nemo = any(word in text for word in PUBLISHED["nemo_containers"])
+    of_nemo = re.fullmatch(r"v?(2\d)\.(\d\d)(\.\d+)?", release.strip()) if is_nemo else None
     container = named or of_nemo
     if container:
         behind = 12 * int(container[1]) + int(container[2]) - 1 - (0 if named else _NEMO_LAG)
-        found = _latest((behind // 12, behind % 12 + 1), _CONTAINERS)
+        found = _latest((behind // 12, behind % 12 + 1), PUBLISHED["containers"])
         return found, f"cuda {found or 'current'}: container {container[1]}.{container[2]}"
-    built_on = next((made for words, made in _ROUNDS.items() if words in text), None)
+    built_on = next((made for words, made in PUBLISHED["rounds"].items() if words in text), None)
     if built_on:
-        found = _latest(built_on, _CONTAINERS)
+        found = _latest(built_on, PUBLISHED["containers"])
         return found, f"cuda {found}: container {built_on[0]}.{built_on[1]:02} of this round"
-    month = next((month for words, month in _PROJECTS if all(word in text for word in words)), None)
+    month = next((month for word, month in PUBLISHED["measured"].items() if word in text), None)
     paper = re.search(r"arxiv[: ]*(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text)
     if month is None and paper:
         month = (2000 + int(paper[1]), int(paper[2]))
     if month is None:
         return "", ""
-    found = _latest(month, _MONTHS)
+    found = _latest(month, PUBLISHED["months"])
     return found, f"cuda {found or 'current'}: published {month[0]}-{month[1]:02}"

@@ -91,8 +91,7 @@ def _stated_spec(row: Row) -> tuple[ModelSpec, list[str]]:
         raise ConfigError(f"the model '{name}' is not in the catalogue and the row lacks {', '.join(missing)}")
     family = style["architecture"]
     if "vocab" not in stated:
-        launcher = launcher_of(row)
-        own = launcher.vocab if launcher else 0
+        own = launcher_of(row).get("vocab", 0)
         stated["vocab"] = own or _VOCABULARY[family]
         assumed.append(
             f"vocab {stated['vocab']}: {'the tokenizer of its launch script' if own else f'usual for {family}'}"
@@ -120,9 +119,9 @@ def spec_of(row: Row, *, pad_vocab_to: int = 1, fused_style: bool = False) -> tu
     spec, assumed = _stated_spec(row)
     if row.text("mtp") or row.text("pp_layout"):
         spec = replace(spec, mtp_layers=row.integer("mtp", row.text("pp_layout").count("m")))
-    elif (launcher := launcher_of(row)) and launcher.mtp_layers:
-        spec = replace(spec, mtp_layers=launcher.mtp_layers)
-        assumed.append(f"mtp {launcher.mtp_layers}: the launch script of this release")
+    elif predicted := launcher_of(row).get("mtp_layers"):
+        spec = replace(spec, mtp_layers=predicted)
+        assumed.append(f"mtp {predicted}: the launch script of this release")
     if fused_style and spec.architecture == "gpt" and spec.dropout:
         spec = replace(spec, dropout=0.0)
         assumed.append("dropout 0: this trainer's default")

@@ -12,6 +12,7 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.plan.parallel_plan import SETTINGS
+from validation.tables.frameworks import PUBLISHED
 from validation.tables.reader import Row
 
 #: torchtitan's float8 recipes as precisions; tensorwise scales each tensor by its own maximum, computed when it is used
@@ -19,13 +20,6 @@ _FLOAT8 = {"tensorwise": "fp8_current", "rowwise": "fp8_rowwise", "rowwise_with_
 #: value of ``vocabulary_parallel`` -> schedule that computes the vocabulary's layers so
 _VOCABULARY = {"interlaced": "interlaced"}
 _TASKS = {"": "", "pretrain": "", "sft": "task sft: as pretraining, which updates all parameters, too", "lora": ""}
-#: ``cpu_offloading_num_layers`` of recipes with Megatron-FSDP (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama)
-_OFFLOADED_LAYERS = {
-    "LLAMA31_405B_PRETRAIN_CONFIG_GB300_BF16": 40, "LLAMA31_405B_PRETRAIN_CONFIG_GB300_FP8_CS": 10,
-    "LLAMA31_405B_PRETRAIN_CONFIG_GB200_FP8_CS": 92, "LLAMA3_70B_PRETRAIN_CONFIG_GB300_BF16": 30,
-    "LLAMA3_70B_PRETRAIN_CONFIG_GB300_FP8_CS": 20, "LLAMA3_70B_PRETRAIN_CONFIG_GB200_BF16": 20,
-    "LLAMA3_70B_PRETRAIN_CONFIG_GB200_FP8_CS": 40, "LLAMA3_70B_PRETRAIN_CONFIG_B200_FP8_CS": 5,
-}  # fmt: skip
 #: models whose recipes step with ``use_precision_aware_optimizer`` and bf16 moments (NVIDIA-NeMo/Megatron-Bridge, recipes)
 _NARROW_MOMENTS = ("deepseek-v3", "kimi")
 #: what graphs by layer capture of any model
@@ -152,7 +146,7 @@ def _offloaded(row: Row, assumed: list[str]) -> dict[str, Any]:
     if stated:
         return {"offload_layers": int(stated[1])}
     recipe = re.sub(r"_(BASE_CONFIG|V\d)$", "", row.text("recipe"))
-    layers = _OFFLOADED_LAYERS.get(recipe, 0) if row.flag("fsdp") else 0
+    layers = PUBLISHED["offloaded_layers"].get(recipe, 0) if row.flag("fsdp") else 0
     assumed += [f"offload_layers {layers}: cpu_offloading_num_layers of {recipe}"] if layers else []
     return {"offload_layers": layers} if layers else {}
 
@@ -161,7 +155,7 @@ def offloaded_when_sharded(row: Row) -> int:
     """Return the layers that wait in host memory in the fully sharded recipe of a row's model and machine; 0 without one."""
     model = row.text("model").upper().replace("-", "_").replace("LLAMA3_405B", "LLAMA31_405B")
     recipe = f"{model}_PRETRAIN_CONFIG_{row.text('topology').partition('-')[0].upper()}_"
-    return min((count for name, count in _OFFLOADED_LAYERS.items() if name.startswith(recipe)), default=0)
+    return min((count for name, count in PUBLISHED["offloaded_layers"].items() if name.startswith(recipe)), default=0)
 
 
 def optimizer_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any]:
