@@ -103,6 +103,8 @@ class Device:
 
 #: share of a board's power limit that does not depend on the clock
 STATIC_SHARE = 0.2
+#: the same at the lowest clock, below which no limit slows a board further
+LEAST_SHARE = STATIC_SHARE + 0.05
 #: exponent of speed against dynamic power
 SPEED_EXPONENT = 0.35
 
@@ -133,7 +135,10 @@ def sustained_scale(power_limit_w: float, reference_w: float) -> float:
     True
     """
     static = STATIC_SHARE * reference_w
-    return float((max(power_limit_w - static, 0.05 * reference_w) / (reference_w - static)) ** SPEED_EXPONENT)
+    return float(
+        (max(power_limit_w - static, (LEAST_SHARE - STATIC_SHARE) * reference_w) / (reference_w - static))
+        ** SPEED_EXPONENT
+    )
 
 
 #: products of scaled blocks -> type of their elements

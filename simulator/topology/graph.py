@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simulator.errors import ConfigError
 from simulator.topology.cluster_spec import PREFERENCE, ClusterSpec, NodeSpec, TransportSpec
-from simulator.topology.device import Device, load_device
+from simulator.topology.device import LEAST_SHARE, Device, load_device
 from simulator.topology.fabrics import Fabric
 from simulator.topology.layout import Layout, PlacedLayout, RegularLayout, build_layout
 from simulator.topology.link import LINK_KINDS, Graph, Link, LinkArrays, LinkView, graph_of
@@ -169,7 +169,15 @@ class Topology:
     def _device(self) -> Device:
         device = load_device(self.spec.node.device)
         cap_w = self.spec.power.cap_w(self.node.gpus, self.node.hosts) if self.spec.power is not None else None
-        return device if cap_w is None else replace(device, power_cap_w=cap_w)
+        if cap_w is None:
+            return device
+        least_w = LEAST_SHARE * device.power_limit_w
+        if cap_w < least_w:
+            raise ConfigError(
+                f"power: {cap_w:.0f} W are left for a {device.name}, which draws about {least_w:.0f} W at its lowest clock",
+                hint=f"a cap of {least_w:.0f} W of a board or more",
+            )
+        return replace(device, power_cap_w=cap_w)
 
     def nics_of(self, rank: int) -> tuple[int, ...]:
         """NICs that a rank uses, counted within its node; several ranks may share one."""

@@ -39,6 +39,14 @@ def test_a_board_draws_no_more_than_the_cap_and_no_more_than_its_file_says():
     assert power_model(capped(gpu_compute="300 W", gpu_cap="400 W")).compute_w == 300.0
 
 
+def test_no_limit_takes_a_board_below_its_lowest_clock():
+    """A fifth of 700 W does not depend on the clock, and a twentieth is what its lowest one takes."""
+    assert capped(gpu_cap="175 W").device(0).most_power_w == 175.0
+    for less in ({"gpu_cap": "174 W"}, {"node_cap": "3.3 kW"}):
+        with pytest.raises(ConfigError, match="lowest clock"):
+            capped(**less).device(0)
+
+
 def test_a_cap_above_the_board_s_own_limit_changes_nothing():
     plain, high = load_topology("dgx-h100").device(0), capped(gpu_cap="900 W").device(0)
     assert high.sustained_power_w == plain.sustained_power_w == plain.power_limit_w == 700.0
