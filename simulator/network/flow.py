@@ -198,15 +198,19 @@ class FlowNetwork:
             return self._advance_crowd(self._crowd, now_ps)
         finished: list[int] = []
         while (time_ps := self.next_completion_ps()) is not None and time_ps <= now_ps:
-            _, handle, _ = heapq.heappop(self._events)
-            active = self._active[handle]
             self._now_ps = max(self._now_ps, time_ps)
-            if active.neighbours and not active.loading and active.remaining_bytes > 0.0:
-                self._begin_loading(active, time_ps)
-                self._recompute(handle, time_ps)
-            else:
-                finished.append(handle)
-                self._end(handle, time_ps)
+            affected: set[int] = set()
+            while self.next_completion_ps() == time_ps:
+                _, handle, _ = heapq.heappop(self._events)
+                active = self._active[handle]
+                if active.neighbours and not active.loading and active.remaining_bytes > 0.0:
+                    self._begin_loading(active, time_ps)
+                    active.rate_bytes_per_s = 0.0
+                    affected.add(handle)
+                else:
+                    finished.append(handle)
+                    affected |= self._end(handle)
+            self._recompute(affected, time_ps)
         self._now_ps = max(self._now_ps, now_ps)
         return tuple(sorted(finished))
 
@@ -232,7 +236,7 @@ class FlowNetwork:
             return
         active.factor = factor
         if active.loading:
-            self._recompute(handle, now_ps)
+            self._recompute({handle}, now_ps)
 
     def state(self, now_ps: int, handles: Collection[int] | None = None) -> Hashable | None:
         """All that the future depends on, relative to ``now_ps``: networks in equal states go on equally.
@@ -396,47 +400,48 @@ class FlowNetwork:
         if not active.loading:
             self._push(handle, active, active.loads_from_ps)
 
-    def _end(self, handle: int, now_ps: int) -> None:
+    def _end(self, handle: int) -> set[int]:
+        """Take a flow away; return the flows that shared links with it."""
         ended = self._active.pop(handle)
         if self.contends:
             self._leave(handle, ended.profile)
         for neighbour in ended.neighbours:
-            self._active[neighbour].neighbours.discard(handle)
-        seen: set[int] = set()
-        for neighbour in sorted(ended.neighbours):
-            if neighbour not in seen:
-                seen |= self._recompute(neighbour, now_ps)
+            other = self._active[neighbour]
+            other.neighbours.discard(handle)
+            if not other.neighbours and not other.loading:
+                self._push(neighbour, other, self._lone_completion_ps(other))
+        return ended.neighbours
 
-    def _component(self, handle: int) -> set[int]:
+    def _component(self, handle: int, *, loading: bool = False) -> set[int]:
+        """Return the flows that share links with one, directly or through others: of those that load links, if so asked."""
         component, frontier = {handle}, [handle]
         while frontier:
             for neighbour in self._active[frontier.pop()].neighbours:
-                if neighbour not in component:
+                if neighbour not in component and (not loading or self._active[neighbour].loading):
                     component.add(neighbour)
                     frontier.append(neighbour)
         return component
 
-    def _recompute(self, handle: int, now_ps: int) -> set[int]:
-        """Give new rates to the connected component of ``handle``; return its handles."""
-        component = self._component(handle)
-        loading = []
-        for member in component:
-            active = self._active[member]
-            if active.loading:
-                loading.append((active.profile.index, active.factor, member))
-            else:
-                due_ps = active.loads_from_ps if active.neighbours else self._lone_completion_ps(active)
-                self._push(member, active, due_ps)
-        loading.sort()
-        for (_, _, member), rate in zip(loading, self._rates(loading), strict=True):
-            active = self._active[member]
-            active.settle(now_ps)
-            active.rate_bytes_per_s = rate
-            if member in self.endless:
-                self.endless[member].append((now_ps, rate))
-            active.done_ps = now_ps + _duration_ps(active.remaining_bytes, rate)
-            self._push(member, active, active.done_ps)
-        return component
+    def _recompute(self, handles: Collection[int], now_ps: int) -> None:
+        """Give new rates to all flows that load links together with one of ``handles``; what keeps its rate ends when it did."""
+        seen: set[int] = set()
+        for handle in sorted(handles):
+            if handle in seen or handle not in self._active or not self._active[handle].loading:
+                continue
+            component = self._component(handle, loading=True)
+            seen |= component
+            flows = [(self._active[member], member) for member in component]
+            loading = sorted([(active.profile.index, active.factor, member) for active, member in flows])
+            for (_, _, member), rate in zip(loading, self._rates(loading), strict=True):
+                active = self._active[member]
+                if rate == active.rate_bytes_per_s:
+                    continue
+                active.settle(now_ps)
+                active.rate_bytes_per_s = rate
+                if member in self.endless:
+                    self.endless[member].append((now_ps, rate))
+                active.done_ps = now_ps + _duration_ps(active.remaining_bytes, rate)
+                self._push(member, active, active.done_ps)
 
     def _rates(self, loading: Sequence[tuple[int, float, int]]) -> tuple[float, ...]:
         """Return the rates of flows, given by profile, share and handle in ascending order."""
