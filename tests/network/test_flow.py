@@ -311,3 +311,21 @@ def test_a_flow_without_end_is_no_event_and_leaves_its_rates_behind(monkeypatch)
         ended += [(now_ps, one) for one in network.advance(now_ps)]
     assert ended == [(3 * second, other)]
     assert network.endless == {handle: [(0, 1e9), (second, 0.5e9), (3 * second, 1e9)]}
+
+
+def test_what_begins_and_ends_together_is_solved_for_once():
+    network = FlowNetwork(topology(1e9))
+    flow = Flow(latency_s=1e-6, n_bytes=1e6, links=(0,), weights=(1.0,))
+    assert run(network, [(0, flow)] * 3) == dict.fromkeys(range(3), US + 3000 * US)
+    assert network.n_solves == 1  # of three; never of two, as if one had come or gone before the others
+
+
+def test_a_flow_whose_rate_others_leave_as_it_is_is_not_touched():
+    network = FlowNetwork(topology(1e9))
+    endless = Flow(latency_s=0.0, n_bytes=math.inf, links=(0,), weights=(1.0,), rate_cap_bytes_per_s=0.4e9)
+    handle = network.start(endless, 0)
+    passing = replace(endless, n_bytes=1e6, rate_cap_bytes_per_s=0.5e9)
+    assert run(network, [(US, passing), (2 * US, replace(passing, rate_cap_bytes_per_s=0.1e9))]) == {
+        0: 2001 * US, 1: 10_002 * US,
+    }  # fmt: skip
+    assert network.endless[handle] == [(0, 0.4e9)]
