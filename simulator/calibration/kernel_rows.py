@@ -136,9 +136,13 @@ def gemm_shape(m: int, n: int, k: int, kernel_pass: Pass, dtype: str, *, batch: 
 
 
 def _grouped(row: Cells) -> GemmShape:
-    """Return products of equal groups of rows, one for each expert; ``m`` counts the rows of all."""
-    stated = re.search(r"(\d+) groups", row.text("notes"))
+    """Return products of equal groups of rows, one for each expert; ``m`` counts the rows of all, ``k`` where both operands are cut."""
+    notes = row.text("notes")
+    stated = re.search(r"(\d+) groups", notes)
     groups = row.integer("batch", int(stated[1]) if stated else 1)
+    if "2D-2D" in notes:  # gradients of weights, as PyTorch's grouped product names them: the sizes are the product's
+        m, n, k = row.integer("m"), row.integer("n"), max(1, row.integer("k") // groups)
+        return GemmShape(m=m, n=n, k=k, batch=groups, dtype=row.dtype, kernel_pass=row.kernel_pass)
     rows = max(1, row.integer("m") // groups)
     return gemm_shape(rows, row.integer("n"), row.integer("k"), row.kernel_pass, row.dtype, batch=groups)
 
@@ -271,7 +275,6 @@ _BYTES: dict[str, tuple[float, float]] = {
     "adamw_fused": (16.0, 12.0),
     "clip_grad_norm": (8.0, 4.0),
     "fp8_static_quantize": (2.0, 1.0),
-    "fp8_compute_scale": (2.0, 1e-3),
     "mxfp8_quantize": (2.0, 1.03),
     "nvfp4_quantize_2d_weight": (2.0, 1.125),
     "nvfp4_quantize_hadamard_row_col": (2.0, 1.125),
@@ -296,6 +299,13 @@ def _elementwise(row: Cells) -> PointwiseShape:
         raise ConfigError(f"the backward of '{op}' launches no kernel: what was timed is the host")
     size = DTYPE_BYTES[row.dtype]
     return _traffic(row, op, elements, read * elements * size, written * elements * size, columns if reduces else 0)
+
+
+def _per_token(row: Cells) -> PointwiseShape:
+    """Return quantisation with a scale for each row, found before the row is written; the table has its difference to a given scale."""
+    rows, columns = row.integer("m"), row.integer("n")
+    elements = rows * columns
+    return _traffic(row, "per_token_quantize", elements, 2.0 * elements, 1.0 * elements, columns)
 
 
 def _dropout(row: Cells) -> PointwiseShape:
@@ -334,6 +344,7 @@ SHAPES: dict[str, Callable[[Cells], KernelShape]] = {
     "bmm_qk": _batched,
     "bmm_pv": _batched,
     "dropout": _dropout,
+    "fp8_compute_scale": _per_token,
     "to_f32": _cast,
     "cast": _cast,
     "embedding": _embedding,
@@ -366,6 +377,7 @@ class KernelRow:
     implementation: str = ""  #: Name of the library kernel where the table states it, otherwise empty.
     #: Other kernels that were timed with it: the quantisation of an operand, the rest of an expert block.
     beside: tuple[KernelShape, ...] = ()
+    less: KernelShape | None = None  #: The kernel whose time was taken off.
     issue_s: float = 0.0  #: Time that the host took to issue it, which nothing shorter shows.
 
 
@@ -398,6 +410,7 @@ def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
         conditions=_conditions(cells["device"], source, notes, cells.get("pass") or ""),
         implementation="mla" if cells["op"] == "mla_attention" else library_kernel(notes),
         beside=beside,
+        less=shape_of({**cells, "op": "fp8_static_quantize"}, place) if cells["op"] == "fp8_compute_scale" else None,
         issue_s=EAGER_LINEAR_S.get(cells["device"], 0.0) if "no CUDA graph" in notes else 0.0,
     )
 

@@ -93,6 +93,10 @@ class KernelFit:
 def predict_rows_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
     """Predict the seconds of timed kernels under the conditions of their timing, of shape ``[rows]``."""
     found = _sums_s(rows, device, constants)
+    for index, row in enumerate(rows):
+        if row.less is not None:
+            less = replace(row, shape=row.less, beside=(), less=None)
+            found[index] -= _sums_s([less], device, constants)[0]
     blocks = [index for index, row in enumerate(rows) if row.shape.name == EXPERTS]
     if blocks:
         members = [rows[index] for index in blocks]
@@ -106,7 +110,7 @@ def _sums_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstant
     groups: dict[tuple[object, ...], list[tuple[int, KernelRow]]] = {}
     for index, row in enumerate(rows):
         for shape in (row.shape, *row.beside):
-            one = row if shape is row.shape else replace(row, shape=shape, beside=())
+            one = row if shape is row.shape else replace(row, shape=shape, beside=(), less=None)
             groups.setdefault(_group_of(one), []).append((index, one))
     for members in groups.values():
         times = _predict_group([row for _, row in members], device, constants)

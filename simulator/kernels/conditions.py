@@ -24,6 +24,8 @@ class Conditions:
     overhead_s: float = 0.0
     #: Whether the L2 cache is flushed before the kernel.
     is_cold: bool = False
+    #: Whether the same operands are used again and again: up to half of the L2 cache, nothing of them comes from memory.
+    repeats: bool = False
     #: Share of the power limit that the machine had: below one where a board was capped or throttled.
     power_share: float = 1.0
     #: Times that keys and values are written and read once more (an inference engine's paged cache).
@@ -56,6 +58,7 @@ CONDITIONS: dict[str, Conditions] = {
         Conditions(name="events_flushed", burst_s=0.3e-3, overhead_s=3.2e-6, is_cold=True),
         Conditions(name="autograd_flushed", burst_s=0.3e-3, overhead_s=20e-6, is_cold=True),
         Conditions(name="profiler"),
+        Conditions(name="repeated", burst_s=0.6e-3, repeats=True),
         Conditions(name="inference_prefill", burst_s=0.85e-3, overhead_s=4e-6, cache_copies=2.0),
     )
 }
@@ -78,6 +81,7 @@ def conditions_of(source: str, notes: str, kernel_pass: str = "forward") -> Cond
         ("encoder attention", "graph_replay"),
         ("inference prefill", "inference_prefill"),
         ("l2 flushed", "events_flushed"),
+        ("_scaled_fp8_quant", "repeated"),
         ("_proj of", "profiler"),
     ):
         if phrase in text:

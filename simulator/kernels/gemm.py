@@ -162,9 +162,16 @@ def alignment_elements(shape: GemmShape) -> int:
     """Largest power of two, up to the 16 bytes of a vector load, that divides every contiguous dimension.
 
     ``y[m, n] = x[m, k] w[n, k]^T`` is contiguous along k and n; in a weight gradient both operands and the
-    result are contiguous along m and n, and k is free.
+    result are contiguous along m and n, and k is free. Kernels of eight bits and fewer take operands along k alone, in every pass, and
+    may write the result along m.
+
+    References
+    ----------
+    NVIDIA, cuBLAS library documentation, ``cublasLtMatmul``: FP8 needs the TN format.
     """
     contiguous = shape.m | shape.n if shape.kernel_pass == "wgrad" else shape.n | shape.k
+    if DTYPE_BYTES[shape.dtype] < DTYPE_BYTES["bf16"]:
+        contiguous = shape.k
     widest = 16 // DTYPE_BYTES[shape.dtype]
     return min(widest, contiguous & -contiguous)
 

@@ -21,11 +21,22 @@ from simulator.topology.device import Device
 #: recorded operator streams (mean 1.6 % off, the runs bound by the host left out)
 ELEMENTS_PER_CLOCK: Mapping[str, float] = {"widen": 1.49, "mixed": 1.15, "strided": 1.35, "tanh": 1.6}
 
+#: of kernels that reduce a row in one block before they write it: the same, and clocks per row beside
+REDUCED_ROWS: Mapping[str, tuple[float, float]] = {"per_token_quantize": (5.0, 200.0)}
+#: longest row of theirs that the L1 cache, which two blocks share, still has when it is read again (64 KiB of 16 bits)
+CACHED_ROW = 32768
+#: rows under way in an SM while nothing is written yet, and while nothing is read any more
+FILL_AND_DRAIN = 4
+#: bytes that an SM moves per clock between registers and the L2 cache where nothing comes from memory (H100 32, H200 33, B200 27: rows
+#: fp8_static_quantize of 25 MB with split=fit, ai-dynamo/aiconfigurator@095f58a51c)
+L2_BYTES_PER_CLOCK = 32.0
+
 #: names that some implementations give to operations of the same traffic pattern
 ALIASES = {
     "residual": "add",
     "bias_add": "add",
     "mask": "mul",
+    "per_token_quantize": "fp8_static_quantize",
     "swiglu": "silu",
     "geglu": "gelu",
     "bias_gelu": "gelu",
@@ -84,15 +95,27 @@ def pointwise_time_s(
         seconds += row_s * (shape.n_elements / shape.row_length)
         if row_s and shape.row_length > constants.row_elements:
             n_bytes += shape.n_elements * DTYPE_BYTES[shape.dtype]
+    is_reduced = shape.name in REDUCED_ROWS
+    if is_reduced and shape.row_length > CACHED_ROW:
+        n_bytes += shape.read_bytes
     warm = 0.0 if conditions.is_cold else min(n_bytes, constants.warm_share * device.l2_bytes)
     moving = (n_bytes - warm + warm / constants.warm_bandwidth) / bandwidth
-    return seconds + max(moving, _instructions_s(shape, device, constants))
+    if conditions.repeats:
+        moving = n_bytes / (bandwidth if n_bytes > warm else L2_BYTES_PER_CLOCK * device.n_sms * device.clock_hz)
+    instructions_s = _instructions_s(shape, device, constants)
+    if is_reduced:
+        moving += FILL_AND_DRAIN * device.n_sms * instructions_s * shape.row_length / shape.n_elements
+    return seconds + max(moving, instructions_s)
 
 
 def _instructions_s(shape: PointwiseShape, device: Device, constants: PointwiseConstants) -> float:
     """Seconds that the SMs need to issue the instructions of an elementwise kernel; 0 where bytes always bound it."""
     if device.architecture == "cpu":
         return 0.0
+    if shape.name in REDUCED_ROWS:
+        per_clock, row_clocks = REDUCED_ROWS[shape.name]
+        clocks = shape.n_elements / per_clock + row_clocks * shape.n_elements / shape.row_length
+        return clocks / (device.n_sms * device.clock_hz)
     table = constants.elements_per_clock
     rate = min(table.get(shape.access, math.inf), table.get(shape.name, math.inf))
     return shape.n_elements / (rate * device.n_sms * device.clock_hz)

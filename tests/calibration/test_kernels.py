@@ -244,6 +244,17 @@ def test_what_the_host_issues_slowly_is_no_faster_than_that() -> None:
     ("cells", "flops"),
     [
         ({"op": "grouped_gemm", "m": "4096", "n": "512", "k": "256", "batch": "8"}, 2 * 4096 * 512 * 256),
+        (  # gradients of the weights of eight experts: torchao prints the sizes of the product
+            {
+                "op": "grouped_gemm",
+                "pass": "wgrad",
+                "m": "2048",
+                "n": "7168",
+                "k": "131072",
+                "notes": "8 groups, 2D-2D",
+            },
+            2 * 2048 * 7168 * 131072,
+        ),
         # two products over half of the scores, keys of 192 and values of 128 elements
         (
             {"op": "mla_attention", "batch": "1", "heads": "2", "seq_len": "1024", "head_dim": "192", "causal": "1"},
@@ -301,3 +312,47 @@ def test_experts_without_a_gate_have_one_first_projection() -> None:
     activation = next(s for s in _block(1.0, 64, "moe_torch_flow_nongated").beside if s.name == "swiglu")
     assert isinstance(activation, PointwiseShape)
     assert activation.read_bytes == activation.written_bytes == 2 * 2048 * 1536
+
+
+@pytest.mark.parametrize(
+    ("device", "op", "rows", "columns", "time_us"),
+    [  # rows with split=fit of ai-dynamo/aiconfigurator@095f58a51c, vLLM 0.24
+        ("h100-sxm5-80g", "fp8_static_quantize", 1024, 8192, 5.7504),  # from the L2 cache, at twice the rate of memory
+        ("h100-sxm5-80g", "fp8_static_quantize", 1024, 16384, 18.1547),  # 48 MiB are more than its half
+        ("h200-sxm", "fp8_compute_scale", 32768, 2048, 33.5211),  # bound by instructions
+        ("b200", "fp8_compute_scale", 4096, 7168, 12.304),
+        ("h100-sxm5-80g", "fp8_compute_scale", 8192, 7168, 4.0917),  # bound by memory, as without a scale
+        ("h100-sxm5-80g", "fp8_compute_scale", 32768, 51200, 1047.76),  # rows of 100 KiB come from memory twice
+        ("b200", "fp8_compute_scale", 32768, 51200, 462.409),
+    ],
+)
+def test_a_scale_for_each_token_costs_instructions_or_a_second_read(
+    device: str, op: str, rows: int, columns: int, time_us: float
+) -> None:
+    cells = {"device": device, "op": op, "m": str(rows), "n": str(columns), "dtype": "fp8", "time_us": str(time_us)}
+    row = row_of({**cells, "notes": "vLLM 0.24; static_scaled_fp8_quant"})
+    known = load_device(device)
+    assert predict_rows_s([row], known, KernelConstants.of(known))[0] == pytest.approx(row.time_s, rel=0.21)
+
+
+@pytest.mark.parametrize(("m", "n", "k", "time_us"), [(32768, 1024, 1024, 289.396), (32768, 2048, 2560, 570.34)])
+def test_narrow_layers_in_eight_bits_take_what_their_scales_take(m: int, n: int, k: int, time_us: float) -> None:
+    """ai-dynamo/aiconfigurator@095f58a51c on H200, split=fit: the product alone would take a third."""
+    cells = {
+        "op": "gemm",
+        "device": "h200-sxm",
+        "m": str(m),
+        "n": str(n),
+        "k": str(k),
+        "dtype": "fp8",
+        "pass": "forward",
+    }
+    row = row_of(
+        {
+            **cells,
+            "time_us": str(time_us),
+            "notes": "CUDA graph; includes dynamic per-token quantisation of the activation",
+        }
+    )
+    device = load_device("h200-sxm")
+    assert predict_rows_s([row], device, KernelConstants.of(device))[0] == pytest.approx(row.time_s, rel=0.2)
