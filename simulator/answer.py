@@ -20,6 +20,7 @@ from simulator.analysis.metrics import AXES, PARTS, Breakdown, CommunicationRow,
 from simulator.analysis.passes import passes_of, table_of
 from simulator.analysis.support import Support, support_of
 from simulator.config import notebook_table
+from simulator.errors import ConfigError
 from simulator.memory import MemoryReport
 from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
@@ -29,7 +30,7 @@ from simulator.scenario import Scenario
 from simulator.schedules import find_schedule
 from simulator.timeline import MemoryPoint, Timeline
 from simulator.topology import Topology
-from simulator.units import format_bandwidth, format_bytes, format_time
+from simulator.units import format_bandwidth, format_bytes, format_number, format_time
 
 Category = Literal[
     "parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "transient_bytes", "buffers_bytes",
@@ -43,6 +44,10 @@ MEMORY_PARTS: dict[Category, str] = {
     "communicators_bytes": "NCCL communicators", "context_bytes": "CUDA context", "fragmentation_bytes": "fragmentation",
     "graphs_bytes": "CUDA graphs",
 }  # fmt: skip
+
+
+#: share of the device's memory that a plan should leave free, for what no model sees: an assumption
+MEMORY_MARGIN = 0.05
 
 
 class Memory(TypedDict):
@@ -64,6 +69,8 @@ class Memory(TypedDict):
     capacity_bytes: int  #: Memory of the device.
     peak_at: str  #: Layer and operator at the peak.
     fits: bool  #: Whether the peak is within the capacity.
+    margin: float  #: Share of the capacity that should stay free: ``--memory-margin``.
+    is_tight: bool  #: Whether the plan fits, and less than the margin stays free.
 
 
 class Bottleneck(TypedDict):
@@ -156,6 +163,9 @@ class Result:
     traffic: tuple[Traffic, ...] = ()  #: What each kind of communication sends over NVLink, and what leaves its domain.
     #: Settings that were left open and how each was chosen, by name.
     chosen: dict[str, str] = field(default_factory=dict)
+    memory_margin: float = (
+        MEMORY_MARGIN  #: Share of the memory that should stay free: answers that leave less are marked.
+    )
 
     @property
     def plan(self) -> ParallelPlan:
@@ -201,7 +211,7 @@ def to_json(result: Result) -> Answer:
         breakdown=metrics.breakdown,
         communication_fraction=metrics.communication_fraction,
         communication=metrics.communication,
-        memory=_memory(result.memory),
+        memory=_memory(result.memory, result.memory_margin),
         bottleneck=bottleneck(result),
         confidence=confidence_of(plan, device, seconds, experts=experts),
         support=support_of(features_of(plan, device, experts=experts, family=family)),
@@ -218,12 +228,13 @@ def to_json(result: Result) -> Answer:
     )
 
 
-def _memory(report: MemoryReport) -> Memory:
+def _memory(report: MemoryReport, margin: float) -> Memory:
     found = {f"{name}_bytes": n_bytes for name, n_bytes in report.by_category.items()} | {
         name: getattr(report, name)
         for name in ("allocated_bytes", "reserved_bytes", "peak_bytes", "capacity_bytes", "peak_at", "fits")
     }
-    return cast(Memory, found)
+    found["is_tight"] = is_tight(report.peak_bytes, report.capacity_bytes, margin)
+    return cast(Memory, {**found, "margin": margin})
 
 
 def memory_over_time(result: Result) -> dict[int, list[MemoryPoint]]:
@@ -231,7 +242,7 @@ def memory_over_time(result: Result) -> dict[int, list[MemoryPoint]]:
     timeline, stages = result.timeline, {report.rank: report.stage for report in result.memory.stages}
     passes = passes_of(timeline, table_of(result.plan), stages)
     return {
-        report.rank: memory_points(_memory(report), passes[report.rank], timeline.makespan_ps)
+        report.rank: memory_points(_memory(report, result.memory_margin), passes[report.rank], timeline.makespan_ps)
         for report in result.memory.stages
     }
 
@@ -329,7 +340,7 @@ def describe_scaling(plans: Sequence[ParallelPlan]) -> str:
 def describe_throughput(answer: Answer) -> str:
     """Say tokens per second, where the model knows any, and samples per second."""
     tokens = "" if answer["tokens_per_s"] is None else f"{answer['tokens_per_s']:,.0f} tokens/s, "
-    return f"{tokens}{answer['samples_per_s']:.4g} samples/s"
+    return f"{tokens}{format_number(answer['samples_per_s'])} samples/s"
 
 
 def describe_utilization(answer: Answer) -> str:
@@ -375,34 +386,46 @@ def describe_support(support: Support) -> str:
     )
 
 
-#: share of the device's memory that a plan should leave free, for what no model sees: an assumption
-MEMORY_MARGIN = 0.05
+def margin_of(asked: float | None) -> float:
+    """Return the share of the memory that should stay free: what ``--memory-margin`` asks for, or the default."""
+    if asked is None:
+        return MEMORY_MARGIN
+    if not 0.0 <= asked < 1.0:
+        raise ConfigError(
+            f"--memory-margin {asked:g}: is no share of the memory", hint="0.05 asks for 5 % to stay free"
+        )
+    return asked
 
 
-def is_tight(peak_bytes: int, capacity_bytes: int, margin: float = MEMORY_MARGIN) -> bool:
-    """Whether less than a share of the memory stays free.
+def is_tight(peak_bytes: int, capacity_bytes: int, margin: float) -> bool:
+    """Whether a plan fits, and less than a share of the memory stays free.
 
     Examples
     --------
-    >>> is_tight(77, 80, 0.05), is_tight(75, 80, 0.05)
-    (True, False)
+    >>> is_tight(77, 80, 0.05), is_tight(75, 80, 0.05), is_tight(81, 80, 0.05)
+    (True, False, False)
     """
-    return peak_bytes > (1.0 - margin) * capacity_bytes
+    return (1.0 - margin) * capacity_bytes < peak_bytes <= capacity_bytes
 
 
 def describe_fit(memory: Memory) -> str:
-    """Say whether a plan fits its device, and where it fits only just.
+    """Say whether a plan fits its device, what it leaves free, and whether that is less than it should be.
 
     Examples
     --------
-    >>> describe_fit({"peak_bytes": 78 << 30, "capacity_bytes": 80 << 30, "fits": True})
-    'fits in 80 GiB (tight: less than 5% stays free)'
+    >>> describe_fit({"peak_bytes": 78 << 30, "capacity_bytes": 80 << 30, "fits": True, "margin": 0.05, "is_tight": True})
+    'fits in 80 GiB, tight: 2.5% stays free, less than the margin of 5%'
     """
     capacity = format_bytes(memory["capacity_bytes"])
     if not memory["fits"]:
         return f"does not fit in {capacity}"
-    few = f" (tight: less than {MEMORY_MARGIN:.0%} stays free)"
-    return f"fits in {capacity}{few * is_tight(memory['peak_bytes'], memory['capacity_bytes'])}"
+    free = f"{1.0 - memory['peak_bytes'] / memory['capacity_bytes']:.1%} stays free"
+    margin = f"the margin of {100 * memory['margin']:.3g}%"
+    return (
+        f"fits in {capacity}, tight: {free}, less than {margin}"
+        if memory["is_tight"]
+        else f"fits in {capacity}: {free}, more than {margin}"
+    )
 
 
 def describe_link(link: Bottleneck | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 from simulator.errors import ConfigError
 
@@ -185,6 +186,44 @@ def format_bandwidth(bytes_per_s: float) -> str:
         if bytes_per_s >= least:
             return f"{bytes_per_s / scale:.4g} {unit}"
     return f"{bytes_per_s / 1e3:.4g} KB/s"
+
+
+#: kind of a quantity -> its units with their sizes, the largest first
+_UNITS: dict[str, tuple[tuple[str, float], ...]] = {
+    "time": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)),
+    "bytes": (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0)),
+    "bandwidth": (("GB/s", 1e9), ("MB/s", 1e6), ("KB/s", 1e3)),
+}
+
+
+def common_unit(values: Iterable[float], kind: str) -> tuple[str, float] | None:
+    """Return the unit in which all values can be read, as in one column of a table, and its size; None where there is none.
+
+    Examples
+    --------
+    >>> common_unit([1.025, 0.04094, 22e-6], "time"), common_unit([0.3, 0.4], "time")
+    (('ms', 0.001), ('ms', 0.001))
+    >>> common_unit([4, 80 << 30], "bytes") is None  # a norm of gradients beside all of them
+    True
+    """
+    sizes = [abs(value) for value in values if value]
+    if not sizes:
+        return None
+    legible = [
+        (unit, size) for unit, size in _UNITS[kind] if size <= max(sizes) < 1e4 * size and min(sizes) >= 1e-3 * size
+    ]
+    return next((one for one in legible if min(sizes) >= 0.01 * one[1]), legible[-1] if legible else None)
+
+
+def format_number(value: float) -> str:
+    """Print a number with four digits, those before the decimal point all.
+
+    Examples
+    --------
+    >>> format_number(0.0220), format_number(40.9412), format_number(27681.7)
+    ('0.022', '40.94', '27,682')
+    """
+    return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:,.4g}"
 
 
 def format_time(duration_s: float) -> str:

@@ -1,11 +1,13 @@
 """The documented answer is what its types say, and prints in ten lines."""
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
 
-from simulator.answer import Answer, figures_of
+from simulator.answer import MEMORY_MARGIN, Answer, describe_fit, figures_of, is_tight, margin_of
+from simulator.errors import ConfigError
 from simulator.explore.answer_form import Document, Scaling
 from simulator.explore.full_answer import document
 from simulator.explore.trials import explain
@@ -155,3 +157,27 @@ def test_models_without_tokens_have_samples_only():
     assert describe_throughput(answer).endswith(" samples/s")
     assert "tokens" not in describe_throughput(answer)
     assert fits(json.loads(json.dumps(answer)), Answer)
+
+
+@pytest.mark.parametrize(
+    ("margin", "words"),
+    [(0.0, "more than the margin of 0%"), (0.999, "tight: {free} stays free, less than the margin of 99.9%")],
+)
+def test_the_margin_of_memory_travels_with_the_answer_and_stands_beside_the_verdict(small, margin, words):
+    """A plan is tight where it fits and less of the device stays free than the margin."""
+    memory = replace(small, memory_margin=margin).answer["memory"]
+    free = 1.0 - memory["peak_bytes"] / memory["capacity_bytes"]
+    assert memory["fits"] and (memory["margin"], memory["is_tight"]) == (margin, free < margin)
+    assert words.format(free=f"{free:.1%}") in describe_fit(memory)
+
+
+def test_what_does_not_fit_is_not_tight():
+    memory = {"peak_bytes": 81 << 30, "capacity_bytes": 80 << 30, "fits": False, "margin": 0.05, "is_tight": False}
+    assert describe_fit(memory) == "does not fit in 80 GiB" and not is_tight(81 << 30, 80 << 30, 0.05)
+
+
+@pytest.mark.parametrize("asked", [-0.01, 1.0, 5.0])
+def test_a_margin_is_a_share(asked):
+    assert (margin_of(None), margin_of(0.2)) == (MEMORY_MARGIN, 0.2)
+    with pytest.raises(ConfigError, match="--memory-margin"):
+        margin_of(asked)

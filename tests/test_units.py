@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from simulator.errors import ConfigError
 from simulator.units import (
     DIMENSIONS,
+    common_unit,
     format_bandwidth,
     format_bytes,
     format_time,
@@ -102,3 +103,18 @@ def test_four_digits_read_back_exactly(digits, formatting):
 @given(st.integers(0, 10**18))
 def test_clock_round_trip(duration_ps):
     assert to_ps(to_s(duration_ps)) == pytest.approx(duration_ps, rel=1e-15, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "unit"),
+    [
+        ([1.025, 0.04094, 22e-6], "time", "ms"), ([1.025, 0.04094], "time", "s"), ([0.3, 0.0], "time", "ms"), ([0.0], "time", None),
+        ([120.0, 3e-9], "time", None), ([16 << 20], "bytes", "MiB"), ([80 << 30, 512 << 20], "bytes", "GiB"),
+        ([4, 5 << 30], "bytes", None),
+        ([25e9, 28e12], "bandwidth", None), ([25e9, 9e12], "bandwidth", "GB/s"), ([73e3], "bandwidth", "KB/s"),
+    ],
+)  # fmt: skip
+def test_values_of_a_column_share_the_largest_unit_in_which_all_can_be_read(values, kind, unit):
+    """The largest is from 1 to 10,000 and the least at least 0.01 of it, or, where that cannot be, at least 0.001."""
+    found = common_unit(values, kind)
+    assert (found and found[0]) == unit

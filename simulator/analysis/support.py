@@ -108,6 +108,8 @@ def _extrapolated(features: Features, mine: Sequence[Residual], rows: Sequence[R
         return "without any measured runs to compare with"
     there = nearest(features, rows)
     few = f"; of its own kind {len(mine)}" if mine else ""
+    if features.family == "module":
+        few = ": the nearest, for no module of one's own was measured"
     return (
         f"from {len(there)} {in_words(there[0].features, len(there))} {span(there)}, "
         f"{mean_error(there):.1%} off in the mean{few}"

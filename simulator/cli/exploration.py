@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import PLAIN_JSON, Text, Texts, option, report_option
+from simulator.cli.options import MEMORY_MARGIN_HELP, PLAIN_JSON, Real, Text, Texts, option, report_option
 
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
 
 Jobs = Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)]
 Scheduler = Annotated[str, option("Dask scheduler that does the work: tcp://..., or a Slurm file.")]
+Margin = Annotated[Real, option(MEMORY_MARGIN_HELP)]
 Formats = Annotated[str, typer.Option("--format", help="Tables to write: csv, jsonl, parquet.")]
 
 
@@ -26,6 +27,7 @@ def sweep(
     ] = None,
     spec: Annotated[Text, option("Sweep file (YAML) with 'base' and 'axes'; flags win over it.")] = None,
     out: Annotated[str, typer.Option(help="Folder of the store and the tables.")] = "sweep",
+    memory_margin: Margin = None,
     formats: Formats = "csv,jsonl",
     jobs: Jobs = 0,
     scheduler: Scheduler = "",
@@ -39,6 +41,7 @@ def sweep(
     **scenario: Any,
 ) -> None:
     """Simulate every combination of some settings; interrupted and started again, it does only the rest."""
+    from simulator.answer import margin_of
     from simulator.cli.inputs import clusters_of, settings_of
     from simulator.cli.shared import Progress, after_the_answer, keeping, progress_line, say_who_works
     from simulator.cli.whole_run_flags import run_request
@@ -57,7 +60,9 @@ def sweep(
     check_output(formats, plot, out)
     say_who_works(scheduler)
     store = open_store(out)
-    workers: dict[str, Any] = {"request": request, "n_jobs": jobs, "scheduler": scheduler}
+    workers: dict[str, Any] = {
+        "request": request, "n_jobs": jobs, "scheduler": scheduler, "margin": margin_of(memory_margin),
+    }  # fmt: skip
     if given.n_points > MOST_ROWS:
         return _stream(given, out, formats, plot, workers, is_json=json_output)
     with keeping(store, out), progress_line() as say:
@@ -105,10 +110,7 @@ def search(
     objective: Annotated[
         str, typer.Option(help="What the choice minimises: time, gpu-hours, cost, energy, memory or gpus.")
     ] = "time",
-    memory_margin: Annotated[
-        float,
-        typer.Option(help="Share of the memory that should stay free: plans that leave less are marked.", min=0, max=1),
-    ] = 0.05,
+    memory_margin: Margin = None,
     jobs: Jobs = 0,
     scheduler: Scheduler = "",
     out: Annotated[Text, option("Folder for answers, tables and plots; started again, it does only the rest.")] = None,
@@ -118,6 +120,7 @@ def search(
     **scenario: Any,
 ) -> None:
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
+    from simulator.answer import margin_of
     from simulator.cli.inputs import clusters_of, settings_of
     from simulator.cli.shared import Progress, keeping, progress_line, say_who_works
     from simulator.cli.whole_run_flags import run_request
@@ -139,6 +142,7 @@ def search(
     is_priced = objective != "cost" or price_of(topology_of(scenario_of(base)), request.price) is not None
     check_objective(objective, has_price=is_priced)
     check_output(formats, plot, out, emit)
+    margin = margin_of(memory_margin)
     say_who_works(scheduler)
     store = open_store(out) if out else None
     with keeping(store, out), progress_line() as say:
@@ -146,7 +150,7 @@ def search(
             base, axes, counts, top=top, n_jobs=jobs, scheduler=scheduler, observe=Progress(say).search, store=store,
             objective=objective,
         )  # fmt: skip
-    answer, space, plans = answer_of(found, objective, request=request, margin=memory_margin)
+    answer, space, plans = answer_of(found, objective, request=request, margin=margin)
     per_node = space.topology.gpus_per_host
     written = write_all(plans, space.spec, Path(emit), gpus_per_node=per_node, describe=describe) if emit else []
     _show_search(answer, written, write_search(answer, out, formats, plot), is_json=json_output)

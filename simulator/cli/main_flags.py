@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulator.cli.completion import files, models, networks, presets, topologies
-from simulator.cli.options import Flag, Number, Real, Text, Texts
+from simulator.cli.options import MEMORY_MARGIN_HELP, Flag, Number, Real, Text, Texts
 
 #: heading of ``--help`` -> the options below it by name
 FLAGS: dict[str | None, dict[str, Flag]] = {
@@ -69,6 +69,7 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         "repair_time": Flag(Text, "Until a failed node is a spare again; 24 h."),
     },
     "Output": {
+        "memory_margin": Flag(Real, MEMORY_MARGIN_HELP),
         "explain": Flag(bool, "Simulate what would help most.", "--explain"),
         "report": Flag(Text, "Write an HTML report."),
         "neighbours": Flag(Number, "With --report: simulate up to so many answers around this one, to choose from on the page."),

@@ -18,6 +18,7 @@ Switch = Optional[bool]  # noqa: UP045
 Texts = Optional[list[str]]  # noqa: UP045
 Ranks = Optional[list[int]]  # noqa: UP045
 
+MEMORY_MARGIN_HELP = "Share of the memory that should stay free: plans that leave less are marked tight; 0.05."
 PLAIN_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
 
 

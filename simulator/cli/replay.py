@@ -27,7 +27,7 @@ _FLAGS: dict[str | None, dict[str, Flag]] = {
         "latency": Flag(Text, "Added to every transfer, like 5us."),
         "kernels": Flag(float, "Factor on the duration of every kernel.", default=1.0),
         "host": Flag(float, "Factor on all host time.", default=1.0),
-        "remove_straggler": Flag(Ranks, "Make this rank as fast as the median; repeatable."),
+        "remove_straggler": Flag(Ranks, "Make this rank as fast as the median of the others; repeatable."),
         "add_straggler": Flag(Texts, "RANK:FACTOR or RANK:DELAY like 3:1.2 or 3:10ms; repeatable."),
         "cuda_graphs": Flag(bool, "Launch kernels between two waits of the host as one CUDA graph.", "--cuda-graphs"),
         "overlap": Flag(Switch, "Gradient reductions beside compute, or nothing."),
@@ -215,9 +215,14 @@ def _straggler(text: str) -> tuple[int, float, float]:
     if not rank.isdecimal() or not amount:
         raise ConfigError(f"--add-straggler {text}: not RANK:FACTOR or RANK:DELAY", hint="like 3:1.2 or 3:10ms")
     try:
-        return int(rank), float(amount), 0.0
+        factor = float(amount)
     except ValueError:
         return int(rank), 1.0, _seconds(amount)
+    if not 0 < factor < float("inf"):
+        raise ConfigError(
+            f"--add-straggler {text}: kernels cannot take {amount} times as long", hint="3:1.2, or 3:10ms"
+        )
+    return int(rank), factor, 0.0
 
 
 def _print(document: Mapping[str, Any]) -> None:

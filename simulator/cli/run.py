@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from simulator.answer import Result, memory_over_time
+from simulator.answer import Result, margin_of, memory_over_time
 from simulator.cli.inputs import clusters_of, recorded_module, settings_of, write_notes, write_warnings
 from simulator.cli.main_flags import RUN_OPTIONS
 from simulator.cli.shared import after_the_answer, progress_line
@@ -32,10 +32,10 @@ def run_main(options: dict[str, Any]) -> None:
     write_notes(options, said)
     if options["reroute_time"] is not None and not options["flapping"]:
         write_warnings(["--reroute-time has no effect without --flapping"], said=said)
-    request = _request(options, said)
+    request, margin = _request(options, said), margin_of(options["memory_margin"])
     settings, counts = settings_of(options)
     if clusters := clusters_of(settings):
-        return _run_clusters(options, settings, counts, clusters)
+        return _run_clusters(options, settings, counts, clusters, margin)
     module = recorded_module(options)
     if module is not None:
         settings["model"] = options["module"]
@@ -57,6 +57,7 @@ def run_main(options: dict[str, Any]) -> None:
         placed: Extras = {}
         if is_placed:
             results, placed = _on_their_nodes(options, settings, results, faults, say)
+        results = [replace(result, memory_margin=margin) for result in results]
         others, request = _others(options, results, request, say)
         extras: Extras = {**_extras(options, results, say), **placed, **others}
         nearby = _nearby(options, results[-1], request, say)
@@ -99,7 +100,7 @@ _OF_ONE_ANSWER = (
 
 
 def _run_clusters(
-    options: dict[str, Any], settings: dict[str, Any], counts: Sequence[int], clusters: Sequence[str]
+    options: dict[str, Any], settings: dict[str, Any], counts: Sequence[int], clusters: Sequence[str], margin: float
 ) -> None:
     """Simulate the same on several clusters: a sweep of which nothing is kept, the cheapest first."""
     from simulator.cli.shared import Progress
@@ -115,8 +116,9 @@ def _run_clusters(
     sweep = Sweep(base={name: value for name, value in settings.items() if name != "topology"}, axes=axes)
     with progress_line(is_quiet=options["json_output"]) as say:
         found = run_sweep(
-            sweep, request=run_request(options, set(), of_rows=True), n_jobs=1, observe=Progress(say).sweep
-        )
+            sweep, request=run_request(options, set(), of_rows=True), n_jobs=1, observe=Progress(say).sweep,
+            margin=margin,
+        )  # fmt: skip
     found.rows.sort(key=lambda row: (row["status"] != "ok", *_price_of(row)))
     if options["report"]:
         title = f"{settings.get('model', 'One model')} on {', '.join(clusters)}"

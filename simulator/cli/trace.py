@@ -135,8 +135,8 @@ def _save(found: RecordedTable, csv: str | None, page: str | None, traces: list[
 @trace_app.command("diff", hidden=True)
 @trace_app.command("compare")
 def compare(
-    measured: Annotated[str, typer.Argument(help="The measured trace.")],
-    simulated: Annotated[str, typer.Argument(help="The simulated trace, or another one.")],
+    measured: Annotated[str, typer.Argument(metavar="A", help="A trace, recorded or simulated.")],
+    simulated: Annotated[str, typer.Argument(metavar="B", help="The trace that is compared with it.")],
     top: Annotated[int, typer.Option(min=1, help="Operators to show.")] = 15,
     rank: _Rank = None,
     step: _Step = None,
@@ -144,7 +144,7 @@ def compare(
     page: _Page = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
-    """Compare two traces: the residual by compute, transfer, wait, copy and host, by kind of work, and by operator."""
+    """Compare two traces: B less A by compute, transfer, wait, copy and host, by kind of work, and by operator."""
     from simulator.analysis.trace_difference import diff as run
     from simulator.replay.recorded_tables import table_of
     from simulator.report.recorded_view import as_csv
@@ -154,7 +154,8 @@ def compare(
     traces = [read(path, progress=progress) for path in (measured, simulated)]
     found = run(*traces, ranks=rank or (), steps=step or ())
     rows = table_of(found)
-    _save(rows, csv, page, [measured, simulated])
+    names = [f"{letter}: {Path(path).name}" for letter, path in zip("AB", (measured, simulated), strict=True)]
+    _save(rows, csv, page, names)
     if csv == "-":
         print(as_csv(rows), end="")
         return
@@ -163,27 +164,10 @@ def compare(
         return
     if found.left_out:
         print(f"left out: {found.left_out}")
-    print(f"mean absolute error of a step: {found.mean_absolute_error:.2%}")
-    for part, seconds in found.parts_s.items():
-        print(f"{part:<9} {seconds * 1e3:+10.3f} ms per step")
-    from simulator.report.grid import Grid
-    from simulator.report.terminal import print_grid
+    from simulator.report.recorded_view import print_difference
 
-    works = [
-        (
-            work.name, f"{work.measured_s * 1e3:.3f} ms", f"{work.predicted_s * 1e3:.3f} ms", f"{work.difference_s * 1e3:+.3f} ms",
-            "" if work.relative_error is None else f"{work.relative_error:+.1%}",
-        )
-        for work in found.works[:top]
-    ]  # fmt: skip
-    print_grid(Grid("", ("by kind of work per step", "measured", "simulated", "difference", ""), works))
-    operators = [
-        (f"{one.difference_s * 1e3:+.3f} ms", one.n_calls, one.n_only_measured, one.n_only_simulated, one.name[:80])
-        for one in found.operators[:top]
-    ]
-    title = "largest differences of operators, summed over the steps"
-    heads = ("difference", "in both", "measured alone", "simulated alone", "operator")
-    print_grid(Grid(title, heads, operators, words=(4,)))
+    print("\n".join(names))
+    print_difference(found, top)
 
 
 #: options that every analysis takes, in the order of ``--help``

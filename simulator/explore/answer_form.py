@@ -19,6 +19,7 @@ class WayOut(TypedDict):
     fits: bool  #: Whether it suffices.
     peak_bytes: int  #: Memory of the fullest rank with it.
     capacity_bytes: int  #: What the device has.
+    is_tight: bool  #: Whether it suffices, and leaves less free than ``--memory-margin`` asks for.
     #: Simulated time of a step with it; null where it does not suffice, or slower ones were not simulated any more.
     iteration_time_s: float | None
     gpu_hours_per_billion_tokens: float | None  #: What training takes with it.

@@ -76,9 +76,10 @@ class _Around:
         if place is not self.base:
             scenario = replace(result.scenario, plan=place.plan)
             try:
-                result = simulate_on(scenario, place.topology, result.spec)
+                near = simulate_on(scenario, place.topology, result.spec)
             except SimulatorError:  # layers, heads or the schedule do not allow it
                 return None
+            result = replace(near, memory_margin=result.memory_margin)
         answer, plan = result.answer, place.plan
         rate = answer["tokens_per_s"]
         spent = training_of(plan.gpus, rate, self.price) if rate else None

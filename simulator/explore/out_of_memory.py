@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from simulator.answer import Result
+from simulator.answer import Result, is_tight
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.answer_form import WayOut
 from simulator.explore.bounds import Bounds
@@ -55,7 +55,7 @@ def ways_out(
             if place < MOST_SIMULATED and (bound_s < HOPELESS * best_s or not _is_large(way.neighbour.plan, result)):
                 say(way.neighbour.name)
                 seconds = trials.plan(way.neighbour).iteration_time_s or None
-            rows.append(_row(way, seconds, said))
+            rows.append(_row(way, seconds, said, result.memory_margin))
         return sorted(rows, key=lambda row: (_time_s(row), row["peak_bytes"]))
 
     ways = memory_of.all(neighbours(result.plan, site), below=result.memory.peak_bytes)
@@ -64,7 +64,7 @@ def ways_out(
         pairs = simulated(_pairs([way for way in ways if not way.memory.fits], site, memory_of))
         rows = [*(pair for pair in pairs if not rows or _time_s(pair) < _time_s(rows[0])), *rows]
     unfit = sorted((way for way in ways if not way.memory.fits), key=lambda way: way.memory.peak_bytes)
-    return rows + [_row(way, None, said) for way in unfit]
+    return rows + [_row(way, None, said, result.memory_margin) for way in unfit]
 
 
 def _is_large(plan: ParallelPlan, result: Result) -> bool:
@@ -157,7 +157,7 @@ def _both(first: str, second: str) -> str:
     return " ".join(f"--{flags[place]}" for place in sorted(last.values()))
 
 
-def _row(way: _Way, seconds: float | None, price: Price | None) -> WayOut:
+def _row(way: _Way, seconds: float | None, price: Price | None, margin: float) -> WayOut:
     plan = way.neighbour.plan
     training = (
         None if seconds is None else training_of(plan.gpus, plan.global_batch * plan.sequence_length / seconds, price)
@@ -165,6 +165,7 @@ def _row(way: _Way, seconds: float | None, price: Price | None) -> WayOut:
     return {
         "change": way.neighbour.name, "fits": way.memory.fits, "peak_bytes": way.memory.peak_bytes,
         "capacity_bytes": way.memory.capacity_bytes, "iteration_time_s": seconds,
+        "is_tight": is_tight(way.memory.peak_bytes, way.memory.capacity_bytes, margin),
         "gpu_hours_per_billion_tokens": training and training["gpu_hours_per_billion_tokens"],
         "cost_per_billion_tokens": training and training["cost_per_billion_tokens"],
         "currency": price.currency if price else "", "same_training": way.neighbour.same_training,

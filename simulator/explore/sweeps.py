@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, Required, get_args, get_type_hints
 
 from simulator.analysis.metrics import Breakdown
-from simulator.answer import Figures, figures_of
+from simulator.answer import MEMORY_MARGIN, Figures, figures_of, is_tight
 from simulator.config import cell, did_you_mean, notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.evaluation import LookUp, Pool, Record, Store, Work, compute, evaluate, failure, look_up
@@ -44,6 +44,7 @@ class SweepRow(Figures, Breakdown, Spending, total=False):
     sequence_length: int  #: Tokens per sequence.
     #: Why a search would leave this plan out, such as a sharding that the framework does not run; mostly empty.
     remark: str
+    is_tight: bool  #: Whether it fits, and leaves less of the memory free than ``--memory-margin`` asks for.
     digest: str  #: Content address of the scenario.
 
 
@@ -103,6 +104,7 @@ def run_sweep(
     scheduler: str = "",
     observe: Observer | None = None,
     work: Work = evaluate,
+    margin: float = MEMORY_MARGIN,
 ) -> SweepResult:
     """Simulate what is not in the store yet and return all rows.
 
@@ -120,11 +122,13 @@ def run_sweep(
         Address of a Dask scheduler instead.
     work : callable
         What is done with a scenario.
+    margin : float
+        Share of the memory that should stay free: rows that leave less are marked.
     """
     rows: list[dict[str, Any]] = []
     counts = _simulated(
-        sweep, store, rows.extend, request=request, n_jobs=n_jobs, scheduler=scheduler, observe=observe,
-        work=work, n_together=max(1, sweep.n_points),
+        sweep, store, lambda piece: rows.extend(_marked(piece, margin)), request=request, n_jobs=n_jobs,
+        scheduler=scheduler, observe=observe, work=work, n_together=max(1, sweep.n_points),
     )  # fmt: skip
     return SweepResult(sweep=sweep, rows=rows, n_computed=counts.n_computed, n_stored=counts.n_stored)
 
@@ -156,6 +160,7 @@ def stream_sweep(
     scheduler: str = "",
     observe: Observer | None = None,
     work: Work = evaluate,
+    margin: float = MEMORY_MARGIN,
     n_together: int = TOGETHER,
 ) -> tuple[Counts, list[Path]]:
     """Simulate a sweep of any size; no more than ``n_together`` of its rows are in memory.
@@ -173,7 +178,7 @@ def stream_sweep(
     files: list[Path] = []
 
     def keep(piece: Rows) -> None:
-        files.extend(write_rows(piece, parts, f"part-{len(files) // len(formats):05}", formats, kinds))
+        files.extend(write_rows(_marked(piece, margin), parts, f"part-{len(files) // len(formats):05}", formats, kinds))
 
     counts = _simulated(
         sweep, store, keep, request=request, n_jobs=n_jobs, scheduler=scheduler, observe=observe, work=work,
@@ -244,6 +249,14 @@ def _rows_of(
     counts.n_rows += len(points)
     counts.n_failed += sum(row["status"] != "ok" for row in rows.values())
     return [rows[index] for index in range(len(points))]
+
+
+def _marked(rows: Rows, margin: float) -> Rows:
+    """Return rows that say whether they fit only just."""
+    for row in rows:
+        if "peak_bytes" in row:
+            row["is_tight"] = is_tight(row["peak_bytes"], row["capacity_bytes"], margin)
+    return rows
 
 
 def _failed(point: Point) -> Record:

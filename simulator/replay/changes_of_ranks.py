@@ -83,9 +83,9 @@ def hidden(before: Replay, after: Replay, rank: int) -> str:
         return ""
     idle_s = recorded_time(after.simulated_usage.usages)["idle_s"]
     return (
-        f"less what was taken from rank {rank} a step would take {format_time(max(naive_s, 0.0))}; it takes "
-        f"{format_time(left_s)}, because the other ranks' hosts need their time, too, which waiting for rank {rank} hid: "
-        f"devices now idle for {format_time(idle_s)} of a step"
+        f"with rank {rank} faster by that and nothing else a step would take {format_time(max(naive_s, 0.0))}; it takes "
+        f"{format_time(left_s)}: while the others waited for rank {rank}, their hosts caught up; now devices wait for hosts, "
+        f"idle for {format_time(idle_s)} of a step"
     )
 
 
@@ -129,8 +129,8 @@ def remove_straggler(whole: Reconstruction, rank: int) -> Reconstruction:
     waits = tuple(replace(wait, work_ns=work[i]) for i, wait in enumerate(plan.waits))
     plans[index] = replace(plan, issue_ns=issue, duration_ns=duration, waits=waits)
     text = (
-        f"rank {rank} was made as fast as the median of the others: {saved / 1e9:.3g} s of host time and "
-        f"{computed / 1e9:.3g} s of kernels less"
+        f"rank {rank} was made as fast as the median of the others: over all steps its host takes "
+        f"{format_time(saved / 1e9)} less and its kernels {format_time(computed / 1e9)}"
     )
     return noted(whole, text, plans=tuple(plans))
 

@@ -25,7 +25,7 @@ from simulator.report.charts import (
     round_values,
 )
 from simulator.timeline import MemoryPoint
-from simulator.units import format_bytes, format_time
+from simulator.units import common_unit, format_bytes, format_number
 
 GIB = 2**30
 _ROW_PX = 42
@@ -73,16 +73,18 @@ def breakdown_chart(answer: Answer) -> Chart:
     """Return where the iteration goes: steps that add up to the iteration time."""
     total_s = answer["iteration_time_s"]
     bars: list[Bar] = []
-    start_s = 0.0
-    for key, label in PARTS.items():
-        seconds, colour = answer["breakdown"][key], PART_COLOURS[key]
+    start_s, hidden_s = 0.0, answer["breakdown"]["overlapped_communication_s"]
+    parts = [(label, answer["breakdown"][key], PART_COLOURS[key]) for key, label in PARTS.items()]
+    unit, size = common_unit((seconds for _, seconds, _ in parts), "time") or ("s", 1.0)
+    for label, seconds, colour in parts:
         if seconds > 0:
-            bars.append(Bar(label, f"{format_time(seconds)} · {seconds / total_s:.1%}", start_s, seconds, colour))
+            words = f"{format_number(seconds / size)} {unit} · {seconds / total_s:.1%}"
+            bars.append(Bar(label, words, start_s / size, seconds / size, colour))
             start_s += seconds
-    hidden_s = answer["breakdown"]["overlapped_communication_s"]
     if hidden_s > 0:
-        bars.append(Bar("hidden communication", f"{format_time(hidden_s)}", 0.0, hidden_s, ORANGE, hatched=True))
-    trace, made = _staircase(bars, "seconds, mean over all ranks", total_s * 1.02)
+        words = f"{format_number(hidden_s / size)} {unit}"
+        bars.append(Bar("hidden communication", words, 0.0, hidden_s / size, ORANGE, hatched=True))
+    trace, made = _staircase(bars, f"{unit}, mean over all ranks", total_s / size * 1.02)
     return Chart(
         key="breakdown",
         title="Where the time goes",
@@ -101,7 +103,7 @@ def memory_chart(memory: Memory) -> Chart:
     for key, label in MEMORY_PARTS.items():
         n_bytes = memory[key]
         if n_bytes > 0:
-            bars.append(Bar(label, format_bytes(n_bytes), start / GIB, n_bytes / GIB, MEMORY_COLOURS[key]))
+            bars.append(Bar(label, f"{n_bytes / GIB:.3g} GiB", start / GIB, n_bytes / GIB, MEMORY_COLOURS[key]))
             start += n_bytes
     capacity = memory["capacity_bytes"] / GIB
     trace, made = _staircase(bars, "GiB on the fullest rank", max(capacity, start / GIB) * 1.06)

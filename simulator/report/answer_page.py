@@ -120,9 +120,11 @@ def _figures(answer: Answer) -> list[Markup]:
         _figure(
             "per GPU", Number("tflops_per_gpu", answer["tflops_per_gpu"], f"{answer['tflops_per_gpu']:.1f}"), "TFLOP/s"
         ),
-        _figure("MFU", Number("mfu", answer["mfu"], f"{answer['mfu']:.1%}"), "model FLOPs of the peak"),
+        _figure("MFU", Number("mfu", answer["mfu"], f"{answer['mfu']:.1%}"), "model FLOPs over the peak"),
         _figure(
-            "HFU", Number("hfu", answer["hfu"], f"{answer['hfu']:.1%}"), "least time of what ran, of the iteration"
+            "HFU",
+            Number("hfu", answer["hfu"], f"{answer['hfu']:.1%}"),
+            "FLOPs that ran, recomputed ones too, causal halves not, over the peak",
         ),
         _figure(
             "exposed communication", Number("communication_fraction", exposed, f"{exposed:.1%}"), "of the iteration"
@@ -131,7 +133,7 @@ def _figures(answer: Answer) -> list[Markup]:
             "memory",
             Number("memory.peak_bytes", peak, format_bytes(peak)),
             describe_fit(memory),
-            "ok" if memory["fits"] else "bad",
+            "tight" if memory["is_tight"] else "ok" if memory["fits"] else "bad",
         ),
     ]
 

@@ -9,14 +9,13 @@ from simulator.analysis.critical_path import PathRow
 from simulator.analysis.explain import Change
 from simulator.analysis.link_use import LinkClass, Traffic
 from simulator.analysis.metrics import CommunicationRow
-from simulator.answer import describe_axes, describe_scaling, is_tight, throughput
+from simulator.answer import describe_axes, describe_scaling, throughput
 from simulator.explore.answer_form import ScalingRow, WayOut
 from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.explore.restarts import in_words
 from simulator.plan import ParallelPlan
-from simulator.report.constant_sources import write_value
-from simulator.report.grid import Grid, Number, Share
-from simulator.units import format_bandwidth, format_bytes, format_duration, format_time
+from simulator.report.grid import Grid, Number, Quantity, Share
+from simulator.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from simulator.explore.stragglers import Straggling
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
 #: characters of a list of nodes
 _NODES = 40
 
-_COMMUNICATION: dict[str, tuple[str, Callable[[Any], str]]] = {
+_COMMUNICATION: dict[str, tuple[str, Callable[[Any], object]]] = {
     "ranks": ("group_size", "{:,}".format),
     "count": ("count", "{:,.4g}".format),
-    "bytes": ("bytes", format_bytes),
-    "time": ("total_s", format_time),
-    "algbw": ("algbw_bytes_per_s", format_bandwidth),
-    "busbw": ("busbw_bytes_per_s", format_bandwidth),
+    "size": ("bytes", lambda value: Quantity(value, "bytes")),
+    "time": ("total_s", Quantity),
+    "algbw": ("algbw_bytes_per_s", lambda value: Quantity(value, "bandwidth")),
+    "busbw": ("busbw_bytes_per_s", lambda value: Quantity(value, "bandwidth")),
 }
 
 
@@ -58,7 +57,7 @@ def leaving(traffic: Sequence[Traffic], domain: str, n_domains: int) -> Grid:
     most = max((row.nic_bytes for row in traffic), default=0.0)
     cells = [
         (
-            row.collective.replace("_", "-"), row.axis, format_bytes(row.nvlink_bytes), format_bytes(row.nic_bytes),
+            row.collective.replace("_", "-"), row.axis, Quantity(row.nvlink_bytes, "bytes"), Quantity(row.nic_bytes, "bytes"),
             Share(row.nic_bytes, most),
         )
         for row in traffic
@@ -77,8 +76,7 @@ def links(classes: Sequence[LinkClass]) -> Grid:
     cells = [
         (
             one.kind, one.busiest if one.most > 0 else "none carries anything", f"{one.mean:.1%}", f"{one.most:.1%}",
-            f"{one.n_links:,}", write_value("bandwidth_bytes_per_s", one.bandwidth_bytes_per_s),
-            write_value("latency_s", one.latency_s),
+            f"{one.n_links:,}", Quantity(one.bandwidth_bytes_per_s, "bandwidth"), Quantity(one.latency_s),
         )
         for one in classes
     ]  # fmt: skip
@@ -86,6 +84,11 @@ def links(classes: Sequence[LinkClass]) -> Grid:
     return Grid(
         "Links by class; use is the share of the iteration that their bytes take at full rate", columns, cells, 2
     )
+
+
+def _fit(memory: Mapping[str, Any]) -> str:
+    """Return what stands behind the peak of a row; plans of searches and sweeps that do not fit have no figures."""
+    return " (does not fit)" if not memory.get("fits", True) else " (tight)" if memory.get("is_tight") else ""
 
 
 def scaling(answers: Sequence[ScalingRow]) -> Grid:
@@ -101,13 +104,13 @@ def scaling(answers: Sequence[ScalingRow]) -> Grid:
         cells.append(
             (
                 Number(f"{at}.gpus", answer["gpus"], f"{answer['gpus']:,}"),
-                Number(f"{at}.iteration_time_s", seconds, format_time(seconds)),
+                Number(f"{at}.iteration_time_s", seconds, Quantity(seconds)),
                 Number(f"{at}.{key}", rate, _rate(rate)),
                 _rate(per_gpu),
                 f"{per_gpu / first:.1%}",
                 Number(f"{at}.communication_fraction", exposed, f"{exposed:.1%}"),
                 Number(f"{at}.mfu", answer["mfu"], f"{answer['mfu']:.1%}"),
-                format_bytes(memory["peak_bytes"]) + ("" if memory["fits"] else " (does not fit)"),
+                Quantity(memory["peak_bytes"], "bytes", more=_fit(memory)),
             )
         )
     columns = ("GPUs", "iteration", unit, f"{unit}/GPU", "efficiency", "exposed communication", "MFU", "memory")
@@ -126,7 +129,7 @@ def critical_path(rows: Sequence[PathRow]) -> Grid:
         (
             row["kind"],
             Share(row["share"], longest, "talk" if row["communication"] else ""),
-            format_time(row["seconds"]),
+            Quantity(row["seconds"]),
             f"{row['share']:.1%}",
         )
         for row in rows
@@ -143,7 +146,7 @@ def changes(title: str, rows: Sequence[Change]) -> Grid:
             _named(row),
             Share(row["saving"], largest, "good" if row["saving"] > 0 else "worse"),
             f"{row['saving']:+.1%}",
-            format_time(row["iteration_time_s"]),
+            Quantity(row["iteration_time_s"]),
             "" if row["elasticity"] is None else f"{row['elasticity']:.3f} %",
         )
         for row in rows
@@ -160,7 +163,7 @@ def _named(row: Change | WayOut) -> str:
 def _verdict(row: WayOut) -> str:
     if not row["fits"]:
         return "too large"
-    return "fits, tight" if is_tight(row["peak_bytes"], row["capacity_bytes"]) else "fits"
+    return "fits, tight" if row["is_tight"] else "fits"
 
 
 def ways_out(rows: Sequence[WayOut]) -> Grid:
@@ -169,8 +172,8 @@ def ways_out(rows: Sequence[WayOut]) -> Grid:
         (
             _named(row),
             _verdict(row),
-            Number(f"ways_out.{i}.peak_bytes", row["peak_bytes"], format_bytes(row["peak_bytes"])),
-            "" if row["iteration_time_s"] is None else format_time(row["iteration_time_s"]),
+            Number(f"ways_out.{i}.peak_bytes", row["peak_bytes"], Quantity(row["peak_bytes"], "bytes")),
+            "" if row["iteration_time_s"] is None else Quantity(row["iteration_time_s"]),
             "" if row["gpu_hours_per_billion_tokens"] is None else f"{row['gpu_hours_per_billion_tokens']:.4g}",
             ""
             if row["cost_per_billion_tokens"] is None
@@ -186,8 +189,8 @@ def neighbours(found: Neighbours) -> Grid:
     """Return what jobs beside each other lose against running alone."""
     cells = [
         (
-            job["model"], f"{job['gpus']} GPUs, nodes {_by_leaf(job['on_leaves'])}", format_time(job["alone_s"]),
-            format_time(job["beside_s"]), f"{job['slowdown']:.3f}",
+            job["model"], f"{job['gpus']} GPUs, nodes {_by_leaf(job['on_leaves'])}", Quantity(job["alone_s"]),
+            Quantity(job["beside_s"]), f"{job['slowdown']:.3f}",
             f"{job['slowdown_low']:.3f} to {job['slowdown_high']:.3f}",
         )
         for job in found["jobs"]
@@ -203,7 +206,7 @@ def placements(rows: Sequence[PlacementRow]) -> Grid:
         nodes = ",".join(map(str, row["nodes"]))
         shown = nodes if len(nodes) <= _NODES else f"{nodes[: _NODES - 3]}..."
         slurms = "Slurm's choice" if row["is_slurms"] else ""
-        cells.append((_by_leaf(row["on_leaves"]), shown, slurms, format_time(row["iteration_time_s"])))
+        cells.append((_by_leaf(row["on_leaves"]), shown, slurms, Quantity(row["iteration_time_s"])))
     columns = ("nodes by leaf", "nodes", "", "iteration")
     return Grid("Placements on the free nodes, the fastest first", columns, cells, words=(1, 2))
 
@@ -224,29 +227,30 @@ def per_gpu(row: Mapping[str, Any]) -> float:
 
 
 #: figure of a row of a sweep or a search -> what writes it
-FIGURES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "iteration": lambda row: format_time(row["iteration_time_s"]),
+FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "iteration": lambda row: Quantity(row["iteration_time_s"]),
     "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",
     "tokens/s/GPU": lambda row: f"{per_gpu(row):,.0f}",
     "MFU": lambda row: f"{row['mfu']:.1%}",
     "exposed": lambda row: f"{row['communication_fraction']:.1%}",
-    "memory": lambda row: format_bytes(row["peak_bytes"]) + (" (tight)" if row.get("is_tight") else ""),
+    "memory": lambda row: Quantity(row["peak_bytes"], "bytes", more=_fit(row)),
 }
 
 
-def figures(row: Mapping[str, Any], names: Iterable[str] = FIGURES) -> tuple[str, ...]:
+def figures(row: Mapping[str, Any], names: Iterable[str] = FIGURES) -> tuple[object, ...]:
     """Return figures of a row as cells, dashes where it has no answer."""
     return tuple(FIGURES[name](row) if "iteration_time_s" in row else "-" for name in names)
 
 
-def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float, str]]:
-    """Yield what, the key of its number, the number, and the line in words."""
+def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None, str]]:
+    """Yield what, the key of its number, the number where it is known, and the line in words."""
     time, low, high = (format_duration(run[key] * 86400.0) for key in ("days", "low_days", "high_days"))
     length = f"{_count(run['tokens'])} tokens in {run['iterations']:,} iterations"
     yield "time", "days", run["days"], f"{time} (80 %: {low} to {high}) for {length}"
     yield "GPU hours", "gpu_hours", run["gpu_hours"], f"{run['gpu_hours']:,.0f}"
-    if run["cost"] is not None:
-        yield "cost", "cost", run["cost"], f"{run['cost']:,.0f} {run['currency']}".strip()
+    unpriced = "not known: no list price of this device is shipped (--gpu-hour-price 2.50)"
+    cost = unpriced if run["cost"] is None else f"{run['cost']:,.0f} {run['currency']}".strip()
+    yield "cost", "cost", run["cost"], cost
     energy = run["energy"]
     low, middle, high = (f"{energy[f'{end}j_per_token']:.3g}" for end in ("low_", "", "high_"))
     per_gpu = (
@@ -256,7 +260,7 @@ def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float, st
     yield "energy", "energy.kwh", energy["kwh"], f"{_energy(energy['kwh'])} ({per_gpu})"
     grid = f"{_mass(energy['kg_co2'])} ({energy['kg_co2_per_kwh']:.3g} kg per kWh)"
     yield "CO2", "energy.kg_co2", energy["kg_co2"], grid
-    yield "goodput", "goodput", run["goodput"], f"{run['goodput']:.2%}{_losses(run)}"
+    yield "goodput", "goodput", run["goodput"], f"{run['goodput']:.2%} expected{_losses(run)}"
     checkpoint = run["checkpoint"]
     every = f"every {format_duration(checkpoint['interval_s'])}" if checkpoint["count"] > 1 else "at the end"
     words = f"{format_bytes(checkpoint['bytes'])} in {format_duration(checkpoint['write_s'])}, {every}"
@@ -276,7 +280,7 @@ def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float, st
         )
     if (played := run["played"]) is not None:
         middle, low, high = (format_duration(played[f"{key}_days"] * 86400.0) for key in ("p50", "p10", "p90"))
-        words = f"{middle} at the median of {played['histories']:,} (80 % between {low} and {high}), goodput {played['goodput']:.2%}"
+        words = f"{middle} at the median of {played['histories']:,} (80 % between {low} and {high}), mean goodput {played['goodput']:.2%}"
         waiting = format_duration(played["waiting_days"] * 86400.0)
         money = "" if played["cost"] is None else f", {played['cost']:,.0f} {run['currency']}".rstrip()
         words += f"{money}, {_energy(played['kwh'])}"
@@ -323,7 +327,7 @@ def money_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[Mapp
 def _money(row: Mapping[str, Any], key: str) -> str:
     value = row.get(key)
     if value is None:
-        return "-"
+        return "no list price" if "gpu_hours_per_billion_tokens" in row else "-"
     shown = f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}"
     return f"{shown} {row.get('currency', '')}".strip()
 
@@ -340,7 +344,10 @@ def _mass(kg: float) -> str:
 
 def whole_run(run: Mapping[str, Any]) -> list[Grid]:
     """Return the whole run, and what it takes for granted."""
-    rows = [(what, Number(f"whole_run.{key}", value, words)) for what, key, value, words in whole_run_rows(run)]
+    rows = [
+        (what, words if value is None else Number(f"whole_run.{key}", value, words))
+        for what, key, value, words in whole_run_rows(run)
+    ]
     taken = [(row["what"], row["value"], row["source"]) for row in run["assumptions"]]
     return [
         Grid("What the whole run takes", ("what", "how much"), rows, words=(1,)),

@@ -8,10 +8,10 @@ from typing import Any
 from simulator.answer import describe_axes
 from simulator.explore.comparison import Comparison, PartChange
 from simulator.report.charts import BLUE, GREEN, GREY, VERMILLION, Chart, axis, layout
-from simulator.report.grid import Grid
+from simulator.report.grid import Grid, Quantity
 from simulator.report.markup import Markup, element
 from simulator.report.page import Report, Section, make_page
-from simulator.units import format_bytes, format_time
+from simulator.units import common_unit, format_number
 
 #: parts that change the time by less than this share of it stand in one bar
 _SMALL = 0.002
@@ -29,6 +29,7 @@ def waterfall(found: Comparison) -> Chart:
     steps = [(row["part"], row["difference_s"]) for row in shown]
     if abs(rest_s) > 1e-9 * whole:
         steps.append(("all else", rest_s))
+    unit, size = common_unit([found["a_s"], found["b_s"]], "time") or ("s", 1.0)
     labels, bases, lengths, colours = ["A"], [0.0], [found["a_s"]], [BLUE]
     levels = [found["a_s"], found["b_s"]]
     level = found["a_s"]
@@ -40,9 +41,11 @@ def waterfall(found: Comparison) -> Chart:
         level += change_s
         levels.append(level)
     labels, bases, lengths, colours = [*labels, "B"], [*bases, 0.0], [*lengths, found["b_s"]], [*colours, GREY]
-    texts = [format_time(found["a_s"]), *(_signed(s) for _, s in steps), format_time(found["b_s"])]
+    ends = [f"{format_number(found[key] / size)} {unit}" for key in ("a_s", "b_s")]
+    texts = [ends[0], *(f"{Quantity(s, is_signed=True).in_unit(size)} {unit}" for _, s in steps), ends[1]]
     trace = {
-        "type": "bar", "orientation": "h", "y": list(range(len(labels))), "base": bases, "x": lengths,
+        "type": "bar", "orientation": "h", "y": list(range(len(labels))), "base": [one / size for one in bases],
+        "x": [one / size for one in lengths],
         "marker": {"color": colours}, "customdata": [f"{label}: {text}" for label, text in zip(labels, texts, strict=True)],
         "hovertemplate": "%{customdata}<extra></extra>",
     }  # fmt: skip
@@ -55,38 +58,36 @@ def waterfall(found: Comparison) -> Chart:
         key="waterfall",
         title="From A to B",
         traces=(trace,),
-        layout=layout(_seconds_axis(levels), rows | names, showlegend=False, bargap=0.3),
+        layout=layout(_time_axis([level / size for level in levels], unit), rows | names, showlegend=False, bargap=0.3),
         summary=found["summary"],
         height_px=60 + 42 * len(labels),
         is_labelled=True,
     )
 
 
-def _seconds_axis(levels: Sequence[float]) -> dict[str, Any]:
+def _time_axis(levels: Sequence[float], unit: str) -> dict[str, Any]:
     """Return the axis of a waterfall: from 0, or where its steps would be hairlines, from just below them."""
     low, high = min(levels), max(levels)
     if not 0 < high - low < _CLOSE * high:
-        return axis("seconds", rangemode="tozero")
-    return axis("seconds; the axis does not begin at 0", range=[low - (high - low) / 2, high + (high - low) / 20])
+        return axis(unit, rangemode="tozero")
+    return axis(f"{unit}; the axis does not begin at 0", range=[low - (high - low) / 2, high + (high - low) / 20])
 
 
-def _signed(seconds: float) -> str:
-    if abs(seconds) < _NOTHING_S:
-        return "0 s"
-    return f"{'-' if seconds < 0 else '+'}{format_time(abs(seconds))}"
-
-
-def _cells(row: PartChange) -> tuple[str, ...]:
+def _cells(row: PartChange) -> tuple[object, ...]:
     """Return a part of the time as the cells of a table."""
     share = "" if row["share"] is None else f"{row['share']:.1%}".replace("-0.0%", "0.0%")
-    return row["part"], format_time(row["a_s"]), format_time(row["b_s"]), _signed(row["difference_s"]), share
+    change_s = row["difference_s"] if abs(row["difference_s"]) >= _NOTHING_S else 0.0
+    return row["part"], Quantity(row["a_s"]), Quantity(row["b_s"]), Quantity(change_s, is_signed=True), share
 
 
 def comparison_tables(found: Comparison) -> tuple[Grid, Grid, Grid]:
     """Return the inputs that differ, the parts of the time, and memory."""
     columns = ("part", "A", "B", "difference", "share of it")
     axes = describe_axes(row["part"].rpartition(" ")[2] for row in found["parts"])
-    memory = [(row["category"], format_bytes(row["a_bytes"]), format_bytes(row["b_bytes"])) for row in found["memory"]]
+    memory = [
+        (row["category"], Quantity(row["a_bytes"], "bytes"), Quantity(row["b_bytes"], "bytes"))
+        for row in found["memory"]
+    ]
     return (
         Grid(
             "Inputs that differ", ("setting", "A", "B"), [tuple(row.values()) for row in found["inputs"]], words=(1, 2)

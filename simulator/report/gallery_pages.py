@@ -11,7 +11,7 @@ from typing import Any
 from simulator.analysis.metrics import PARTS
 from simulator.explore.presets import MeasuredRun, Preset
 from simulator.report.agreement import Point, agreement_chart
-from simulator.report.grid import Grid, Share
+from simulator.report.grid import Grid, Quantity, Share
 from simulator.report.markup import element
 from simulator.report.page import Part, Report, Section, make_page
 from simulator.units import format_bytes, format_time
@@ -52,7 +52,7 @@ def index_page(presets: Mapping[str, Preset], rows: Sequence[Row]) -> Report:
         head = f"{off} {errors[len(errors) // 2]:.1%}; {inside} of {len(known)} in their 80 % interval"
     cells = [_cells(row["preset"], presets[row["preset"]], row) for row in rows]
     columns = ("run", "cluster", "GPUs", "measured", "simulated", "error", "80 % interval", "rows of", "published by")
-    listed = Grid("Seconds per iteration", columns, cells, words=(1, 6, 7, 8))
+    listed = Grid("Time of an iteration", columns, cells, words=(1, 6, 7, 8))
     lead = element("p", "Each opens with its plan and a command to start from. ", _SPLIT, class_="note")
     chart = agreement_chart("agreement", "Seconds per iteration, predicted against measured", points)
     sections = [
@@ -85,7 +85,7 @@ def _is_inside(preset: Preset, row: Row) -> bool:
 
 def _cells(name: str, preset: Preset, row: Row) -> tuple[object, ...]:
     measured, link = _measured(preset), element("a", row_title(preset), href=f"{name}.html")
-    first = (link, _machine(preset), f"{preset.settings['gpus']:,}", format_time(measured.iteration_time_s))
+    first = (link, _machine(preset), f"{preset.settings['gpus']:,}", Quantity(measured.iteration_time_s))
     published = re.split(r"[@:,(]", measured.source)[0].strip()
     if "iteration_time_s" not in row:
         return (*first, "no answer", "", row["status"], measured.split, published)
@@ -93,7 +93,7 @@ def _cells(name: str, preset: Preset, row: Row) -> tuple[object, ...]:
     if row["status"] != "ok":
         verdict = str(row["status"])
     return (
-        *first, format_time(row["iteration_time_s"]), f"{_error(preset, row):+.1%}", verdict, measured.split, published,
+        *first, Quantity(row["iteration_time_s"]), f"{_error(preset, row):+.1%}", verdict, measured.split, published,
     )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def _beside(measured: MeasuredRun, row: Row) -> list[Part]:
     seconds = {"measured": measured.iteration_time_s, "simulated": row["iteration_time_s"]}
     longest = max(seconds.values())
     cells = [
-        (what, Share(s, longest, "" if what == "simulated" else "talk"), format_time(s)) for what, s in seconds.items()
+        (what, Share(s, longest, "" if what == "simulated" else "talk"), Quantity(s)) for what, s in seconds.items()
     ]
     words = (
         f"{row['iteration_time_s'] / measured.iteration_time_s - 1:+.1%}; 80 % interval {format_time(row['low_s'])} to "
@@ -137,7 +137,7 @@ def _beside(measured: MeasuredRun, row: Row) -> list[Part]:
         f"{format_bytes(row['capacity_bytes'])}."
     )
     return [
-        Grid("Seconds per iteration", ("", "", "time"), cells, 2),
+        Grid("Time of an iteration", ("", "", "time"), cells, 2),
         element("p", words, class_="verdict"),
     ]
 
@@ -146,7 +146,7 @@ def _parts(row: Row) -> Grid:
     parts = [(label, row[key]) for key, label in PARTS.items() if row[key] > 0]
     longest = max(seconds for _, seconds in parts)
     cells = [
-        (label, Share(seconds, longest), format_time(seconds), f"{seconds / row['iteration_time_s']:.1%}")
+        (label, Share(seconds, longest), Quantity(seconds), f"{seconds / row['iteration_time_s']:.1%}")
         for label, seconds in parts
     ]
     return Grid("Parts of the iteration", ("part", "", "time", "share"), cells, 2)

@@ -31,7 +31,7 @@ def safe(text: object) -> str:
     """
     if isinstance(text, Number):
         key, value = escape(text.key), escape(json.dumps(text.value))
-        return f'<span class="n" data-key="{key}" data-value="{value}">{escape(text.text)}</span>'
+        return f'<span class="n" data-key="{key}" data-value="{value}">{escape(str(text))}</span>'
     if isinstance(text, Share):
         bar = f'<i style="width:{100 * text.width:.1f}%"></i>'
         return f'<span class="bar {escape(text.kind)}" aria-hidden="true">{bar}</span>'
@@ -64,7 +64,7 @@ def element(name: str, *content: object, **attributes: str) -> Markup:
 
 def table(grid: Grid, *, is_named: bool = False) -> Markup:
     """Return a table in a box that scrolls sideways where the screen is narrow, without a caption below its own name."""
-    words = grid.text_columns
+    grid, words = grid.written(), grid.text_columns
     head = "".join(f'<th scope="col"{_align(i in words)}>{safe(column)}</th>' for i, column in enumerate(grid.columns))
     body = "".join(
         "<tr>"

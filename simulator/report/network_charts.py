@@ -21,7 +21,7 @@ from simulator.report.charts import (
     layout,
     round_values,
 )
-from simulator.report.grid import Grid
+from simulator.report.grid import Grid, Quantity
 from simulator.report.markup import element
 from simulator.report.page import Report, Section, make_page
 from simulator.units import format_bytes, format_time
@@ -161,7 +161,7 @@ def _needs_table(requirements: Sequence[Mapping[str, Any]]) -> Grid:
         (
             one["gpus"], one["n_nodes"], f"{_digits(one['least_bytes_per_s'] * _GBPS)} Gb/s",
             f"{_digits(one['present_bytes_per_s'] * _GBPS)} Gb/s", f"{one['efficiency']:.1%}",
-            "-" if (most := one["most_additional_latency_s"]) is None else format_time(most),
+            "-" if (most := one["most_additional_latency_s"]) is None else Quantity(most),
             *(write(row) for write in money.values()),
         )
         for one, row in zip(requirements, spent, strict=True)

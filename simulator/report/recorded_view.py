@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.analysis.recorded_transfers import CounterCurve
+from simulator.analysis.trace_difference import Difference
 from simulator.errors import ConfigError
 from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.straggler_slowdowns import SlowdownMap
@@ -26,18 +27,18 @@ from simulator.report.charts import (
     layout,
     slowdown_map,
 )
-from simulator.report.grid import Grid
+from simulator.report.grid import Grid, Quantity
 from simulator.report.markup import Markup, breakable, element, folded
 from simulator.report.page import Part, Report, Section, make_page
 from simulator.report.terminal import cut, make_console, print_grid
-from simulator.units import format_bandwidth, format_bytes, format_time
+from simulator.units import common_unit, format_time
 
 #: rows in the terminal, and on a page
 _SHOWN, _ON_PAGE = 25, 500
 #: bars of a picture
 _BARS = 15
-#: characters of a name that are shown in a table and beside a bar
-_NAME, _LABEL = 70, 34
+#: characters of a name that are shown in a table and above a bar
+_NAME, _LABEL = 70, 38
 #: rows of each kind of fact
 _FACTS = 40
 #: unit of a counter -> key and title of its picture
@@ -57,8 +58,29 @@ _DRAWN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "critical-path": ("Critical path", ("rank", "kind", "name"), ("seconds",)),
     "patterns": ("Repeated kernel sequences", ("operator", "count"), ("device_s",)),
     "counters": ("Counters", ("rank", "counter"), ()),
-    "compare": ("Measured and simulated by kind of work", ("work",), ("measured_s", "simulated_s")),
+    "compare": ("Time by kind of work", ("work",), ("measured_s", "simulated_s")),
     "steps": ("Steps", ("rank", "step"), ("compute_s", "exposed_communication_s", "idle_s")),
+}
+
+
+#: what is drawn -> its colour, that of the same part on all pages
+_COLOURS = {
+    "exposed_communication_s": VERMILLION, "communication_s": VERMILLION, "idle_s": GREY, "other_s": GREY, "waiting_s": GREY,
+    "transfer_s": VERMILLION, "host_s": PURPLE, "kernel_s": SKY, "simulated_s": ORANGE,
+}  # fmt: skip
+#: columns of a comparison: both traces may be recordings, or simulated
+_OF_TWO = {
+    "measured_s": "A",
+    "simulated_s": "B",
+    "difference_s": "B less A",
+    "relative_error": "of A",
+    "of_step": "of a step of A",
+}
+#: analysis -> what one has to know to read its columns
+_NOTES = {
+    "steps": "Exposed: not beside compute; waiting: part of the communication, for ranks that came later; waiting is estimated where "
+    "the other ranks were not recorded; of typical: length over the median of all steps",
+    "compare": "Means over the steps of all ranks",
 }
 
 
@@ -79,16 +101,29 @@ def shown(key: str, value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {format_time(seconds)}" for name, seconds in value.items())
     if isinstance(value, int | float):
-        if key.endswith("bytes_per_s"):
-            return format_bandwidth(float(value))
-        if key.endswith("_s") or key == "seconds":
-            return format_time(float(value))
-        if key == "bytes" or key.endswith("_bytes"):
-            return format_bytes(int(value))
+        if (kind := _kind(key)) is not None:
+            return str(Quantity(value, kind))
         if key in ("share", "of_typical", "of_step") or key.endswith("explains"):
             return f"{value:.1%}"
         return f"{value:.4g}" if isinstance(value, float) else str(value)
     return str(value)
+
+
+def _kind(key: str) -> str | None:
+    """Return the kind of quantity that a column holds, None for counts, shares and words."""
+    if key.endswith("bytes_per_s"):
+        return "bandwidth"
+    if key.endswith("_s") or key == "seconds":
+        return "time"
+    return "bytes" if key == "bytes" or key.endswith("_bytes") else None
+
+
+def _cell(key: str, value: object) -> object:
+    """Return a cell: a quantity, or text without what all names of kernels have."""
+    kind = _kind(key)
+    if kind is not None and isinstance(value, int | float) and not isinstance(value, bool):
+        return Quantity(value, kind, is_signed=key == "difference_s")
+    return cut(_plain(shown(key, value)), _NAME)
 
 
 def heading(found: RecordedTable) -> str:
@@ -110,15 +145,30 @@ def print_recorded(found: RecordedTable) -> None:
     out.print(heading(found), highlight=False)
     for key, value in found["figures"].items():
         out.print(f"{_words(key)}: {shown(key, value)}", highlight=False)
-    rows = found["rows"]
+    rows = _without_empty(found["rows"])
     if not rows:
-        out.print("nothing of the kind was recorded")
+        out.print(_NOTHING)
         return
-    cells = [[cut(_plain(shown(key, value)), _NAME) for key, value in row.items()] for row in rows[:_SHOWN]]
+    cells = [[_cell(key, value) for key, value in row.items()] for row in rows[:_SHOWN]]
     n_names = _n_names(rows[0], _DRAWN[found["analysis"]][1])
     print_grid(Grid("", [_words(key) for key in rows[0]], cells, n_names))
     if len(rows) > _SHOWN:
         out.print(f"and {len(rows) - _SHOWN} more: --csv or --json has all")
+
+
+_NOTHING = "nothing of the kind was recorded"
+
+
+def _without_empty(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows without the columns in which no row has anything to say: marks that nobody bears, and what is not known.
+
+    Examples
+    --------
+    >>> _without_empty([{"rank": 0, "partial": False, "idle_s": 0.0}, {"rank": 1, "partial": False, "idle_s": 0.0}])
+    [{'rank': 0, 'idle_s': 0.0}, {'rank': 1, 'idle_s': 0.0}]
+    """
+    keys = [key for key in (rows[0] if rows else ()) if any(shown(key, row[key]) not in ("", "-") for row in rows)]
+    return [{key: row[key] for key in keys} for row in rows]
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
@@ -126,7 +176,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     out = make_console()
     for key, value in facts.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            rows = [[cut(shown(name, item), _NAME) for name, item in row.items()] for row in value[:_FACTS]]
+            rows = [[_cell(name, item) for name, item in row.items()] for row in value[:_FACTS]]
             more = f" (the first {_FACTS} of {len(value)}; --json has all)" if len(value) > _FACTS else ""
             out.print(f"\n{_words(key)}{more}", highlight=False)
             n_names = _n_names(value[0], ("rank", "step", "collective"))
@@ -141,6 +191,36 @@ def print_facts(facts: Mapping[str, Any]) -> None:
                 else [value]
             )
             out.print(f"{_words(key)}: {', '.join(map(str, words))}", highlight=False, markup=False)
+
+
+def print_difference(found: Difference, top: int) -> None:
+    """Print what two traces differ in: steps, parts, kinds of work and operators."""
+    out = make_console()
+    out.print(f"steps of B differ from those of A by {found.mean_absolute_error:.2%} in the mean\n", highlight=False)
+    parts = [(part, Quantity(seconds, is_signed=True)) for part, seconds in found.parts_s.items()]
+    print_grid(Grid("", ("part of a step", "B less A"), parts))
+    works = [
+        (
+            work.name, Quantity(work.measured_s), Quantity(work.predicted_s), Quantity(work.difference_s, is_signed=True),
+            "" if work.relative_error is None else f"{work.relative_error:+.1%}",
+        )
+        for work in found.works[:top]
+    ]  # fmt: skip
+    out.print()
+    print_grid(Grid("", ("kind of work in a step", "A", "B", "B less A", "of A"), works))
+    operators = [
+        (
+            Quantity(one.difference_s, is_signed=True),
+            one.n_calls,
+            one.n_only_measured,
+            one.n_only_simulated,
+            one.name[:80],
+        )
+        for one in found.operators[:top]
+    ]
+    heads = ("B less A", "in both", "in A alone", "in B alone", "operator")
+    out.print()
+    print_grid(Grid("Largest differences of operators, summed over the steps", heads, operators, words=(4,)))
 
 
 def _n_names(row: Mapping[str, Any], names: Sequence[str]) -> int:
@@ -177,25 +257,31 @@ def as_csv(found: RecordedTable) -> str:
 def recorded_page(found: RecordedTable, source: str = "") -> Report:
     """Return the picture and the whole table as one page, with the name of the trace."""
     title, names, drawn = _DRAWN[found["analysis"]]
-    rows = found["rows"]
-    cells = [[_cell(shown(key, value)) for key, value in row.items()] for row in rows[:_ON_PAGE]]
-    columns = [_words(key) for key in (rows[0] if rows else {})]
-    boxes = [
-        element("div", element("dt", _words(key)), element("dd", element("b", shown(key, value))), class_="kpi")
+    words = _words if found["analysis"] != "compare" else lambda key: _OF_TWO.get(key) or f"{_words(key)}, B less A"
+    rows = _without_empty(found["rows"])
+    cells = [[_on_page(key, value) for key, value in row.items()] for row in rows[:_ON_PAGE]]
+    columns = [key if key == "work" else words(key) for key in (rows[0] if rows else {})]
+    is_difference = found["analysis"] == "compare"
+    figures = {
+        key: str(Quantity(value, is_signed=True)) if is_difference and value is not None else shown(key, value)
         for key, value in found["figures"].items()
+    }
+    boxes = [
+        element("div", element("dt", words(key)), element("dd", element("b", said)), class_="kpi")
+        for key, said in figures.items()
     ]
     where = f"{source}; " if source else ""
     head = Markup(element("p", where + heading(found), class_="plan") + element("dl", *boxes, class_="kpis"))
     n_text = _n_names(rows[0], names) if rows else 1
-    words = [i for i, value in enumerate(rows[0].values()) if isinstance(value, str | list)] if rows else []
-    listed = Grid(title, columns, cells[:_SHOWN], n_text, words)
-    parts: list[Part] = [listed]
+    texts = [i for i, value in enumerate(rows[0].values()) if isinstance(value, str | list)] if rows else []
+    listed = Grid(title, columns, cells[:_SHOWN], n_text, texts, _NOTES.get(found["analysis"], ""))
+    parts: list[Part] = [listed] if rows else [element("p", _NOTHING)]
     if len(rows) > _SHOWN:
         rest = f"the other {len(cells) - _SHOWN}" + (f" of the first {_ON_PAGE}" if len(rows) > _ON_PAGE else "")
-        parts.append(folded(Grid(rest, columns, cells[_SHOWN:], n_text, words)))
+        parts.append(folded(Grid(rest, columns, cells[_SHOWN:], n_text, texts)))
     sections = [Section("rows", "Rows", "All rows", parts)]
     if rows:
-        pictures = [_chart(title, rows, names, drawn)] if drawn else []
+        pictures = [_chart(title, rows, names, {key: words(key) for key in drawn if key in rows[0]})] if drawn else []
         pictures += _curves(found["curves"])
         if found["map"] is not None:
             pictures.append(_map(found["map"]))
@@ -204,10 +290,12 @@ def recorded_page(found: RecordedTable, source: str = "") -> Report:
     return make_page(f"simulate trace {found['analysis']}", head, sections, document=document, summary=listed)
 
 
-def _cell(text: str) -> Markup:
+def _on_page(key: str, value: object) -> object:
     """Return a cell whose long name is cut; all of it shows where a pointer rests on it."""
-    said = cut(_plain(text), _NAME)
-    words = breakable(said)
+    said = _cell(key, value)
+    if not isinstance(said, str):
+        return said
+    text, words = shown(key, value), breakable(said)
     return words if said == text else element("span", words, title=text)
 
 
@@ -236,10 +324,12 @@ def _curves(curves: Sequence[CounterCurve]) -> list[Chart]:
     found = []
     for unit, (key, title) in _OVER_TIME.items():
         lines = sorted((one for one in curves if one["unit"] == unit), key=lambda one: -max(one["values"]))
+        until, size = common_unit([max((line["times_s"][-1] for line in lines), default=0.0)], "time") or ("s", 1.0)
         traces = tuple(
             {
-                "type": "scatter", "mode": "lines", "name": _label(line, ("rank", "counter")), "x": line["times_s"],
-                "y": line["values"], "line": {"color": colour, "width": 1, "shape": "hv"},
+                "type": "scatter", "mode": "lines", "name": _label(line, ("rank", "counter")),
+                "x": [time_s / size for time_s in line["times_s"]], "y": line["values"],
+                "line": {"color": colour, "width": 1, "shape": "hv"},
             }
             for line, colour in zip(lines, (BLUE, ORANGE, VERMILLION, GREEN, PURPLE, SKY), strict=False)
         )  # fmt: skip
@@ -252,7 +342,7 @@ def _curves(curves: Sequence[CounterCurve]) -> list[Chart]:
                     title=title,
                     summary=most + left,
                     traces=traces,
-                    layout=layout(axis("seconds"), axis(unit, rangemode="tozero")),
+                    layout=layout(axis(until), axis(unit, rangemode="tozero")),
                 )
             )
     return found
@@ -268,24 +358,41 @@ def _label(row: Mapping[str, Any], names: Sequence[str]) -> str:
     return cut((" " if names[0] == "group" else ", ").join(words), _LABEL)
 
 
-def _chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], drawn: Sequence[str]) -> Chart:
-    """Bars, one per row, in the order of the table; it says how many rows have none."""
+def _chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], drawn: Mapping[str, str]) -> Chart:
+    """Bars, one per row, in the order of the table, below their names, so that a phone has room for both."""
     n_rows, rows = len(rows), rows[:_BARS]
+    is_pair, kind = "simulated_s" in drawn, _kind(next(iter(drawn)))
+    values = [[float(row[key] or 0.0) for key in drawn] for row in rows]
+    unit, size = next(iter(drawn.values())), 1.0
+    if kind is not None:
+        unit, size = common_unit([max(map(sum, values))], kind) or ("s", 1.0)
+    said = [", ".join(f"{words} {shown(key, row[key])}" for key, words in drawn.items()) for row in rows]
     labels = [f"{i}. {_label(row, names)}" for i, row in enumerate(rows, start=1)]
-    bars = tuple(
+    bars = [
         {
-            "type": "bar", "orientation": "h", "name": _words(key), "y": labels, "x": [row[key] for row in rows],
-            "marker": {"color": colour},
+            "type": "bar", "orientation": "h", "name": words, "y": list(range(len(rows))), "x": [row[n] / size for row in values],
+            "width": 0.25 if is_pair else 0.5, "offset": 0.3 - 0.25 * (len(drawn) - n) if is_pair else -0.2,
+            "marker": {"color": _COLOURS.get(key, BLUE)}, "customdata": said, "hovertemplate": "%{customdata}<extra></extra>",
         }
-        for key, colour in zip(drawn, (BLUE, ORANGE, VERMILLION, GREY), strict=False)
-    )  # fmt: skip
-    unit = "seconds" if drawn[0].endswith("_s") or drawn[0] == "seconds" else _words(drawn[0])
-    first = f"{labels[0]}: " + ", ".join(f"{_words(key)} {shown(key, rows[0][key])}" for key in drawn)
-    first += f"; {n_rows - len(rows)} more are in the rows" * (n_rows > len(rows))
-    height = 120 + 26 * len(rows)
-    bounds = layout(
-        axis(unit),
-        axis("", autorange="reversed", tickvals=labels, ticktext=labels),
-        barmode="group" if "simulated_s" in drawn else "stack",
+        for n, (key, words) in enumerate(drawn.items())
+    ]  # fmt: skip
+    above = {
+        "type": "scatter", "mode": "text", "x": [0.0] * len(rows), "y": [place - 0.4 for place in range(len(rows))], "text": labels,
+        "textposition": "middle right", "cliponaxis": False, "showlegend": False, "hoverinfo": "skip",
+    }  # fmt: skip
+    first = f"{labels[0]}: {said[0]}" + f"; {n_rows - len(rows)} more are in the rows" * (n_rows > len(rows))
+    lanes = axis(
+        "",
+        range=[len(rows) - 0.6, -0.7],
+        showticklabels=False,
+        ticks="",
+        showgrid=False,
+        zeroline=False,
+        fixedrange=True,
     )
-    return Chart(key="picture", title=title, summary=first, traces=bars, layout=bounds, height_px=height)
+    bounds = layout(
+        axis(unit, rangemode="tozero"), lanes, barmode="overlay" if is_pair else "stack", showlegend=len(drawn) > 1
+    )
+    bounds["legend"]["traceorder"] = "normal"
+    height = 100 + 40 * len(rows)
+    return Chart(key="picture", title=title, summary=first, traces=(*bars, above), layout=bounds, height_px=height)

@@ -8,8 +8,7 @@ import numpy as np
 
 from simulator.analysis.link_use import link_classes
 from simulator.analysis.passes import Pass
-from simulator.report.constant_sources import write_value
-from simulator.report.grid import Grid
+from simulator.report.grid import Grid, Quantity
 from simulator.report.markup import element
 from simulator.report.page import Report, Section, Stream, make_page
 from simulator.report.timeline_chart import pipeline_data
@@ -17,7 +16,7 @@ from simulator.report.topology_chart import topology_chart
 from simulator.schedules import Placement, Table
 from simulator.schedules.check import unit_time_execution
 from simulator.topology import Topology
-from simulator.units import PS_PER_S, format_time
+from simulator.units import PS_PER_S
 
 
 def topology_page(topology: Topology) -> Report:
@@ -36,8 +35,8 @@ def topology_page(topology: Topology) -> Report:
         (
             one.kind,
             f"{one.n_links:,}",
-            write_value("_bytes_per_s", one.bandwidth_bytes_per_s),
-            format_time(one.latency_s),
+            Quantity(one.bandwidth_bytes_per_s, "bandwidth"),
+            Quantity(one.latency_s),
         )
         for one in classes
     ]
@@ -48,7 +47,7 @@ def topology_page(topology: Topology) -> Report:
 
 
 def schedule_page(name: str, actions: Table, placement: Placement) -> Report:
-    """Return the page of a schedule whose passes take one second, whole backwards two."""
+    """Return the page of a schedule whose forwards take one unit, whole backwards two."""
     execution = unit_time_execution(actions, placement, vocabulary=1.0)
     passes = {
         stage: [
@@ -60,8 +59,10 @@ def schedule_page(name: str, actions: Table, placement: Placement) -> Report:
     }
     length_ps = round(execution.makespan * PS_PER_S)
     data = pipeline_data(passes, length_ps, stages={stage: stage for stage in passes})
-    data["start"] = 1.0
-    stream = Stream("pipeline", "The schedule", data, "A forward takes one second, a whole backward two.")
+    data |= {"start": 1.0, "unit": "units"}
+    stream = Stream(
+        "pipeline", "The schedule", data, "A forward takes one unit, a whole backward two; numbers are micro-batches."
+    )
     n_stages, busy_s = len(actions), sum(one.end_ps - one.start_ps for row in passes.values() for one in row) / PS_PER_S
     idle = 1.0 - busy_s / (n_stages * execution.makespan)
     words = f"{n_stages} stages, {execution.makespan:g} units, {idle:.1%} of the time idle"

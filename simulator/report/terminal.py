@@ -28,7 +28,7 @@ from simulator.answer import (
 )
 from simulator.report import answer_tables
 from simulator.report.answer_tables import figures, money_columns, whole_run_rows
-from simulator.report.grid import Grid, Share
+from simulator.report.grid import Grid, Quantity, Share
 from simulator.scenario import Scenario
 from simulator.units import format_bytes, format_time
 
@@ -60,7 +60,7 @@ def print_grid(grid: Grid, out: Console | None = None) -> None:
 
     Figures break nowhere. In a table that is too wide, headings break between words, and names are cut to half of the width.
     """
-    out = out or make_console()
+    out, grid = out or make_console(), grid.written()
     if grid.title:
         out.print(grid.title, style="bold", highlight=False, markup=False)
     n_names, columns = grid.n_names, grid.columns
@@ -158,7 +158,7 @@ def print_answer(scenario: Scenario, answer: Answer) -> None:
         print_grid(answer_tables.communication(answer["communication"]), out)
     out.print()
     print_grid(_memory(answer["memory"]), out)
-    colour = "green" if answer["memory"]["fits"] else "red"
+    colour = "yellow" if answer["memory"]["is_tight"] else "green" if answer["memory"]["fits"] else "red"
     out.print(f"[{colour}]{describe_fit(answer['memory'])}[/{colour}]", highlight=False)
     if answer["bottleneck"] is not None:
         out.print(f"\nbusiest link: {describe_link(answer['bottleneck'])}", highlight=False)
@@ -167,17 +167,17 @@ def print_answer(scenario: Scenario, answer: Answer) -> None:
 def _breakdown(answer: Answer) -> Grid:
     whole_s, overlapped_s = answer["iteration_time_s"], answer["breakdown"]["overlapped_communication_s"]
     rows: list[tuple[object, ...]] = [
-        (label, format_time(seconds), f"{seconds / whole_s:.1%}", Share(seconds / whole_s))
+        (label, Quantity(seconds), f"{seconds / whole_s:.1%}", Share(seconds / whole_s))
         for label, seconds in parts_of(answer["breakdown"])
     ]
     if overlapped_s > 0:
-        rows.append(("overlapped communication", format_time(overlapped_s), "hidden", ""))
+        rows.append(("overlapped communication", Quantity(overlapped_s), "hidden", ""))
     return Grid("", ("where the time goes", "time", "share", ""), rows, words=(3,))
 
 
 def _memory(memory: Memory) -> Grid:
     categories = [*categories_of(memory), ("peak", memory["peak_bytes"])]
-    return Grid("", ("memory of the fullest rank", "bytes"), [(name, format_bytes(n)) for name, n in categories])
+    return Grid("", ("memory of the fullest rank", "size"), [(name, Quantity(n, "bytes")) for name, n in categories])
 
 
 def print_advice(rows: Sequence[dict[str, Any]]) -> None:

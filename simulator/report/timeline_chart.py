@@ -362,12 +362,14 @@ def stream_chart(key: str, title: str, data: Mapping[str, Any]) -> Chart:
     for place, row in enumerate(rows):
         for category, box in _row_boxes(row["spans"], data["ops"], last, place):
             boxes[category].append(box)
-    seconds = data["unit_s"]
+    seconds, unit = data["unit_s"], data.get("unit", "s")
+    if "unit" not in data and last * seconds < 10.0:
+        seconds, unit = 1e3 * seconds, "ms"
     traces = tuple(_trace(data["categories"][category], boxes[category], seconds) for category in sorted(boxes))
     names = {"tickvals": list(range(len(rows))), "ticktext": [row["label"] for row in rows]}
     lanes = {"range": [len(rows) - 0.4, -0.6], "automargin": True, "showgrid": False, "zeroline": False}
-    made = layout(axis("seconds", range=[0, last * seconds]), lanes | names, showlegend=True)
-    summary = f"{len(rows)} streams over {last * seconds:.4g} s; {' '.join(data['notes'])}".rstrip("; ")
+    made = layout(axis(unit, range=[0, last * seconds]), lanes | names, showlegend=True)
+    summary = f"{len(rows)} streams over {last * seconds:.4g} {unit}; {' '.join(data['notes'])}".rstrip("; ")
     height = max(160, 120 + 24 * len(rows))
     return Chart(key=key, title=title, traces=traces, layout=made, summary=summary, height_px=height)
 

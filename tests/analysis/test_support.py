@@ -62,3 +62,10 @@ def test_an_answer_and_the_matrix_say_the_same():
     assert (answer["support"]["word"], answer["support"]["n_rows"]) == ("validated", len(rows))
     assert page["_support_cell"]("gpt", "a100-sxm4-80g", True, "pipeline").startswith("refused")
     assert not load_device("a100-sxm4-80g").computes("fp8")
+
+
+def test_modules_of_ones_own_are_not_passed_off_as_a_family_of_models():
+    known = table(*[(HERE, 1.1)] * 3)
+    basis = support_of(replace(HERE, family="module"), known)["basis"]
+    assert "of llama models" in basis and basis.endswith("no module of one's own was measured")
+    assert "module" not in support_of(replace(HERE, family="gpt"), known)["basis"]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from simulator.answer import MEMORY_MARGIN
+from simulator.cli.options import MEMORY_MARGIN_HELP
 from simulator.cli.shared import say
 from simulator.plan.published import PUBLISHED
 
@@ -433,3 +435,19 @@ def test_the_answer_on_free_nodes_is_that_of_the_fastest_placement(simulate, tmp
     there = json.loads(simulate(*ON_TWO_LEAVES, "--placement", "10-13")[1])
     assert found["placements"][0]["nodes"] == [10, 11, 12, 13]
     assert found["iteration_time_s"] == found["placements"][0]["iteration_time_s"] == there["iteration_time_s"]
+
+
+def test_one_margin_of_memory_holds_for_every_command(simulate, tmp_path):
+    """The help of all three says the default, and all mark what leaves less free than was asked for."""
+    code, out, _ = simulate(*SMALL, "--gpus", 8, "--memory-margin", 0.999, "--json")
+    memory = json.loads(out)["memory"]
+    assert (code, memory["margin"], memory["is_tight"]) == (0, 0.999, True)
+    sweep = ("sweep", *SMALL, "--axis", "gpus=8", "--out", tmp_path, "--plot", "none", "--json")
+    for margin in (0.999, 0.0):
+        _, out, _ = simulate(*sweep, "--memory-margin", margin)
+        assert json.loads(out)["rows"][0]["is_tight"] is (margin == 0.999)
+    _, out, _ = simulate(*SMALL, "--topology", "bigred200,dgx-h100", "--gpus", 8, "--memory-margin", 0.999, "--json")
+    assert [row["is_tight"] for row in json.loads(out)["rows"]] == [True, True]
+    code, _, err = simulate(*SMALL, "--memory-margin", 1.5)
+    assert (code, "--memory-margin 1.5" in err) == (3, True)
+    assert f"{MEMORY_MARGIN}." in MEMORY_MARGIN_HELP

@@ -96,6 +96,8 @@ def test_a_comparison_leaves_warm_up_out_and_says_so(simulate, tmp_path):
     found = json.loads(out)
     assert (code, found["left_out"]) == (0, "step 0 (warm-up)")
     assert {(step["rank"], step["step"]) for step in found["steps"]} == {(1, 1)}
+    code, out, _ = simulate("trace", "compare", *both, "--rank", 1)
+    assert out.splitlines()[1:3] == [f"A: {both[0].name}", f"B: {both[1].name}"] and "simulated" not in out
     code, out, _ = simulate("trace", "compare", *both, "--csv", "-", "--report", tmp_path / "page.html")
     assert out.splitlines()[0] == "work,measured_s,simulated_s,difference_s,of_step"
     assert "by kind of work" in (tmp_path / "page.html").read_text()
@@ -133,3 +135,9 @@ def test_another_plan_is_printed_beside_what_the_recorded_one_leaves_out(simulat
     shown = {line.split()[0]: line.split()[1:] for line in out.splitlines() if "->" in line}
     assert code == 0
     assert (shown["cp"], shown["precision"]) == (["1", "->", "2"], ["fp32", "->", "bf16"])
+
+
+@pytest.mark.parametrize("factor", ["0", "-1", "inf", "nan"])
+def test_a_straggler_takes_some_times_as_long(simulate, factor):
+    code, _, err = simulate("replay", OWN / "tiny-ddp-2", "--add-straggler", f"0:{factor}")
+    assert (code, f"--add-straggler 0:{factor}" in err) == (3, True)

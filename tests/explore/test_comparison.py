@@ -98,14 +98,14 @@ def test_what_is_no_side_is_refused(tmp_path, text, message):
 def test_the_waterfall_leads_from_one_time_to_the_other(compared):
     _, _, found = compared
     chart = waterfall(found)
-    trace = chart.traces[0]
-    assert trace["x"][0] == found["a_s"]
-    assert trace["x"][-1] == found["b_s"]
-    level = found["a_s"]
+    trace, size = chart.traces[0], {"s": 1.0, "ms": 1e-3}[chart.layout["xaxis"]["title"]["text"].split(";")[0]]
+    assert trace["x"][0] * size == pytest.approx(found["a_s"])
+    assert trace["x"][-1] * size == pytest.approx(found["b_s"])
+    level = found["a_s"] / size
     for base, length in zip(trace["base"][1:-1], trace["x"][1:-1], strict=True):
         assert level == pytest.approx(base) or level == pytest.approx(base + length)
         level = base + length if level == pytest.approx(base) else base
-    assert level == pytest.approx(found["b_s"])
+    assert level * size == pytest.approx(found["b_s"])
     assert len(figure(chart).data) == 1
     assert found["summary"] in comparison_page(found).html
 

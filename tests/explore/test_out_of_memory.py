@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.answer import is_tight
 from simulator.explore.bounds import Bounds
 from simulator.explore.neighbourhood import Site, neighbours, objection
 from simulator.explore.out_of_memory import in_words, ways_out
@@ -53,6 +54,9 @@ def test_every_way_out_is_what_its_simulation_says(single):
         assert other.plan.global_batch == single.plan.global_batch
         hours = 8 * row["iteration_time_s"] / 3600 * 1e9 / (64 * 1024)
         assert row["gpu_hours_per_billion_tokens"] == pytest.approx(hours)
+        assert not row["is_tight"] or row["peak_bytes"] / row["capacity_bytes"] > 0.95
+    all_tight = ways_out(replace(single, memory_margin=0.99))
+    assert [row["is_tight"] for row in all_tight] == [row["fits"] for row in all_tight]
     times = [row["iteration_time_s"] for row in fitting]
     assert times == sorted(times)
     assert fitting[0]["change"] in in_words(rows)
@@ -136,7 +140,10 @@ def test_ways_out_say_where_they_fit_only_just():
     """Of 80 GiB 90 are too many, 78 leave less than 5 %, 70 more."""
     row = {"change": "x", "same_training": True, "capacity_bytes": 80 << 30, "iteration_time_s": None, "currency": "",
            "gpu_hours_per_billion_tokens": None, "cost_per_billion_tokens": None}  # fmt: skip
-    rows = [{**row, "fits": gib < 80, "peak_bytes": gib << 30} for gib in (70, 78, 90)]
+    rows = [
+        {**row, "fits": gib < 80, "peak_bytes": gib << 30, "is_tight": is_tight(gib << 30, 80 << 30, 0.05)}
+        for gib in (70, 78, 90)
+    ]
     assert [cells[1] for cells in answer_tables.ways_out(rows).rows] == ["fits", "fits, tight", "too large"]
 
 

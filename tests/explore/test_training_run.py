@@ -26,6 +26,7 @@ from simulator.explore.training_run import (
 )
 from simulator.plan import ParallelPlan
 from simulator.report.answer_page import report
+from simulator.report.answer_tables import whole_run_rows
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
 from simulator.topology import load_topology
@@ -379,3 +380,15 @@ def test_by_default_what_fails_is_what_failed_on_llama_3s_machine():
     failures = found["failures"]
     assert failures["mtbf_s"] == pytest.approx(54 * 24 * 3600 * 16_384 / 419 / 16, rel=1e-4)
     assert failures["by_component"]["faulty GPU"] / failures["expected"] == pytest.approx(0.301)
+
+
+def test_a_cost_without_a_price_says_so():
+    """No list price is shipped of the 40 GB A100; one that is given gives 16 GPUs x hours x price."""
+    request = RunRequest(iterations=3600, mtbf=parse_mtbf("none"))
+    rows = {what: (value, words) for what, _, value, words in whole_run_rows(run_of(request))}
+    assert rows["cost"][0] is None and "--gpu-hour-price" in rows["cost"][1]
+    rows = {
+        what: (value, words)
+        for what, _, value, words in whole_run_rows(run_of(replace(request, price=parse_price("2.0 USD"))))
+    }
+    assert rows["cost"][0] == pytest.approx(2.0 * rows["GPU hours"][0])

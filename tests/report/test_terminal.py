@@ -6,7 +6,7 @@ import pytest
 
 from simulator.explore.named_settings import Sweep
 from simulator.explore.sweeps import run_sweep
-from simulator.report.grid import Grid
+from simulator.report.grid import Grid, Number, Quantity
 from simulator.report.recorded_view import print_facts
 from simulator.report.terminal import print_grid, print_sweep
 
@@ -61,8 +61,8 @@ def test_facts_are_lines_and_tables(capsys):
         "steps": [{"rank": 0, "step": 4, "duration_s": 0.3974}],
     })  # fmt: skip
     assert [" ".join(line.split()) for line in printed(capsys)] == [
-        "host events: 12", "operations: compute 3, copy 1", "devices: V100, A100", "", "steps", "rank step duration",
-        "0 4 397.4 ms",
+        "host events: 12", "operations: compute 3, copy 1", "devices: V100, A100", "", "steps", "rank step duration (ms)",
+        "0 4 397.4",
     ]  # fmt: skip
 
 
@@ -77,3 +77,20 @@ def test_a_sweep_says_what_did_not_fit_and_breaks_no_name_of_an_axis(terminal, c
     assert all(len(line) <= 80 for line in lines)
     assert any(line.split()[:2] == ["micro_batch", "first_stage_layers"] for line in lines)
     assert [line.split()[2:] for line in lines if line.split()[:2] == ["64", "none"]][-1] == ["does", "not", "fit"]
+
+
+def test_a_column_has_one_unit_which_its_heading_names(capsys):
+    """1.025 s, 40.94 ms and 22 us are 1,025, 40.94 and 0.022 ms; 4 bytes and 5 GiB have no unit in common."""
+    rows = [
+        ("compute", Number("a", 1.025, Quantity(1.025)), Quantity(5 << 30, "bytes"), Quantity(-2e-3, is_signed=True)),
+        ("optimizer", Quantity(0.04094), Quantity(4, "bytes"), Quantity(0.0, is_signed=True)),
+        ("host", Quantity(22e-6, more=" (tight)"), "-", Quantity(1e-3, is_signed=True)),
+    ]
+    print_grid(Grid("", ("part", "time", "size", "change"), rows))
+    head, *lines = [line.split() for line in printed(capsys)]
+    assert head == ["part", "time", "(ms)", "size", "change", "(ms)"]
+    assert lines == [
+        ["compute", "1,025", "5", "GiB", "-2"],
+        ["optimizer", "40.94", "4", "B", "0"],
+        ["host", "0.022", "(tight)", "-", "+1"],
+    ]

@@ -70,7 +70,7 @@ window.addEventListener("DOMContentLoaded", async () => {
       ["where the time goes", (a) => bar(a, data.parts, (part) => a.breakdown[part.key], slowest)],
       [`${counted}/s`, (a) => Math.round(a[`${counted}_per_s`]).toLocaleString("en") + percent(a[`${counted}_per_s`], base[`${counted}_per_s`])],
       ["MFU", (a) => `${(100 * a.mfu).toFixed(1)} %`],
-      ["memory", (a) => `${bytesText(a.memory.peak_bytes)} of ${bytesText(a.memory.capacity_bytes)}${a.memory.fits ? "" : ": does not fit"}`],
+      ["memory", (a) => `${bytesText(a.memory.peak_bytes)} of ${bytesText(a.memory.capacity_bytes)}${a.memory.fits ? "" : ": does not fit"}${a.memory.is_tight ? ", tight" : ""}`],
       ["by category", (a) => bar(a, data.memory, (part) => a.memory[part.key] || 0, fullest, a.memory.capacity_bytes)],
       ["for a billion tokens", cost],
     ];

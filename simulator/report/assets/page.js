@@ -43,16 +43,24 @@
     return made;
   }
 
+  /* a legend that stands in one column on a phone takes its room from nobody */
+  function legendPx(chart) {
+    const names = chart.layout.showlegend === false ? [] : chart.traces.filter((one) => one.showlegend !== false && one.name).map((one) => one.name);
+    const isLine = names.reduce((length, name) => length + 6.2 * name.length + 46, 0) < window.innerWidth - 100;
+    return phone() && !isLine ? 19 * Math.max(names.length - 1, 0) : 0;
+  }
+
   /* ---- charts that are drawn as they are ---- */
   function drawChart(key) {
     const element = document.getElementById(`plot-${key}`), chart = charts[key];
+    element.style.height = `${chart.height + legendPx(chart)}px`;
     return Plotly.react(element, themed(chart.traces, theme()), layoutOf(chart.layout, element), config);
   }
 
   /* ---- charts that are drawn for the present zoom ---- */
   function drawStream(key) {
     const element = document.getElementById(`plot-${key}`), view = views[key], data = view.data, colours = theme();
-    const scale = data.steps * data.unit_s < 10 ? 1e3 : 1, unit = scale === 1 ? "s" : "ms", to = (v) => v * data.unit_s * scale;
+    const scale = data.unit || data.steps * data.unit_s >= 10 ? 1 : 1e3, unit = data.unit || (scale === 1 ? "s" : "ms"), to = (v) => v * data.unit_s * scale;
     const width = Math.max((printing ? 680 : element.clientWidth) - (phone() ? 90 : 130), 100);
     const picture = new Streams.Picture(data, view.from, view.to, width);
     const trace = (bars, i, outline) => ({
@@ -119,7 +127,8 @@
     if (!found) return;
     const unit = view.data.unit_s, lines = [found.name + (found.microBatch >= 0 ? `, micro-batch ${found.microBatch}` : "")];
     if (found.within) lines.push(`in ${found.within}`);
-    lines.push(`${timeText((found.end - found.start) * unit)} from ${timeText(found.start * unit)}`);
+    const text = (v) => (view.data.unit ? `${+(v * unit).toPrecision(4)} ${view.data.unit}` : timeText(v * unit));
+    lines.push(`${text(found.end - found.start)} from ${text(found.start)}`);
     if (found.bytes) lines.push(bytesText(found.bytes));
     tip.replaceChildren(...lines.map((line, i) => { const p = document.createElement(i ? "div" : "b"); p.textContent = line; return p; }));
     const left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
