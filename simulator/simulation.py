@@ -82,6 +82,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         wide_modules=tuple(plan.bf16_modules.split("+")) if plan.bf16_modules else (),
         wide_first=plan.bf16_first_layers, wide_last=plan.bf16_last_layers,
         lora_targets=tuple(adapted if plan.lora_rank else ()), fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
+        fuses_operations=plan.fused_operations,
         permutes_by_scan=plan.permutes_by_scan, sorts_arrivals=sorts_arrivals(plan), stops_early=framework.stops_recompute_early,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,

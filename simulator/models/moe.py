@@ -142,21 +142,30 @@ def _gates(style: Style, x: Tensor) -> Tensor:
     )
 
 
+#: kernels from the router's logits to the exchange, forward, one layer of DeepSeek-V3 (NVIDIA/Megatron-LM,
+#: ``docs/discussions/deepseek-v3-gb200-optimization``, sections 2.1.4 and 2.2.1): before Transformer Engine's fused router, with it,
+#: and where the dispatcher's own kernel prepares the exchange. Four of them stand by themselves.
+_ROUTER_KERNELS = {"unfused": 72, "fused": 31, "prepared": 17}
+
+
 def _counts(style: Style, gates: Tensor) -> Tensor:
     """Append the small kernels that count the tokens of every expert and turn the choice into indices.
 
     References
     ----------
     NVIDIA/Megatron-LM, ``core/transformer/moe/token_dispatcher.py``: sums, gathers, indices and copies to the host of
-    ``preprocess`` and ``dispatch_preprocess``; router bookkeeping of ``moe_utils.py``. Their number is an estimate.
+    ``preprocess`` and ``dispatch_preprocess``; router bookkeeping of ``moe_utils.py``. The number of those backward is an estimate.
     """
     if style.groups_experts:
         return gates
     n_experts = style.spec.n_experts
     small = kernel("gather", n_experts, 8 * n_experts, 8 * n_experts, "int64")
     back = replace(small, kernel_pass="backward")
+    setting = style.setting
+    kind = "unfused" if setting.permutes_by_scan else "fused" if setting.sorts_arrivals else "prepared"
+    forward = [small] * (_ROUTER_KERNELS[kind] - 4)
     return style.tape.record(
-        [gates], gates.n_elements, gates.dtype, forward=[small] * 12, backward=[back] * 4, view=gates, gradient="alias"
+        [gates], gates.n_elements, gates.dtype, forward=forward, backward=[back] * 4, view=gates, gradient="alias"
     )
 
 

@@ -45,6 +45,9 @@ class Setting:
     wide_last: int = 0
     lora_rank: int = 0  #: Rank of the adapters beside frozen weights; 0 trains every weight.
     lora_targets: tuple[str, ...] = ()  #: Projections that have adapters.
+    fuses_operations: bool = (
+        False  #: Whether norm, products and activation of a dense MLP are one sequence of fused operations.
+    )
     fuses_experts: bool = False  #: Whether one kernel serves all experts of a rank.
     permutes_by_scan: bool = False  #: Whether sorting tokens by expert visits all experts for every token.
     sorts_arrivals: bool = (

@@ -126,7 +126,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             f"attention={plan.attention}",
         ),
         (
-            ("fp8_modules", "bf16_modules", "bf16_first_layers", "bf16_last_layers"),
+            ("fp8_modules", "bf16_modules", "bf16_first_layers", "bf16_last_layers", "fused_operations"),
             plan.precision_spec.quantisation is None,
             f"precision={plan.precision} quantises nothing",
         ),

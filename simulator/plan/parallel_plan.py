@@ -42,11 +42,9 @@ BF16_MODULES = ("attention", "latent", "mtp")
 GRAPH_SCOPES = ("none", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")
 
 #: groups of settings, as people think of them, and their headings
-GROUPS = {
-    "degrees": "Degrees", "batch": "Batch", "sharding": "Sharding", "pipeline": "Pipeline", "precision": "Precision",
+GROUPS = {name: name.capitalize() for name in ("degrees", "batch", "sharding", "pipeline", "precision")} | {
     "recompute": "Recomputation and offloading", "overlap": "Overlap", "experts": "Experts", "software": "Software",
-    "tuning": "Fine-tuning", "data": "Data loading",
-}  # fmt: skip
+    "tuning": "Fine-tuning", "data": "Data loading"}  # fmt: skip
 
 _EVERYTHING: tuple[Effect, ...] = ("time", "memory", "training")
 
@@ -95,8 +93,7 @@ class ParallelPlan:
         synonyms={"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"} | MEGATRON_FSDP,
     )  # fmt: skip
     sharding_group: int | None = setting(
-        "sharding", "Ranks over which sharding splits.", least=1, changes=("time", "memory"),
-        unset="all data-parallel ranks; those of a node with hsdp",
+        "sharding", "Ranks over which sharding splits.", least=1, changes=("time", "memory"), unset="all, or with hsdp those of a node",
     )  # fmt: skip
     schedule: str = setting(
         "pipeline", "Pipeline schedule: 1f1b, gpipe, zb-1p ...", default="1f1b", is_common=True, changes=("time", "memory"),
@@ -321,6 +318,9 @@ class ParallelPlan:
     )  # fmt: skip
     moe_shared_expert_overlap: bool = setting(
         "experts", "Whether the shared expert runs beside dispatch and combine.", default=False
+    )  # fmt: skip
+    fused_operations: bool = setting(
+        "software", "Whether norm and activation of a dense MLP narrow what its products read (Transformer Engine's fuser).", default=False
     )  # fmt: skip
     host: Host | None = setting(
         "software", "How kernels are issued: one by one from Python (`eager`), from compiled code (`compiled`), as CUDA graphs "

@@ -483,6 +483,8 @@ def test_blocks_that_megatron_leaves_in_16_bits(more, ends):
     """Megatron-LM, ``arguments.py``: one at either end unless numbers are given."""
     settings = parse_megatron(f"{LLAMA} --fp8-format hybrid {more}").settings
     assert (settings.get("bf16_first_layers"), settings.get("bf16_last_layers")) == ends
+    fused = parse_megatron(f"{LLAMA} --fp8-format hybrid --use-transformer-engine-op-fuser {more}").settings
+    assert fused["fused_operations"] and not settings.get("fused_operations")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ ELSEWHERE = {
     "bf16_modules",
     "bf16_first_layers",
     "bf16_last_layers",
+    "fused_operations",
     "host",
     "release",
     "recompute_method",

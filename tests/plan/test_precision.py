@@ -234,6 +234,27 @@ def test_one_kernel_for_all_experts_activates_and_quantises():
     assert names.count("quantize_mxfp8") == 6 and "swiglu" not in names
 
 
+@pytest.mark.parametrize(("precision", "share", "n_casts"), [("fp8", 2, 5), ("mxfp8", 66 / 32, 5), ("nvfp4", None, 8)])
+def test_fused_operations_write_what_products_read(precision, share, n_casts):
+    """Transformer Engine, ``pytorch/ops``: norm, activation and its gradient take the quantiser of the product behind them.
+
+    Of eight casts of a block three go: the MLP's input, the activation's result and its gradient. One scale for all of a tensor
+    (NVFP4's second level) only is found so, and those casts read 2 instead of 4 bytes.
+    """
+    spec = rename(CATALOG["llama3-8b"], "x", layers=1)
+    setting = Setting(micro_batch=1, sequence_length=1024, precision=precision, kernels="fused", fuses_operations=True)
+    shapes = kernels(build_model(spec, setting), PointwiseShape)
+    casts = [item for item in shapes if item.name.startswith("quantize")]
+    assert len(casts) == n_casts and (
+        share or sorted(item.read_bytes / item.n_elements for item in casts) == [2] * 3 + [4] * 5
+    )
+    forward, backward = (item for item in shapes if item.name == "swiglu")
+    n = 1024 * 14_336
+    assert (forward.read_bytes, backward.read_bytes) == (4 * n, 6 * n)
+    assert forward.written_bytes == pytest.approx((share or 2) * n)
+    assert backward.written_bytes == pytest.approx((share or 2) * 2 * n)
+
+
 def test_nvfp4_takes_an_experts_rows_in_four_launches():
     """Transformer Engine's ``NVFP4Quantizer::quantize_impl``: amax, random state, rows, transformed columns; MXFP8 is one kernel."""
     spec = rename(CATALOG["mixtral-8x7b"], "x", layers=1)

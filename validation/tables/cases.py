@@ -311,6 +311,10 @@ def _usual(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[s
 
 def _expert_split(degrees: Mapping[str, int], framework: str, assumed: list[str]) -> dict[str, int]:
     """Return the experts' own tensor-parallel degree where theirs cannot be that of the dense layers."""
+    ranks = degrees["dp"] * degrees["cp"] * degrees["tp"]
+    if framework in _RECIPES_OF_EXPERTS and degrees["ep"] > ranks:
+        assumed.append(f"ep {ranks} for the printed {degrees['ep']}: a stage has no more ranks")
+        return {"ep": ranks}
     if framework in _RECIPES_OF_EXPERTS or degrees["dp"] * degrees["cp"] % degrees["ep"] == 0:
         return {}
     assumed.append(

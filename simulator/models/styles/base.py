@@ -16,7 +16,6 @@ from simulator.models.layer import (
     LayerItem,
     Parameter,
     Pass,
-    PointwiseShape,
 )
 from simulator.models.liveness import Tensor
 from simulator.models.ops import add, batched_product, cast, copy, flash_attention, kernel, map_kernel, product, scale
@@ -33,6 +32,9 @@ _PROJECTIONS = {
 _MODULES = dict.fromkeys(("qkv", "query", "kv", "attention_gate", "attention_output", "down", "q_up", "kv_up"), "attention") | {
     "latent_down": "latent", "latent_up": "latent"
 }  # fmt: skip
+
+#: name of a product of a dense MLP -> operands that the operations around it make, which a fuser lets them make narrow
+_FUSED_CASTS = {"mlp_up": "input gradient", "mlp_down": "input"}
 
 
 class Style(ABC):
@@ -188,7 +190,10 @@ class Style(ABC):
             weight = cast(self.tape, weight, self.dtype)
         if is_narrow and not self.is_wide(name) and setting.recipe.quantisation is not None:
             shape = GemmShape(m=x.n_elements // columns, n=rows, k=columns, name=name)
-            y = self.quantised_product(taken, weight, shape, before=before, between=between, saved_input=saved_input)
+            fused = _FUSED_CASTS.get(name, "") if setting.fuses_operations else ""
+            y = self.quantised_product(
+                taken, weight, shape, before=before, between=between, saved_input=saved_input, fused=fused
+            )
         else:
             y = product(
                 self.tape, taken, weight, rows=rows, columns=columns, dtype=setting.gemm_dtype, name=name, before=before,
@@ -241,8 +246,8 @@ class Style(ABC):
     ) -> Tensor:
         """Append ``shape``, forward and backward, on operands that the precision's recipe narrows.
 
-        What is ``fused``, ``input`` or ``gradient``, arrives narrow from the kernel that makes it. ``result_bytes`` is the traffic
-        of an element of the result and of the input's gradient, 0 for that of its type.
+        What is ``fused``, ``input`` or ``gradient`` or both, arrives narrow from the kernel that makes it, or with its scale where one
+        serves all of it. ``result_bytes`` is the traffic of an element of the result and of the input's gradient, 0 for that of its type.
 
         What is saved of the input is narrow, unless it is rebuilt before backward (Megatron-Core's ``save_original_input``);
         under sequence parallelism it is this rank's share ``saved_input``, which backward gathers again.
@@ -252,10 +257,9 @@ class Style(ABC):
         assert narrowing is not None
         n_out = x.n_elements // shape.k * shape.n
         is_trained = self.setting.lora_rank == 0
-        layouts = 2 if is_trained else 1  # columns are for the weight's gradient only
-        casts: list[LayerItem] = [] if fused == "input" else [self._quantise(x, layouts, n_pieces=shape.n_pieces)]
+        casts = self._quantise(x, self.cast_layouts, n_pieces=shape.n_pieces, is_fused="input" in fused)
         if not self.keeps_quantised_weights:
-            casts.append(self._quantise(weight, 2))
+            casts += self._quantise(weight, 2)
         held = x if saved_input is None else saved_input
         is_narrow = self.saves_quantised and not held.storage.is_rebuilt
         gradient = Tensor(n_out, self.dtype, x.storage)
@@ -270,10 +274,12 @@ class Style(ABC):
             self.dtype,
             forward=[*casts, narrow],
             backward=[
-                *(
-                    []
-                    if fused == "gradient"
-                    else [self._quantise(gradient, layouts, in_pass="backward", n_pieces=shape.n_pieces)]
+                *self._quantise(
+                    gradient,
+                    self.cast_layouts,
+                    in_pass="backward",
+                    n_pieces=shape.n_pieces,
+                    is_fused="gradient" in fused,
                 ),
                 *(before if is_trained else ()),
                 replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad", output_bytes=result_bytes[1]),
@@ -285,13 +291,35 @@ class Style(ABC):
             kept=True,
         )
 
-    def _quantise(self, x: Tensor, layouts: int, *, in_pass: Pass = "forward", n_pieces: int = 1) -> PointwiseShape:
-        """Return the kernels that narrow a tensor, or its pieces one by one, along rows and, with 2 ``layouts``, columns, as one."""
+    @property
+    def cast_layouts(self) -> int:
+        """Layouts that a cast writes: rows, and columns where they are for a weight's gradient."""
+        return 1 if self.setting.lora_rank else 2
+
+    @property
+    def fused_cast_bytes(self) -> float:
+        """Bytes per element that the operations of a dense MLP write narrow for the product behind them, 0 where they do not."""
+        narrowing = self.setting.recipe.quantisation
+        if narrowing is None or narrowing.reads > 1 or not self.setting.fuses_operations:
+            return 0.0
+        return self.cast_layouts * narrowing.element_bytes
+
+    def _quantise(
+        self, x: Tensor, layouts: int, *, in_pass: Pass = "forward", n_pieces: int = 1, is_fused: bool = False
+    ) -> list[LayerItem]:
+        """Return the kernels that narrow a tensor, or its pieces one by one, along rows and, with 2 ``layouts``, columns, as one.
+
+        There is none where what makes the tensor narrows it, as it can unless one scale serves all; then it finds that one.
+        """
         narrowing = self.setting.recipe.quantisation
         assert narrowing is not None
-        read, written = narrowing.reads * x.n_bytes, layouts * x.n_elements * narrowing.element_bytes
+        reads = narrowing.reads - is_fused
+        if not reads:
+            return []
+        read, written = reads * x.n_bytes, layouts * x.n_elements * narrowing.element_bytes
         n_pieces *= narrowing.launches if n_pieces > 1 else 1
-        return replace(kernel(narrowing.kernel, x.n_elements, read, written, "fp8", in_pass=in_pass), n_pieces=n_pieces)
+        cast = kernel(narrowing.kernel, x.n_elements, read, written, "fp8", in_pass=in_pass)
+        return [replace(cast, n_pieces=n_pieces)]
 
     def point_bytes(self, width: int) -> int:
         """Bytes of a whole ``[tokens, width]`` tensor that the tensor-parallel group exchanges."""

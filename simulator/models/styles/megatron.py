@@ -50,6 +50,14 @@ class Megatron(Style):
         name = self.activation_kernel
         y = Tensor(n_elements, x.dtype, x.storage)
         backward: list[LayerItem] = [map_kernel(name, [y, x], [x], in_pass="backward")]
+        if narrow := self.fused_cast_bytes:
+            forward = kernel(name, n_elements, x.n_bytes, narrow * n_elements, x.dtype)
+            backward = [
+                kernel(name, x.n_elements, y.n_bytes + x.n_bytes, narrow * x.n_elements, x.dtype, in_pass="backward")
+            ]
+            return self.tape.record(
+                [x], n_elements, x.dtype, forward=[forward], backward=backward, **self.saved_activation(x)
+            )
         if bias:
             n_tokens = self.setting.tokens
             backward.append(bias_gradient(n_tokens, x.n_elements // n_tokens, x.dtype))

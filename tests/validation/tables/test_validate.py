@@ -104,11 +104,15 @@ class TestPredicting:
         assert case_of(training_row(precision="fp8", notes=notes))[0].plan.fp8_modules == words
 
     @pytest.mark.parametrize(
-        ("machine", "release", "words", "cuda"),
-        [("dgx-b200", "v5.0", "attention", "12.9"), ("gb300-nvl72", "v5.1", "attention", "13.0"), ("dgx-h100", "v5.1", None, "13.0")],
+        ("machine", "release", "words", "cuda", "fused"),
+        [("dgx-b200", "v5.0", "attention", "12.9", False), ("gb300-nvl72", "v5.1", "attention", "13.0", True),
+         ("dgx-h100", "v5.1", None, "13.0", False)],
     )  # fmt: skip
-    def test_what_shell_files_of_a_round_of_mlperf_set_for_adapters(self, machine, release, words, cuda):
-        """Heads are exchanged under context parallelism (``CP_COMM_TYPE``), FP8_DPA=1 but for Hopper; ngc25.04 and ngc25.09."""
+    def test_what_shell_files_of_a_round_of_mlperf_set_for_adapters(self, machine, release, words, cuda, fused):
+        """Heads are exchanged under context parallelism (``CP_COMM_TYPE``), FP8_DPA=1 but for Hopper; ngc25.04 and ngc25.09.
+
+        USE_TE_OPS=1 came with the code of round 5.1, which rows on Hopper did not run.
+        """
         cells = {
             "model": "llama2-70b",
             "tp": "1",
@@ -122,7 +126,16 @@ class TestPredicting:
         source = f"mlcommons/training_results_{release}@0fdc28f:NVIDIA"
         row = training_row(**cells, source=source, release=release, topology=machine, precision="fp8_ds", task="lora")
         plan = case_of(row)[0].plan
-        assert (plan.cp_comm_type, plan.fp8_modules, plan.cuda) == ("a2a", words, cuda)
+        assert (plan.cp_comm_type, plan.fp8_modules, plan.cuda, plan.fused_operations) == ("a2a", words, cuda, fused)
+
+    def test_more_expert_parallel_ranks_than_a_stage_has_are_those_of_the_stage(self):
+        """256 GPUs in 8 stages are 32 each."""
+        cells = {
+            "source": "NVIDIA-NeMo/Megatron-Bridge:x", "model": "deepseek-v3", "gpus": "256", "dp": "", "tp": "1", "pp": "8",
+            "virtual_pp": "2", "ep": "64", "layers": "", "hidden": "", "heads": "", "recompute": "", "recipe": "R", "framework": "",
+        }  # fmt: skip
+        case, assumed = case_of(training_row(**cells))
+        assert case.plan.ep == 32 and "ep 32 for the printed 64: a stage has no more ranks" in assumed
 
     def test_recipes_that_capture_whole_iterations_are_read_with_what_their_functions_set(self):
         """NVIDIA-NeMo/Megatron-Bridge v0.5.0 and v0.6.0: DeepSeek-V3 on GB200 narrows its output projection, on GB300 attention, too."""
