@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from simulator.analysis.usage import covered, union
 from simulator.errors import TraceError
-from simulator.trace_io.phases import phases
 from simulator.trace_io.selection import Chosen, Selection
+from simulator.trace_io.steps import phases
 from simulator.trace_io.trace_record import (
     ANNOTATION,
     COMMUNICATION,

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from simulator.analysis.side_by_side import Part, ranked
 from simulator.analysis.usage import Usage, analyse
 from simulator.errors import TraceError
-from simulator.trace_io.phases import phases
 from simulator.trace_io.selection import select
+from simulator.trace_io.steps import phases
 from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, COPY, HOST_NODE, CollectiveCall, RankTrace, Trace
 
 _OPTIMIZER = "optimizer"

@@ -26,13 +26,14 @@ from simulator.config.text import (
     KeyPath,
     Locator,
     Place,
+    cell,
     dotted_path,
     load_yaml,
     parse_yaml,
     raise_faults,
     read_text,
+    write_file,
 )
-from simulator.config.writing_files import cell, write_file
 
 __all__ = [
     "MOST_DIGITS",

@@ -76,7 +76,7 @@ FORMATS = Formats(
         "olmo-core": "olmo_core.OLMO_CORE",
         "nccl-topo": "nccl_topo.NCCL_TOPO",
         "nvidia-smi": "nvidia_smi.NVIDIA_SMI",
-        "nvidia-smi-xml": "smi_inventory.SMI_INVENTORY",
+        "nvidia-smi-xml": "nvidia_smi.SMI_INVENTORY",
         "rocm-smi": "rocm_smi.ROCM_SMI",
         "slurm": "slurm_topology.SLURM",
         "ib-fabric": "ib_fabric.IB_FABRIC",

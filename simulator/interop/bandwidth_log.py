@@ -15,7 +15,7 @@ from pathlib import Path
 from simulator.config import read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Format, Part
-from simulator.interop.nccl_tests import CollectiveRow, CollectiveTable
+from simulator.interop.nccl_tests import PREFIX, CollectiveRow, CollectiveTable
 
 #: word of OSU's title -> collective
 _OSU = {
@@ -24,10 +24,9 @@ _OSU = {
     "latency": "send_recv", "bandwidth": "send_recv",
 }  # fmt: skip
 _TITLE = re.compile(r"#\s*OSU\s+(?:MPI|NCCL|XCCL|MPI-CUDA)\S*\s+(?:MPI-)?(.*?)\s+Test", re.IGNORECASE)
-_TAG = r"^\s*(?:\[?[\w.,\- ]*\]?(?:<\w+>:|:\s))?\s*"
-_TWO = re.compile(_TAG + r"(\d{1,15})\s+(\d{1,12}(?:\.\d+)?)(?:\s+[\d.]+)*\s*$")
+_TWO = re.compile(PREFIX + r"(\d{1,15})\s+(\d{1,12}(?:\.\d+)?)(?:\s+[\d.]+)*\s*$")
 _PERFTEST = re.compile(r"#bytes\s+#iterations\s+BW peak\[(MB|Gb)/sec\]\s+BW average\[(?:MB|Gb)/sec\]", re.IGNORECASE)
-_PERF_ROW = re.compile(_TAG + r"(\d{1,15})\s+(\d{1,12})\s+(\d{1,9}\.\d+)\s+(\d{1,9}\.\d+)")
+_PERF_ROW = re.compile(PREFIX + r"(\d{1,15})\s+(\d{1,12})\s+(\d{1,9}\.\d+)\s+(\d{1,9}\.\d+)")
 _MATRIX = re.compile(r"memcpy \w+ (?:GPU|multinode)\S*.*bandwidth \(GB/s\)", re.IGNORECASE)
 _COPY_BYTES = 512 << 20
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from simulator.config import near_misses, parse_yaml, read_text
 from simulator.interop.format import Format, Imported, Part
-from simulator.interop.hf_families import DENSE
+from simulator.interop.hf_families import DENSE, PERCEPTION
 from simulator.interop.hf_fields import IRRELEVANT, RECORD
 from simulator.interop.hf_mixtures import MIXTURES
-from simulator.interop.hf_perception import PERCEPTION
 from simulator.interop.key_table import json_keys
 from simulator.interop.typed_values import Reader
 from simulator.models.spec import MOST_LAYERS, ModelSpec

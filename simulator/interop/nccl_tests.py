@@ -27,7 +27,8 @@ PROGRAMS = {
     "alltoall": "all_to_all", "alltoallv": "all_to_all", "broadcast": "broadcast", "reduce": "reduce",
     "sendrecv": "send_recv", "gather": "gather", "scatter": "scatter", "hypercube": "all_gather",
 }  # fmt: skip
-_PREFIX = r"^\s*(?:\[?[\w.,\- ]*\]?(?:<\w+>:|:\s))?\s*"
+#: what launchers put before the lines of a rank
+PREFIX = r"^\s*(?:\[?[\w.,\- ]*\]?(?:<\w+>:|:\s))?\s*"
 _PROGRAM = re.compile(r"\b(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf\b")
 _DEVICE = re.compile(r"(?m)(?:#|^)\s*Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)")
 _VERSION = re.compile(r"NCCL version\s+(\d+\.\d+)|nccl-library=(\d)(\d\d)\d\d|nccl[_-](\d+)[._](\d+)", re.IGNORECASE)
@@ -216,7 +217,7 @@ def _columns(words: list[str]) -> tuple[list[str], int]:
 
 
 def _row(line: str, lead: list[str], block: int, place: str) -> list[CollectiveRow]:
-    match = re.match(_PREFIX + r"(\d+)\s+(\d+)\s+([a-z]\w*)\s+(.*)$", line)
+    match = re.match(PREFIX + r"(\d+)\s+(\d+)\s+([a-z]\w*)\s+(.*)$", line)
     if not match:
         return []
     words = match[4].split()

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.program.op import Phase
-from simulator.trace_io.phases import phases
-from simulator.trace_io.steps import step_starts
+from simulator.trace_io.steps import phases, step_starts
 from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, RUNTIME, CollectiveCall, Int64, RankTrace
 
 #: overlap on one stream that is rounding of the clock, not concurrency

@@ -73,7 +73,7 @@ def test_what_was_there_is_kept_where_nothing_can_be_written(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr("simulator.config.writing_files.Path.write_text", full)
+        disk.setattr("simulator.config.text.Path.write_text", full)
         with pytest.raises(ConfigError, match="No space left"):
             write_file(page, "after")
     assert page.read_text() == "before" and os.listdir(tmp_path) == ["page.html"]

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from simulator.interop import open_topology
+from simulator.interop.plan_files import load_plan
 from simulator.plan import ParallelPlan
-from simulator.plan.read_plan import load_plan
 
 SCRIPT = """\
 NNODES=2

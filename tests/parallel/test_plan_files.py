@@ -9,8 +9,8 @@ from simulator.cli.inputs import settings_of
 from simulator.cli.main import app
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import parse_axis, scenario_of
+from simulator.interop.plan_files import load_plan
 from simulator.plan import SETTINGS
-from simulator.plan.read_plan import load_plan
 from simulator.simulation import simulate
 
 

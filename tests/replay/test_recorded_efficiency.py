@@ -9,14 +9,20 @@ import pytest
 from simulator.analysis.usage import analyse
 from simulator.models.layer import Layer, Parameter
 from simulator.plan import ParallelPlan
-from simulator.replay.processor_time import (
+from simulator.replay.recorded_efficiency import (
+    BUCKETS,
+    OTHER,
+    PRODUCTS,
+    SHARDS,
     VIEWS_PER_PROJECTION,
     VIEWS_PER_SHARD,
     VIEWS_PER_TENSOR,
+    Spent,
+    dispatch_of,
+    recorded_spent,
     view_s,
     without_dispatch_ns,
 )
-from simulator.replay.recorded_efficiency import BUCKETS, OTHER, PRODUCTS, SHARDS, Spent, dispatch_of, recorded_spent
 from simulator.replay.recorded_job import as_run_here
 from simulator.trace_io import read
 from simulator.trace_io.reconstruct import reconstruct

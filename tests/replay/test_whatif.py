@@ -17,8 +17,7 @@ from simulator.replay.changes_of_plan import PlanChange
 from simulator.replay.changes_of_ranks import data_parallel, grown, infer_missing
 from simulator.replay.replay_answer import answer_of as to_json
 from simulator.replay.stage_replay import StageMessages
-from simulator.replay.waiting import scale_waiting
-from simulator.replay.what_if import WhatIf, what_if
+from simulator.replay.what_if import WhatIf, scale_waiting, what_if
 from simulator.replay.what_if import what_if as answer
 from simulator.topology import load_topology
 from simulator.topology.device import load_device

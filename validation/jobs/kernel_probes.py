@@ -10,12 +10,11 @@ import torch
 from torch.nn import functional
 
 from simulator.models.layer import AttentionShape, GemmShape, KernelShape, Pass, PointwiseShape, ScanShape
-from validation.jobs.gpu_monitor import GpuMonitor
 from validation.jobs.job_settings import Settings
 from validation.jobs.launch import Launch
 from validation.jobs.model import GptSize
 from validation.jobs.timed_training import size_of
-from validation.jobs.timing import record_steps, synchronize, time_repeated
+from validation.jobs.timing import GpuMonitor, record_steps, synchronize, time_repeated
 from validation.tables.statistics import summarize
 from validation.tables.writing import Row, make_row
 

@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 
 from validation.emulation.collective_calls import collective_call
-from validation.jobs.gpu_monitor import GpuMonitor
 from validation.jobs.job_settings import Settings
 from validation.jobs.launch import Launch
-from validation.jobs.timing import record_steps, synchronize, time_repeated
+from validation.jobs.timing import GpuMonitor, record_steps, synchronize, time_repeated
 from validation.tables.statistics import summarize
 from validation.tables.writing import Row, make_row
 

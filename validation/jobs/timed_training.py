@@ -10,12 +10,11 @@ import torch
 import torch.distributed as dist
 
 from simulator.errors import ConfigError
-from validation.jobs.gpu_monitor import GpuMonitor
 from validation.jobs.installed_trainers import INSTALLED
 from validation.jobs.job_settings import Settings, axis_of
 from validation.jobs.launch import Launch
 from validation.jobs.model import SIZES, GptSize
-from validation.jobs.timing import PhaseClock, record_steps, synchronize
+from validation.jobs.timing import GpuMonitor, PhaseClock, record_steps, synchronize
 from validation.jobs.trainers import STRATEGIES
 from validation.tables.statistics import summarize
 from validation.tables.writing import Row, make_row

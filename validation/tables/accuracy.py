@@ -19,13 +19,12 @@ from simulator.calibration.collectives import read_measured, summed_up
 from simulator.errors import ConfigError, SimulatorError, ThresholdError
 from validation.emulation.judged import groups_of, read_rows
 from validation.emulation.predict import with_prediction
-from validation.tables.accuracy_page import Extras, draw, render
+from validation.tables.accuracy_page import Extras, draw, render, render_residuals
 from validation.tables.many_jobs import processes_here
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import predict_rows, validate
 from validation.tables.reader import MEASUREMENTS, Row, read_table, select
 from validation.tables.residuals import fit_widening, residuals_of, spread_of
-from validation.tables.residuals_page import render_residuals
 from validation.tables.statistics import describe
 
 ROOT = Path(__file__).resolve().parents[2]

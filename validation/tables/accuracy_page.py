@@ -1,7 +1,8 @@
-"""The accuracy page of the documentation, as Markdown."""
+"""Pages of the documentation as Markdown: accuracy with its figure, and every source that is far off with what was found behind it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -9,15 +10,74 @@ from html import escape
 from simulator import __version__
 from simulator.analysis.confidence import LEVEL, Residual, ResidualTable
 from simulator.calibration.robust import Residuals
+from simulator.config import load_yaml
 from simulator.report.grid import Grid
 from validation.emulation.judged import targets_table
-from validation.tables.accuracy_figure import figure, shares_inside
 from validation.tables.error_tables import group_table, markdown, percent, plans_table, reasons_table, rows_table
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation
+from validation.tables.reader import MEASUREMENTS
 from validation.tables.residuals import coverage, noise_floors, residuals_of
 from validation.tables.shares import SharesFit, fit_shares
 from validation.tables.statistics import APART, Group, decisions, describe, group_outcomes
+
+#: promised shares of measurements at which the intervals are judged
+LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
+_SIZE, _MARGIN = 300, 46
+_INK, _FAINT, _DOT = "#444", "#ddd", "#1f6fb2"
+
+
+def shares_inside(table: ResidualTable, residuals: Sequence[Residual]) -> list[tuple[float, float]]:
+    """Return each promised share, and the share of runs inside, their own source left out; every source has the same say."""
+    sources = sorted({residual.source for residual in residuals})
+    found = []
+    for level in LEVELS:
+        inside = [coverage(table, [r for r in residuals if r.source == source], level=level) for source in sources]
+        found.append((level, sum(inside) / len(inside)))
+    return found
+
+
+def figure(outcomes: Sequence[Outcome], shares: Sequence[tuple[float, float]]) -> str:
+    """Draw both panels as SVG."""
+    points = [(o.row.measured, o.predicted) for o in outcomes if o.predicted and o.row.measured]
+    low = math.floor(math.log10(min(min(point) for point in points)))
+    high = math.ceil(math.log10(max(max(point) for point in points)))
+
+    def place(value: float) -> float:
+        return (math.log10(value) - low) / (high - low)
+
+    ticks = [(place(10.0**power), f"{10.0**power:g} s") for power in range(low, high + 1)]
+    shift = math.log10(1.1) / (high - low)
+    dots = [_dot(place(measured), place(predicted), 1.8) for measured, predicted in points]
+    band = [_line(0, shift, 1 - shift, 1, _FAINT), _line(shift, 0, 1, 1 - shift, _FAINT), _line(0, 0, 1, 1, _INK)]
+    left = _panel(0, "predicted (up) against measured: runs never fitted, and 10 % either way", ticks, [*band, *dots])
+    steps = [(level, f"{level:.0%}") for level in (0.0, 0.5, 0.8, 1.0)]
+    curve = [_line(0, 0, 1, 1, _INK), *(_dot(level, inside, 3.5) for level, inside in shares)]
+    right = _panel(_SIZE + 2 * _MARGIN, "runs inside their interval (up) against what it promises", steps, curve)
+    width, height = 2 * _SIZE + 4 * _MARGIN, _SIZE + 2 * _MARGIN
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="10">'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *left, *right, "</svg>", ""])
+
+
+def _panel(x: float, title: str, ticks: Sequence[tuple[float, str]], inside: Sequence[str]) -> list[str]:
+    """Draw a square with a title and the same ticks on both axes."""
+    labels = []
+    for at, text in ticks:
+        labels.append(f'<text x="{at * _SIZE:.1f}" y="{_SIZE + 14}" text-anchor="middle" fill="{_INK}">{text}</text>')
+        labels.append(f'<text x="-4" y="{(1 - at) * _SIZE + 3:.1f}" text-anchor="end" fill="{_INK}">{text}</text>')
+    frame = f'<rect width="{_SIZE}" height="{_SIZE}" fill="none" stroke="{_FAINT}"/>'
+    caption = f'<text y="-10" fill="{_INK}">{title}</text>'
+    return [f'<g transform="translate({x + _MARGIN},{_MARGIN})">', caption, frame, *labels, *inside, "</g>"]
+
+
+def _dot(x: float, y: float, radius: float) -> str:
+    return f'<circle cx="{x * _SIZE:.1f}" cy="{(1 - y) * _SIZE:.1f}" r="{radius}" fill="{_DOT}" fill-opacity="0.5"/>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+    ends = f'x1="{x1 * _SIZE:.1f}" y1="{(1 - y1) * _SIZE:.1f}" x2="{x2 * _SIZE:.1f}" y2="{(1 - y2) * _SIZE:.1f}"'
+    return f'<line {ends} stroke="{colour}"/>'
+
 
 _WORST = 25
 #: groups up to which a table stands open; a longer one is folded by its first column
@@ -323,4 +383,62 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
         "",
         *markdown(("group", "budget"), ([key, percent(budget)] for key, budget in budgets.items())),
     ]
+    return "\n".join(lines)
+
+
+MECHANISMS = MEASUREMENTS / "mechanisms.yaml"
+#: mean absolute error from which a source has to be explained
+FAR_OFF = 0.08
+_SPLITS = ("test", "fit")
+_TIMES = "iteration_time_s"
+
+_OPENING = """# Where it misses, and what is known about it
+
+Written by `python -m validation.tables.accuracy --page`: figures are today's, the words stand in
+`validation/measurements/mechanisms.yaml`. [Accuracy](accuracy.md) gives all errors; this page gives what was found behind every source
+whose whole iterations, or whose cluster's collectives, are more than {far:.0%} off in the mean. Patterns were read on `fit` rows; what
+has no mechanism with a name was left as it is. Error is predicted / measured - 1."""
+
+
+def read_mechanisms() -> dict[str, dict[str, str]]:
+    """Return what is known, by kind (``training``, ``collectives``, ``more``) and by source, cluster or heading."""
+    data, _ = load_yaml(MECHANISMS)
+    return {kind: {str(name): str(text).strip() for name, text in known.items()} for kind, known in data.items()}
+
+
+def far_off(outcomes: Sequence[Outcome], column: str) -> dict[str, list[Group]]:
+    """Return sources (or clusters) whose mean error in either split is large, worst first, with their groups by split."""
+    groups: dict[str, list[Group]] = {}
+    for group in group_outcomes(outcomes, (column, "split")):
+        if group.mean_absolute is not None and group.key["split"] in _SPLITS:
+            groups.setdefault(group.key[column], []).append(group)
+    worst = {name: max(g.mean_absolute or 0.0 for g in found) for name, found in groups.items()}
+    return {name: groups[name] for name in sorted(worst, key=lambda name: -worst[name]) if worst[name] > FAR_OFF}
+
+
+def _section(title: str, first: str, found: Mapping[str, Sequence[Group]], known: Mapping[str, str]) -> list[str]:
+    rows = [
+        [name, f"`{g.key['split']}`", str(g.n), percent(g.mean_absolute), percent(g.median_absolute),
+         percent(g.bias, sign=True)]
+        for name, groups in found.items()
+        for g in sorted(groups, key=lambda group: _SPLITS.index(group.key["split"]))
+    ]  # fmt: skip
+    lines = [f"## {title}", "", *markdown((first, "rows of", "n", "mean", "median", "bias"), rows)]
+    for name in found:
+        lines += [f"### {name}", "", known.get(name, "Nothing is known about it yet."), ""]
+    return lines
+
+
+def render_residuals(found: Validation) -> str:
+    """Return the page."""
+    known = read_mechanisms()
+    times = [o for o in found.outcomes if o.row.kind == "training" and o.row.metric == _TIMES]
+    large = [o for o in found.outcomes if o.row.kind == "collectives" and o.row.key("size_class") == "from 1 MiB"]
+    lines = [
+        *(_OPENING.format(far=FAR_OFF), ""),
+        *_section("Whole iterations", "source", far_off(times, "source"), known["training"]),
+        *_section("Collectives from 1 MiB", "cluster", far_off(large, "topology"), known["collectives"]),
+    ]
+    for title, text in known["more"].items():
+        lines += [f"## {title}", "", text, ""]
     return "\n".join(lines)

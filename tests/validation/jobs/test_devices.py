@@ -11,8 +11,8 @@ from validation.jobs.launch import Launch, find_launch
 
 torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
 
-from validation.jobs.gpu_monitor import GpuMonitor  # noqa: E402
 from validation.jobs.run_command import choose_device, describe_run  # noqa: E402
+from validation.jobs.timing import GpuMonitor  # noqa: E402
 
 
 def launched(by, local_rank=2):

@@ -20,9 +20,8 @@ from simulator.errors import ThresholdError
 from tests.validation.tables.rows import outcome, training_row
 from validation.emulation.judged import groups_of, read_rows
 from validation.emulation.predict import with_prediction
-from validation.tables import accuracy, residuals_page
-from validation.tables.accuracy_figure import figure
-from validation.tables.accuracy_page import Extras, render
+from validation.tables import accuracy, accuracy_page
+from validation.tables.accuracy_page import Extras, figure, render
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation, validate
 from validation.tables.reader import MEASUREMENTS, read_table
@@ -162,14 +161,14 @@ class TestPage:
         good = [outcome(1.01, 1.0, split="test", source="near/one@1") for _ in range(3)]
         bad = [outcome(1.5, 1.0, split="test", source=name) for name in ("far/one@1", "far/two@1")]
         known = {"training": {"far/one": "It is far."}, "collectives": {}, "more": {}}
-        monkeypatch.setattr(residuals_page, "read_mechanisms", lambda: known)
-        page = residuals_page.render_residuals(Validation(outcomes=(*good, *bad), by={}))
+        monkeypatch.setattr(accuracy_page, "read_mechanisms", lambda: known)
+        page = accuracy_page.render_residuals(Validation(outcomes=(*good, *bad), by={}))
         assert "| far/one | `test` | 1 | 50.0% | 50.0% | +50.0% |" in page
         assert "### far/one\n\nIt is far." in page and "### far/two\n\nNothing is known" in page
         assert "near/one" not in page
 
     def test_every_mechanism_is_about_something_that_was_measured(self):
-        known = residuals_page.read_mechanisms()
+        known = accuracy_page.read_mechanisms()
         rows = [row for name in ("training", "collectives") for prefix in ("", "frontier_")
                 for row in read_table(MEASUREMENTS / f"{prefix}{name}.csv")]  # fmt: skip
         assert set(known["training"]) <= {row.key("source") for row in rows if row.kind == "training"}
