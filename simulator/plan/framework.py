@@ -282,6 +282,8 @@ class Framework:
     precision_recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     #: The same of those whose tokens HybridEP carries.
     hybrid_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: What it splits, of the parts of PyTorch that run one by one: each degree and the sharding have one of their own there.
+    splits: Literal["", "batch", "parameters", "tensors", "layers"] = ""
     #: Other names that people type.
     aliases: tuple[str, ...] = ()
 
@@ -444,6 +446,7 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
         Framework(
             name="torch-ddp",
+            splits="batch",
             kernels="hf-eager",
             data_parallel=DDP,
             master_weights=False,
@@ -452,6 +455,7 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
         Framework(
             name="torch-fsdp2",
+            splits="parameters",
             kernels="hf-eager",
             data_parallel=FSDP2,
             stops_recompute_early=True,
@@ -459,9 +463,21 @@ FRAMEWORKS: dict[str, Framework] = {
             clips_gradients=False,
         ),
         Framework(
-            name="torch-tp", kernels="torch-modules", data_parallel=DDP, master_weights=False, clips_gradients=False
+            name="torch-tp",
+            splits="tensors",
+            kernels="torch-modules",
+            data_parallel=DDP,
+            master_weights=False,
+            clips_gradients=False,
         ),
-        Framework(name="torch-pp", kernels="hf-eager", data_parallel=DDP, master_weights=False, clips_gradients=False),
+        Framework(
+            name="torch-pp",
+            splits="layers",
+            kernels="hf-eager",
+            data_parallel=DDP,
+            master_weights=False,
+            clips_gradients=False,
+        ),
         Framework(name="torch-3d", kernels="torch-modules", data_parallel=MEGATRON, overlap=False, fragmentation=0.3),
         Framework(
             name="torch-3d-fused-norm",

@@ -27,7 +27,7 @@ from simulator.analysis.usage import Usage, analyse
 from simulator.errors import ConfigError, TraceError
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
-from simulator.plan import ParallelPlan
+from simulator.plan import FRAMEWORKS, ParallelPlan
 from simulator.replay.recorded_efficiency import (
     Efficiency,
     EfficientCosts,
@@ -92,9 +92,9 @@ class PlanChange:
         """Return the new plan."""
         given = dict(self.settings)
         plan = replace(recorded.without("gpus", "global_batch"), **given)
-        before, after = (_of_torch(one) for one in (recorded, plan))
-        if "framework" not in given and recorded.framework.startswith("torch-") and before != after:
-            given["framework"] = after
+        before, after = (_split_by(one) for one in (recorded, plan))
+        if "framework" not in given and recorded.framework_spec.splits and before != after:
+            given["framework"] = next(name for name, one in FRAMEWORKS.items() if one.splits == after)
         # whether communication overlaps is a matter of the framework
         its_own = ("overlap",) if given.get("framework", recorded.framework) != recorded.framework else ()
         plan = replace(plan.without(*its_own), **given)
@@ -122,13 +122,13 @@ class PlanChange:
         return replace(spec, max_positions=max(spec.max_positions, sequence_length))
 
 
-def _of_torch(plan: ParallelPlan) -> str:
-    """Return what PyTorch itself runs a plan with: a degree or a sharding has a part of its own there."""
+def _split_by(plan: ParallelPlan) -> str:
+    """Return what the part of PyTorch splits that runs a plan, as :attr:`Framework.splits` says it."""
     if plan.shards_parameters:
-        return "torch-fsdp2"
+        return "parameters"
     if plan.tp > 1:
-        return "torch-tp"
-    return "torch-pp" if plan.pp > 1 else "torch-ddp"
+        return "tensors"
+    return "layers" if plan.pp > 1 else "batch"
 
 
 def _widened(spec: ModelSpec, hidden: int) -> ModelSpec:

@@ -402,9 +402,10 @@ def dispatch_of(
 
     Some frameworks fuse query, key and value: products are as many as were recorded for each that was simulated.
     """
-    is_tp, backward = plan.framework == "torch-tp", (PRODUCTS, "backward")
+    splits, backward = plan.framework_spec.splits, (PRODUCTS, "backward")
+    is_tp = splits == "tensors"
     tensors = [one for layer in layers for one in layer.parameters if one.is_tensor_parallel or not is_tp]
-    if plan.framework not in ("torch-tp", "torch-fsdp2") or not tensors:
+    if splits not in ("tensors", "parameters") or not tensors:
         return {}
     per_tensor_s = (VIEWS_PER_TENSOR if is_tp else VIEWS_PER_SHARD) * recorded.view_s
     found = {("optimizer", "optimizer"): per_tensor_s * len(tensors) / plan.pp}

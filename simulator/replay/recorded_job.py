@@ -76,7 +76,7 @@ def as_run_here(plan: ParallelPlan, trace: Trace, given: Mapping[str, Any]) -> P
     ----------
     PyTorch, ``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``: only streams of a device run beside each other.
     """
-    if _on_processors(trace) and plan.framework == "torch-fsdp2" and "overlap" not in given:
+    if _on_processors(trace) and plan.framework_spec.splits == "parameters" and "overlap" not in given:
         return replace(plan, overlap=False)
     return plan
 

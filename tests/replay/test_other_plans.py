@@ -216,6 +216,7 @@ def test_one_rank_without_communication_ran_plain_pytorch():
         ("torch-fsdp2", {"sharding": "none"}, "torch-ddp"),
         ("torch-ddp", {"dp": 4}, "torch-ddp"),
         ("torch-ddp", {"tp": 2, "dp": 1, "framework": "torch-ddp"}, "torch-ddp"),
+        ("torch-3d", {"tp": 2, "dp": 1}, "torch-3d"),
         ("megatron", {"tp": 2, "dp": 1}, "megatron"),
     ],
 )
