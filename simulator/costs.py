@@ -41,7 +41,8 @@ class ModelCosts:
     def __init__(self, topology: Topology, scenario: Scenario) -> None:
         self.topology = topology
         self.scenario = scenario
-        self.kernels = KERNEL_MODELS[scenario.kernels](cuda=scenario.plan.cuda or "")
+        plan = scenario.plan
+        self.kernels = KERNEL_MODELS[scenario.kernels](cuda=plan.cuda or "", is_alone=plan.gpus == 1)
         self.framework = scenario.plan.framework_spec
         chosen = scenario.plan.attention_kernel
         self.flash = chosen if chosen and chosen.startswith("flash") else self.framework.flash

@@ -30,9 +30,11 @@ class KernelModel(Protocol):
     ----------
     cuda : str
         CUDA release of the libraries that run; empty for a current one.
+    is_alone : bool
+        Whether the other GPUs of the node rest.
     """
 
-    def __init__(self, *, cuda: str = "") -> None: ...
+    def __init__(self, *, cuda: str = "", is_alone: bool = False) -> None: ...
 
     def duration_s(self, shape: KernelShape, device: Device) -> float:
         """Seconds that the kernel occupies its stream."""

@@ -20,6 +20,8 @@ class Conditions:
     #: How long one run of the kernel may take before the power limit shows in a benchmark that repeats it a fixed
     #: number of times; 0 where the power limit always acts, as in a job that runs for hours.
     burst_s: float = 0.0
+    #: Whether the other GPUs of the node rest: the board is cooler than those of a node at work.
+    is_alone: bool = False
     #: What the timing itself adds: events, and a stream that starts from idle.
     overhead_s: float = 0.0
     #: Whether the L2 cache is flushed before the kernel.
@@ -52,12 +54,13 @@ CONDITIONS: dict[str, Conditions] = {
     c.name: c
     for c in (
         Conditions(name="training"),
+        Conditions(name="training_alone", is_alone=True),
         Conditions(name="benchmark", burst_s=0.6e-3, overhead_s=1e-6),
         Conditions(name="graph_replay", burst_s=0.85e-3),
         Conditions(name="graph_replay_throttled", burst_s=0.85e-3, power_share=0.8),
         Conditions(name="events_flushed", burst_s=0.3e-3, overhead_s=3.2e-6, is_cold=True),
         Conditions(name="autograd_flushed", burst_s=0.3e-3, overhead_s=20e-6, is_cold=True),
-        Conditions(name="profiler"),
+        Conditions(name="profiler", is_alone=True),
         Conditions(name="repeated", burst_s=0.6e-3, repeats=True),
         Conditions(name="inference_prefill", burst_s=0.85e-3, overhead_s=4e-6, cache_copies=2.0),
     )

@@ -228,7 +228,8 @@ def gemm_times_s(columns: GemmColumns, device: Device, constants: GemmConstants,
     adding = c.split_s + parts_bytes / (c.split_bandwidth * device.memory_bandwidth_bytes_per_s)
     unlimited = (body + np.where(split > 1.0, adding, 0.0)).min(axis=1)
     n_flops = 2.0 * columns.m * columns.n * columns.k * columns.batch
-    joules_per_flop = c.joules_per_flop * (1.0 if conditions.burst_s else c.sustained_energy)
+    is_cool = conditions.burst_s or conditions.is_alone
+    joules_per_flop = c.joules_per_flop * (1.0 if is_cool else c.sustained_energy)
     energy = n_flops * columns.flop_energy * joules_per_flop + n_bytes * c.joules_per_byte
     return c.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.sustained_power_w)
 

@@ -92,9 +92,13 @@ class RooflineKernels:
         What surrounds the kernels; the default is a training job.
     cuda : str
         CUDA release of the matrix libraries; empty for a current one.
+    is_alone : bool
+        Whether a training job is one GPU's, and the others of its node rest.
     """
 
-    def __init__(self, conditions: str | Conditions = "training", *, cuda: str = "") -> None:
+    def __init__(self, conditions: str | Conditions = "training", *, cuda: str = "", is_alone: bool = False) -> None:
+        if conditions == "training" and is_alone:
+            conditions = "training_alone"
         if isinstance(conditions, str):
             if conditions not in CONDITIONS:
                 raise ConfigError(f"conditions '{conditions}' are unknown", hint=f"one of {', '.join(CONDITIONS)}")
