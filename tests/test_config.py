@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -5,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
+from ruamel.yaml import YAML
 
 from simulator.config import (
     Bandwidth,
@@ -12,10 +14,12 @@ from simulator.config import (
     Time,
     load_spec,
     load_yaml,
+    names,
     near_misses,
     parse_yaml,
     resolve_name,
     validate,
+    yaml_nodes,
 )
 from simulator.errors import ConfigError
 
@@ -187,3 +191,48 @@ def test_a_name_that_no_file_system_takes_is_no_name():
         with pytest.raises(ConfigError, match="no such file") as caught:
             resolve_name("x" * length, "devices")
         assert len(str(caught.value)) < 2000
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A folder of shipped files beside which what they say may be kept."""
+    folder = tmp_path / "network"
+    folder.mkdir()
+    monkeypatch.setattr(names, "data_folders", lambda kind: [tmp_path / kind])
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "kept"))
+    return folder
+
+
+def test_what_a_shipped_file_says_is_kept_until_its_text_changes(shipped, monkeypatch):
+    file = shipped / "one.yaml"
+    file.write_text("a: 1\nb: [x, 2.5]  # c\n")
+    assert load_yaml(file)[0] == {"a": 1, "b": ["x", 2.5]}
+    with monkeypatch.context() as context:
+        context.setattr(yaml_nodes, "construct", None)  # nothing is parsed again
+        data, locator = load_yaml(str(file))
+    assert data == {"a": 1, "b": ["x", 2.5]}
+    assert str(locator.value(("b", 1))) == f"{file}:2:8"
+    file.write_text("a: 3\n")
+    assert load_yaml(file)[0] == {"a": 3}
+    (kept,) = (shipped.parent / "kept").rglob("*.read")
+    for broken in ("", "{}", "[1]", '{"text": "a: 3\\n"}', '{"text": "a: 2\\n", "data": 1}'):
+        kept.write_text(broken)
+        assert load_yaml(file)[0] == {"a": 3}
+
+
+@pytest.mark.parametrize("text", ["1: one\n", "a: 2001-02-03\n"])
+def test_what_json_does_not_say_is_not_kept(shipped, text):
+    (shipped / "one.yaml").write_text(text)
+    first, second = load_yaml(shipped / "one.yaml")[0], load_yaml(shipped / "one.yaml")[0]
+    assert first == second == YAML(typ="safe", pure=True).load(text)
+    assert not list(shipped.parent.rglob("*.read"))
+
+
+def test_nothing_is_kept_of_a_users_file_or_where_python_keeps_nothing(shipped, monkeypatch):
+    for place in (shipped, shipped.parent):
+        (place / "one.yaml").write_text("a: 1\n")
+    assert load_yaml(shipped.parent / "one.yaml")[0] == {"a": 1}
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert load_yaml(shipped / "one.yaml")[0] == {"a": 1}
+    assert not list(shipped.parent.rglob("*.read"))

@@ -242,7 +242,8 @@ CPU time and memory on one core, each run in a process of its own. *Simulation* 
 _IRREGULAR = """
 ## Irregular machines and plans
 
-CPU time of the whole command, the interpreter's start included, with modules compiled before, as they are once installed.
+CPU time of the whole command, the interpreter's start included, with modules and shipped tables compiled before, as
+they are from the second run on.
 
 | run | CPU time | goal | peak memory | goal |
 | --- | ---: | ---: | ---: | ---: |

@@ -48,6 +48,12 @@ def data_folders(kind: str) -> list[Path]:
     return [folder for folder in candidates if folder.is_dir()]
 
 
+def is_shipped(path: str | Path) -> bool:
+    """Whether a file is one of the shipped ones of any kind."""
+    folder = Path(path).parent
+    return folder in data_folders(folder.name)
+
+
 def shipped_names(kind: str) -> list[str]:
     """Names of the shipped files of a kind, sorted."""
     return sorted({file.stem for folder in data_folders(kind) for file in folder.glob("*.yaml")})

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-
+from simulator.config.names import is_shipped
 from simulator.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ruamel.yaml.nodes import Node
 
 Key = str | int
 KeyPath = tuple[Key, ...]
@@ -24,8 +26,6 @@ KeyPath = tuple[Key, ...]
 MOST_BYTES = 256 * 2**20
 #: digits of a number in a file; beyond, arithmetic on floats overflows and nothing can be meant
 MOST_DIGITS = 40
-#: what aliases and merge keys of YAML may add to the nodes that are written
-MOST_ALIASED = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +85,11 @@ class Locator:
         """Note all places, of a parsed document or of the text; a second call does nothing."""
         if not self._scanned:
             self._scanned = True
-            document = self._compose() if root is None else root
-            if document is not None:
-                self._visit(document, ())
+            from simulator.config.yaml_nodes import compose, note_places
 
-    def _compose(self) -> Node | None:
-        """JSON is YAML but for tabs between tokens; where it is not, nothing has a place."""
-        try:
-            return composer().compose(io.StringIO(self.text.replace("\t", " ")))  # type: ignore[no-any-return]
-        except (YAMLError, ValueError, RecursionError):
-            return None
+            document = compose(self.text) if root is None else root
+            if document is not None:
+                note_places(document, (), self.file, self._keys, self._values, self.duplicates)
 
     def _layers(self) -> Iterator[Locator]:
         layer: Locator | None = self
@@ -102,28 +97,6 @@ class Locator:
             layer.scan()
             yield layer
             layer = layer.base
-
-    def _place(self, node: Node) -> Place:
-        start, end = node.start_mark, node.end_mark
-        width = end.column - start.column if end.line == start.line else 1
-        return Place(file=self.file, line=start.line + 1, column=start.column + 1, width=max(1, width))
-
-    def _visit(self, node: Node, path: KeyPath) -> None:
-        self._values[path] = self._place(node)
-        if isinstance(node, MappingNode):
-            for key_node, value_node in node.value:
-                child = (*path, str(key_node.value))
-                if child in self._keys and key_node.value != "<<":
-                    self.duplicates.append((child, self._place(key_node)))
-                self._keys[child] = self._place(key_node)
-                self._visit(value_node, child)
-                if (
-                    value_node.start_mark.index == value_node.end_mark.index
-                ):  # a value left out is found behind the next line
-                    self._values[child] = self._keys[child]
-        elif isinstance(node, SequenceNode):
-            for index, item in enumerate(node.value):
-                self._visit(item, (*path, index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +137,6 @@ def dotted_path(path: KeyPath) -> str:
     return text
 
 
-def composer() -> YAML:
-    """Return a YAML 1.2 reader that leaves duplicate keys to :class:`Locator`, which finds all of them."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.allow_duplicate_keys = True
-    return yaml
-
-
 def read_text(path: str | Path) -> str:
     """Read a user's file."""
     try:
@@ -184,8 +150,31 @@ def read_text(path: str | Path) -> str:
 
 
 def load_yaml(path: str | Path) -> tuple[Any, Locator]:
-    """Read a YAML (1.2) or JSON file as plain data, with the finder of positions."""
-    return parse_yaml(read_text(path), str(path), as_json=str(path).endswith(".json"))
+    """Read a YAML (1.2) or JSON file as plain data, with the finder of positions.
+
+    What a shipped file says is kept beside Python's compiled modules, and read from there as long as its text is the same.
+    """
+    text = read_text(path)
+    if not is_shipped(path):
+        return parse_yaml(text, str(path), as_json=str(path).endswith(".json"))
+    kept = Path(cache_from_source(str(path))).with_suffix(".read")
+    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+        known = json.loads(kept.read_text(encoding="utf-8"))
+        if known["text"] == text:
+            return known["data"], Locator(str(path), text)
+    data, locator = parse_yaml(text, str(path))
+    if not sys.dont_write_bytecode:
+        _keep(kept, text, data)
+    return data, locator
+
+
+def _keep(file: Path, text: str, data: Any) -> None:
+    """Write down what a text says where that is possible, and JSON can say it."""
+    with suppress(OSError, ValueError, TypeError, ConfigError):
+        content = json.dumps({"text": text, "data": data}, allow_nan=False)
+        if json.loads(content)["data"] == data:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_file(file, content)
 
 
 def parse_yaml(text: str, name: str, *, as_json: bool = False, later_wins: bool = False) -> tuple[Any, Locator]:
@@ -197,7 +186,12 @@ def parse_yaml(text: str, name: str, *, as_json: bool = False, later_wins: bool 
         Whether of a key that stands twice the later counts, as many tools' readers have it.
     """
     locator = Locator(name, text)
-    data = _parse_json(text, locator) if as_json else _parse_yaml(text, locator, later_wins=later_wins)
+    if as_json:
+        data = _parse_json(text, locator)
+    else:
+        from simulator.config.yaml_nodes import construct
+
+        data = construct(text, locator, later_wins=later_wins)
     if locator.duplicates and not later_wins:
         raise_faults(
             [Fault(place=place, path=path, message="key appears twice") for path, place in locator.duplicates],
@@ -240,70 +234,6 @@ def _finite(text: str) -> float:
 
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number of JSON")
-
-
-def _check_bounds(root: Node, file: str) -> None:
-    """Refuse what aliases blow up, what refers to itself, and numbers that cannot be meant."""
-    sizes: dict[int, int] = {}
-
-    def size(node: Node) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = 0  # while its parts are counted
-            parts = [one for pair in node.value for one in pair] if isinstance(node, MappingNode) else node.value
-            is_group = isinstance(node, MappingNode | SequenceNode)
-            if not is_group and node.tag in _NUMBERS:
-                _check_number(node, file)
-            sizes[id(node)] = 1 + sum(size(part) for part in parts) if is_group else 1
-        elif not sizes[id(node)]:
-            raise ConfigError(f"{file}:{node.start_mark.line + 1}:1: refers to itself")
-        return sizes[id(node)]
-
-    if size(root) > len(sizes) + MOST_ALIASED:
-        raise ConfigError(f"{file}: its aliases repeat more than {MOST_ALIASED} values")
-
-
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-
-
-def _check_number(node: Node, file: str) -> None:
-    text = str(node.value).replace("_", "").lower()
-    is_bounded = len(text) <= MOST_DIGITS and "inf" not in text and "nan" not in text
-    if not is_bounded or ("e" in text and "0x" not in text and not math.isfinite(float(text))):
-        place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
-        raise ConfigError(f"{place}: {text[:20]!r} is not a number that can be meant")
-
-
-def _keep_later(node: Node) -> None:
-    """Leave out of all mappings what a later key of the same name replaces."""
-    if isinstance(node, MappingNode):
-        last = {key.value if isinstance(key, ScalarNode) else id(key): (key, value) for key, value in node.value}
-        node.value = list(last.values())
-        for _, value in node.value:
-            _keep_later(value)
-    elif isinstance(node, SequenceNode):
-        for value in node.value:
-            _keep_later(value)
-
-
-def _parse_yaml(text: str, locator: Locator, *, later_wins: bool = False) -> Any:
-    yaml = composer()
-    try:
-        root = yaml.compose(io.StringIO(text))
-        if root is None:
-            return None
-        _check_bounds(root, locator.file)
-        locator.scan(root)
-        if later_wins and locator.duplicates:
-            _keep_later(root)
-        return yaml.constructor.construct_document(root)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        place = Place(file=locator.file, line=line, column=column)
-        message = f"not YAML: {error.problem or error.context}"
-        raise_faults([Fault(place=place, path=(), message=message)], locator)
-    except (YAMLError, ValueError, RecursionError, TypeError) as error:  # TypeError: a list or a mapping as a key
-        raise ConfigError(f"{locator.file}: not YAML: {str(error).splitlines()[0]}") from None
 
 
 #: what begins a formula in a spreadsheet
