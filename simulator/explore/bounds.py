@@ -115,6 +115,9 @@ class Bounds:
         # their contents takes longer than the answer; each value keeps its key alive, and all go with this object.
         self._layer_times: dict[tuple[object, ...], tuple[Layer, LayerTime]] = {}
         self._meshes: dict[tuple[object, ...], Mesh] = {}
+        self._mesh_of: dict[int, tuple[ParallelPlan, Mesh]] = {}
+        self._found_s: dict[tuple[int, str], tuple[Layout, float]] = {}
+        self._settings: dict[int, tuple[ParallelPlan, bool, tuple[object, ...]]] = {}
         self._communicators: dict[tuple[int, ...], Communicators] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[int, ...], ...]] = {}
         self._passes: dict[tuple[object, ...], tuple[object, tuple[float, float]]] = {}
@@ -134,22 +137,15 @@ class Bounds:
 
     def mesh(self, plan: ParallelPlan) -> Mesh:
         """Return the mesh of a plan, shared by all plans with the same groups."""
-        shards = Mesh(plan, self.topology.gpus_per_node).sharding_group
-        key = (
-            plan.dp,
-            plan.tp,
-            plan.pp,
-            plan.cp,
-            plan.ep,
-            plan.expert_tp,
-            shards,
-            plan.sharding,
-            plan.secondary_group,
-            plan.rank_order,
-        )
-        if key not in self._meshes:
-            self._meshes[key] = Mesh(plan, self.topology.gpus_per_node)
-        return self._meshes[key]
+        known = self._mesh_of.get(id(plan))
+        if known is None:
+            mesh = Mesh(plan, self.topology.gpus_per_node)
+            key = (
+                plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.expert_tp, mesh.sharding_group, plan.sharding,
+                plan.secondary_group, plan.rank_order,
+            )  # fmt: skip
+            known = self._mesh_of[id(plan)] = plan, self._meshes.setdefault(key, mesh)
+        return known[1]
 
     def communicators(self, plan: ParallelPlan, stage: int) -> Communicators:
         """Return the groups of a stage; where they do not all lie alike, those of its first rank."""
@@ -214,6 +210,16 @@ class Bounds:
 
     def quick_s(self, layout: Layout) -> float:
         """Return a bound from kernels alone: stages, filling and draining, and the host."""
+        return self._once(layout, "quick", self._quick_s)
+
+    def _once(self, layout: Layout, name: str, bound: Callable[[Layout], float]) -> float:
+        """Return a bound that a search asks for again when it looks for lean plans."""
+        known = self._found_s.get((id(layout), name))
+        if known is None:
+            known = self._found_s[id(layout), name] = layout, bound(layout)
+        return known[1]
+
+    def _quick_s(self, layout: Layout) -> float:
         plan = layout.plan
         if not layout.schedule.ends_with_first_chunk:
             return 0.0
@@ -242,10 +248,14 @@ class Bounds:
         is late: of two that run side by side and slow each other down the later one ends no sooner if one of them is delayed, as
         long as the shares of their speeds that they keep add up to more than one.
         """
-        return max(self.full_s(layout), self.full_s(layout, runs_passes=True))
+        runs_s = self._once(layout, "run", lambda layout: self._bound_s(layout, runs_passes=True))
+        return max(self.full_s(layout), runs_s)
 
-    def full_s(self, layout: Layout, *, runs_passes: bool = False) -> float:
+    def full_s(self, layout: Layout) -> float:
         """Return the bound with communication and the end of the step."""
+        return self._once(layout, "full", lambda layout: self._bound_s(layout, runs_passes=False))
+
+    def _bound_s(self, layout: Layout, *, runs_passes: bool) -> float:
         plan = layout.plan
         durations = self.durations()
         ends = {0, plan.pp - 1}
@@ -254,9 +264,10 @@ class Bounds:
         first_backward_s = (
             self._pass_s(layout, 0, 0, "B", durations)[0] if layout.schedule.ends_with_first_chunk else 0.0
         )
-        fill_s = drain_s = latest_s = 0.0
+        fill_s = drain_s = latest_s = work_s = host_s = 0.0
         for stage in range(plan.pp):
-            work_s, host_s = self._work_s(layout, stage, durations, runs_passes=runs_passes)
+            if not self._works_as_before(layout, stage):
+                work_s, host_s = self._work_s(layout, stage, durations, runs_passes=runs_passes)
             own_s = fill_s + work_s
             through_s = own_s + drain_s
             through_data_s = data[0].after_backward_s(through_s, first_backward_s, is_own=stage == 0)
@@ -276,6 +287,16 @@ class Bounds:
                     drain_s += backward_s + self._transfer_s(plan, stage + 1, stage)
         step_s = max(self._step_s(layout, stage, durations) + data[stage].after_step_s for stage in ends)
         return SLACK * (latest_s + norm_s + step_s)
+
+    def _works_as_before(self, layout: Layout, stage: int) -> bool:
+        """Tell whether the passes of a stage, and the messages between them, take what those of the stage before it do."""
+        plan, chunks = layout.plan, layout.chunks
+        is_between = 1 < stage < plan.pp - 1 and layout.placement.layout == "loop"
+        if not (is_between and layout.schedule.ends_with_first_chunk and self._settings_of(plan)[0]):
+            return False
+        to_next = self._transfer_s(plan, stage, stage + 1) == self._transfer_s(plan, stage - 1, stage)
+        to_last = self._transfer_s(plan, stage, stage - 1) == self._transfer_s(plan, stage - 1, stage - 2)
+        return to_next and to_last and chunks[stage] == chunks[stage - 1]
 
     def _last_backward_s(self, layout: Layout, stage: int, durations: Durations) -> float:
         return self._pass_s(layout, stage, 0, "B", durations)[0] if layout.schedule.ends_with_first_chunk else 0.0
@@ -339,18 +360,21 @@ class Bounds:
 
     def _pass_key(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> tuple[object, ...]:
         """Return what the times of a pass depend on."""
-        plan, mesh = layout.plan, self.mesh(layout.plan)
-        is_whole = plan.tp * mesh.n_replicas % self.topology.gpus_per_node == 0 and mesh.has_outermost_stages
-        return (
-            tuple(map(id, layout.chunks[stage][chunk])),
-            kind,
-            id(mesh),
-            0 if is_whole and self._is_uniform(plan) else stage,
-            plan.sequence_parallel,
-            plan.asynchronous_tp,
-            (plan.context_exchange, plan.cp_load_balance),
-            (plan.moe_dispatcher, plan.moe_fp8_dispatch, plan.moe_shared_expert_overlap, plan.dispatcher_sms),
-        )
+        is_alike, settings = self._settings_of(layout.plan)
+        return (tuple(map(id, layout.chunks[stage][chunk])), kind, 0 if is_alike else stage, settings)
+
+    def _settings_of(self, plan: ParallelPlan) -> tuple[bool, tuple[object, ...]]:
+        """Return whether passes of equal layers take the same time on all stages, and what else of a plan they depend on."""
+        known = self._settings.get(id(plan))
+        if known is None:
+            mesh = self.mesh(plan)
+            is_whole = plan.tp * mesh.n_replicas % self.topology.gpus_per_node == 0 and mesh.has_outermost_stages
+            settings = (
+                id(mesh), plan.sequence_parallel, plan.asynchronous_tp, plan.context_exchange, plan.cp_load_balance,
+                plan.moe_dispatcher, plan.moe_fp8_dispatch, plan.moe_shared_expert_overlap, plan.dispatcher_sms,
+            )  # fmt: skip
+            known = self._settings[id(plan)] = plan, is_whole and self._is_uniform(plan), settings
+        return known[1:]
 
     def _n_alone(self, layout: Layout, stage: int, kind: Kind) -> int:
         """Return how many passes of a chunk nothing outside touches for certain: not the first forward and the last backward."""
