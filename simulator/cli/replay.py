@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.cli.options import Flag, Number, Ranks, Switch, Text, Texts, with_flags
@@ -40,6 +41,7 @@ _FLAGS: dict[str | None, dict[str, Flag]] = {
         "message": Flag(Text, "Stage times: time of a message, or its size with --topology."),
         "as_format": Flag(Text, "Read the files as this format.", "--as"),
         "trace": Flag(Text, "Write simulated beside measured (.pftrace, .json, .tar) or alone (.et, folder)."),
+        "report": Flag(Text, "Write a page with pictures (.html), or the pictures alone (.svg, .png).", "--report", "--plot"),
         "json_output": Flag(bool, "Print one JSON document and nothing else.", "--json"),
     },
     "Another plan or model": {
@@ -62,11 +64,14 @@ def replay(traces: Paths, **options: Any) -> None:
     from simulator.replay.replay_answer import answer_of
     from simulator.replay.what_if import what_if
     from simulator.replay.written import check_target, write_outcome
+    from simulator.report.page import check_page
     from simulator.trace_io import read
 
-    trace = options["trace"]
+    trace, report = options["trace"], options["report"]
     if trace:
         check_target(trace, traces)
+    if report:
+        check_page(report)
     run = read(traces, as_format=options["as_format"], progress=show_progress())
     what = _what_if(run, options)
     found = what_if(run, what, schedule=options["schedule"], messages=_messages(options["message"]))
@@ -78,6 +83,11 @@ def replay(traces: Paths, **options: Any) -> None:
     if trace:
         write_outcome(found, trace)
         print(f"wrote {trace}", file=sys.stderr)
+    if report:
+        from simulator.report.replay_page import replay_page
+
+        files = replay_page(document, found.timeline, ", ".join(Path(path).name for path in traces)).save(report)
+        print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
 
 
 def _seconds(text: str | None) -> float:
@@ -226,49 +236,18 @@ def _straggler(text: str) -> tuple[int, float, float]:
 
 
 def _print(document: Mapping[str, Any]) -> None:
-    from simulator.units import format_time
+    from simulator.cli.shared import say
+    from simulator.report.replay_page import headline, replay_tables
+    from simulator.report.terminal import print_grid
 
     ranks = document.get("recorded_ranks")
     recorded = "" if ranks is None else f", {len(ranks)} recorded"
     print(f"{document['format']} trace of {document['world_size']} ranks{recorded}")
-    measured, simulated = document["measured_iteration_time_s"], document["iteration_time_s"]
-    known = "" if measured is None else f"measured {format_time(measured)}   "
-    print(f"iteration   {known}replayed {format_time(simulated)}")
-    if "message_s" in document:
-        compute, message = format_time(document["compute_only_s"]), format_time(document["message_s"])
-        error = document["relative_error"]
-        known = "error       " + (f"{error:+.2%}   " if error is not None else "not known, that did not run   ")
-        print(f"{known}a message takes {message}; without any {compute}")
-    if "explained" in document:
-        _print_plan(document)
-    if "identity_error" in document:
-        print(f"identity    largest error of a step {document['identity_error']:.2%}")
-        print(f"speedup     {document['speedup']:.4g}")
-        sure = document["confidence"]
-        if sure is not None:
-            print(f"between     {format_time(sure['low_s'])} and {format_time(sure['high_s'])}: {sure['basis']}")
-        for name, seconds in document["breakdown"].items():
-            before = document["measured_breakdown"][name]
-            words = name.removesuffix("_s").replace("_", " ")
-            print(f"{words:<25} measured {format_time(before):>9}   replayed {format_time(seconds):>9}")
-        kinds = ", ".join(f"{row['kind']} {format_time(row['seconds'])}" for row in document["critical_path"]["kinds"])
-        print(f"critical path: {kinds}")
+    for label, text in headline(document):
+        say(f"{label} {text}")
+    for grid in replay_tables(document):
+        print()
+        print_grid(grid)
+    print()
     for note in document["notes"]:
-        print(f"note: {note}")
-
-
-def _print_plan(document: Mapping[str, Any]) -> None:
-    from simulator.plan import ParallelPlan
-    from simulator.units import format_time
-
-    unsaid = {key: "default" if value is None else value for key, value in ParallelPlan().to_dict().items()}
-    before, after = unsaid | document["recorded_plan"], unsaid | document["plan"]
-    for key in {**document["recorded_plan"], **document["plan"]}:
-        old, new = before[key], after[key]
-        print(f"{key:<18} {old}" + (f" -> {new}" if new != old else ""))
-    print(f"speedup     {document['speedup']:.4g}")
-    sure = document["confidence"]
-    print(f"between     {format_time(sure['low_s'])} and {format_time(sure['high_s'])}: {sure['basis']}")
-    for row in document["parts"]:
-        times = [format_time(row[f"{name}_s"]) for name in ("recorded", "modelled", "new")]
-        print(f"{row['part']:<28} recorded {times[0]:>9}   by the models {times[1]:>9}   new {times[2]:>9}")
+        say(f"note: {note}")

@@ -34,6 +34,7 @@ from simulator.replay.operator_replay import OperatorReplay, replay_operators
 from simulator.replay.recorded_job import as_run_here, recorded_job, tells_model, typical_cluster
 from simulator.replay.replayed import Replay, replay
 from simulator.replay.stage_replay import StageMessages, StageReplay, regrouped, replay_stages, stage_times_of
+from simulator.timeline import Timeline
 from simulator.topology import LINK_KINDS, Topology
 from simulator.topology.device import Device
 from simulator.trace_io.reconstruct import Reconstruction, noted, reconstruct
@@ -313,6 +314,12 @@ class Outcome:
         """Seconds per step of the replay that was asked for, in steady state."""
         assert self.identity is not None, "stage times have no operations"
         return self.result.iteration_s(self.identity)
+
+    @property
+    def timeline(self) -> Timeline:
+        """What the replay that was asked for runs, from its start."""
+        other = self.stages or self.operators or self.planned
+        return self.result.timeline if other is None else other.timeline
 
     @property
     def result(self) -> Replay:

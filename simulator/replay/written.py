@@ -34,9 +34,8 @@ def write_outcome(found: Outcome, path: str) -> None:
 
 
 def _write_as(found: Outcome, path: str) -> None:
-    timed = found.stages or found.operators or found.planned
-    if timed is not None:
-        write(timed.timeline, path)
+    if found.identity is None:
+        write(found.timeline, path)
     elif path.endswith((".et", "/")) or not Path(path).suffix:
         write_trace(found.result.simulated, path, "chakra" if path.endswith(".et") else "kineto")
     else:

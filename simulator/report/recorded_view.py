@@ -281,7 +281,9 @@ def recorded_page(found: RecordedTable, source: str = "") -> Report:
         parts.append(folded(Grid(rest, columns, cells[_SHOWN:], n_text, texts)))
     sections = [Section("rows", "Rows", "All rows", parts)]
     if rows:
-        pictures = [_chart(title, rows, names, {key: words(key) for key in drawn if key in rows[0]})] if drawn else []
+        pictures = (
+            [row_chart(title, rows, names, {key: words(key) for key in drawn if key in rows[0]})] if drawn else []
+        )
         pictures += _curves(found["curves"])
         if found["map"] is not None:
             pictures.append(_map(found["map"]))
@@ -358,7 +360,7 @@ def _label(row: Mapping[str, Any], names: Sequence[str]) -> str:
     return cut((" " if names[0] == "group" else ", ").join(words), _LABEL)
 
 
-def _chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], drawn: Mapping[str, str]) -> Chart:
+def row_chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], drawn: Mapping[str, str]) -> Chart:
     """Bars, one per row, in the order of the table, below their names, so that a phone has room for both."""
     n_rows, rows = len(rows), rows[:_BARS]
     is_pair, kind = "simulated_s" in drawn, _kind(next(iter(drawn)))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 
 import pytest
+
+from simulator.units import format_time
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 OWN = Path(__file__).resolve().parents[2] / "traces"
@@ -141,3 +144,33 @@ def test_another_plan_is_printed_beside_what_the_recorded_one_leaves_out(simulat
 def test_a_straggler_takes_some_times_as_long(simulate, factor):
     code, _, err = simulate("replay", OWN / "tiny-ddp-2", "--add-straggler", f"0:{factor}")
     assert (code, f"--add-straggler 0:{factor}" in err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("trace", "options", "words"),
+    [
+        (
+            OWN / "tiny-ddp-2",
+            ("--add-straggler", "1:10ms"),
+            ("Where a step goes", "Critical path", "Every step of every rank"),
+        ),
+        (OWN / "tiny-ddp-2", ("--set", "cp=2"), ("What changes in the plan", "1 -&gt; 2", "the same by the models")),
+        pytest.param(SHARED / "zeus-perseus", (), ("Iterations", "a message takes"), marks=needs_shared),
+    ],
+)
+def test_a_replay_has_a_page(simulate, tmp_path, trace, options, words):
+    """It says what the terminal says, holds the whole answer, and has the timeline of the replay."""
+    page = tmp_path / "page.html"
+    code, out, err = simulate("replay", trace, *options, "--report", page, "--json")
+    html, document = page.read_text(), json.loads(out)
+    assert (code, f"wrote {page}" in err) == (0, True)
+    for word in (
+        *words,
+        "replayed iteration",
+        format_time(document["iteration_time_s"]),
+        *map(escape, document["notes"]),
+    ):
+        assert word in html
+    assert json.loads(html.split('id="answer">')[1].split("</script>")[0].replace("<\\/", "</")) == document
+    assert 'data-streams="timeline"' in html
+    assert simulate("replay", trace, "--report", tmp_path / "no" / "page.html")[0] == 3
