@@ -120,6 +120,22 @@ def test_attention_stays_within_packed_documents():
     assert longer == whole
 
 
+@pytest.mark.parametrize("modules", [(), ("attention",)])
+def test_documents_that_do_not_fill_a_sequence_lose_no_token(modules):
+    """4,096 tokens hold 21 documents of 190 and a rest; the projection behind attention multiplies all of them."""
+    setting = Setting(
+        micro_batch=2,
+        sequence_length=4096,
+        document_length=190,
+        kernels="fused",
+        precision="fp8",
+        narrow_modules=modules,
+    )
+    layers = build_model(small("llama2-7b"), setting).layers
+    found = {i.name: i.m for i in layers[1].forward if type(i).__name__ == "GemmShape"}
+    assert found["qkv"] == found["attention_output"] == found["mlp_down"] == 2 * 4096
+
+
 @given(st.lists(st.integers(64, 1024), min_size=2, max_size=40))
 def test_documents_of_several_lengths_cost_the_sum_of_their_squares(lengths):
     """Mean and spread are enough: tokens times the attended length is the sum of the squares."""

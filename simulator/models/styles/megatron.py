@@ -181,7 +181,7 @@ class Fused(Megatron):
         narrow = replace(shape, dtype="mxfp8" if is_blocked else "fp8")
         cast, written = ("quantize_mxfp8", 2 * (1 + 1 / 32)) if is_blocked else ("quantize", 1.0)
         n_inputs = q.n_elements + k.n_elements + v.n_elements
-        n_rows = shape.batch * shape.heads * shape.seq_q
+        n_rows = q.n_elements // (q.n_elements // (shape.batch * shape.heads * shape.seq_q))
         n_out = n_rows * (v.n_elements // (shape.batch * shape.kv_heads * shape.seq_q))
         return self.tape.record(
             [q, k, v],

@@ -196,6 +196,24 @@ class TestPredicting:
         assert case.spec.mtp_layers == 1
         assert any("launch script" in note for note in assumed)
 
+    @pytest.mark.parametrize(
+        ("model", "release", "expected"),
+        [
+            ("nemotron-h-56b", "v25.05", {"asynchronous_tp": False, "cuda_graphs": None}),
+            ("nemotron-h-56b", "v25.08.02", {"asynchronous_tp": True, "cuda_graphs": "full_iteration"}),
+            ("grok1-314b", "v25.05.05", {"asynchronous_tp": True, "moe_capacity_factor": 1.0, "moe_pad_to_capacity": True}),
+        ],
+    )  # fmt: skip
+    def test_performance_mode_of_nemo_is_what_scripts_take_of_it(self, model, release, expected):
+        """NVIDIA/NeMo at 7a8f1cc7 and 9244b1ec, scripts/performance/llm: pretrain_nemotronh_56b.py and pretrain_grok1_314b.py."""
+        row = training_row(
+            source="NVIDIA/dgxc-benchmarking@v:x", model=model, release=release, topology="dgx-h100", gpus="128", dp="", tp="8",
+            micro_batch="1", global_batch="384", seq_len="8192", fsdp="0", layers="", hidden="", heads="", recompute="", framework="",
+            precision="fp8_ds", ep="1",
+        )  # fmt: skip
+        plan = case_of(row)[0].plan
+        assert {key: getattr(plan, key) for key in expected} == expected
+
     def test_nemotron_3_super_predicts_two_further_tokens(self):
         """NVIDIA-NeMo/Megatron-Bridge, recipes/nemotronh/nemotron_3_super.py (mtp_num_layers 2), as the printed 475 TFLOP/s at 5,606
         tokens/s say: 84.7 GFLOP per token, of which 77.5 without them."""
