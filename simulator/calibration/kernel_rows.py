@@ -174,8 +174,8 @@ def _compressed(row: Cells) -> AttentionShape:
     if rate is None:
         raise ConfigError("the notes of DeepSeek-V4's attention say 'compression ratio 4 (sparse, index top-k 1024)'")
     made = length // int(rate[1]) if int(rate[1]) else 0
-    window = 128 + mean_keys(made, int(top_k[1]) if top_k else made)
-    return replace(_attention(row), window=min(window, length - 1))
+    seen = mean_keys(made, int(top_k[1]) if top_k else made)
+    return replace(_attention(row), window=min(128 + seen, length - 1), gathered=seen if top_k else 0)
 
 
 def _batched(row: Cells) -> GemmShape:

@@ -58,6 +58,9 @@ class AttentionConstants:
     dram_bandwidth: float = 0.75  #: Share of the datasheet bandwidth for the tensors.
     #: Additional traffic of backward per element of q: the fp32 accumulator of its gradient.
     accumulator_bytes: float = 0.0
+    #: Share of the datasheet bandwidth at which keys that an index chooses are fetched for each query by itself, and their gradients
+    #: added one by one; FlashMLA's sparse kernels fetch at 0.75 and more of it (its README: 640 TFLOP/s on H800, 1,450 on B200).
+    gather_bandwidth: float = 0.75
     #: As for matrix products.
     joules_per_flop: float = 0.0
     joules_per_byte: float = 0.0
@@ -137,7 +140,12 @@ def attention_times_s(
     n_bytes = width * head_dim * batch * 2.0 * (heads * seq_q + kv_heads * seq_k) * (2.0 if is_backward else 1.0)
     n_bytes = n_bytes + constants.accumulator_bytes * batch * heads * seq_q * head_dim * is_backward
     bandwidth = device.memory_bandwidth_bytes_per_s
-    memory = n_bytes / (constants.dram_bandwidth * bandwidth)
+    # what no two queries share: read, and in backward read and written once more as sums of 32 bits
+    chosen = np.array([s.gathered for s in shapes]) * batch * kv_heads * seq_q * head_dim
+    gathered_bytes = chosen * (width + 8.0 * is_backward)
+    memory = n_bytes / (constants.dram_bandwidth * bandwidth) + gathered_bytes / (
+        constants.gather_bandwidth * bandwidth
+    )
     copies = conditions.cache_copies * 2.0 * width * batch * kv_heads * seq_k * head_dim / (0.8 * bandwidth)
     unlimited = (compute**4 + memory**4) ** 0.25 + copies
     n_flops = np.minimum(1.0, width / 2.0) * np.array([s.n_flops for s in shapes])  # in 16-bit ones

@@ -34,8 +34,9 @@ def compressed_attention(style: Style, x: Tensor, *, kind: str) -> Tensor:
     shape = style.attention_shape(causal=True, kind="w")
     if kind != "w":
         kv = _with_compressed(style, x, kv, shape, kind)
-        seen = spec.sliding_window + seen_keys(spec, kind, setting.sequence_length)
-        shape = replace(shape, window=seen if seen < shape.seq_k else 0)
+        compressed = seen_keys(spec, kind, setting.sequence_length)
+        seen = spec.sliding_window + compressed
+        shape = replace(shape, window=seen if seen < shape.seq_k else 0, gathered=compressed if kind == "k" else 0)
     context = _rotated(style, style.core_attention(q, kv, kv, shape))
     groups = max(1, spec.output_groups // setting.tp)
     grouped = style.linear(context, spec.output_lora_rank, width // groups, name="output_down")

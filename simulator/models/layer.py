@@ -85,7 +85,8 @@ class AttentionShape(Launch):
     """A fused (flash) attention kernel: ``q[batch, seq_q, heads, head_dim]`` against ``seq_k`` keys.
 
     Eager attention is not this shape: it is two batched :class:`GemmShape` and :class:`PointwiseShape`
-    traffic. With ``window``, a query of a causal mask sees that many keys at most; 0 is no limit.
+    traffic. With ``window``, a query of a causal mask sees that many keys at most; 0 is no limit. ``gathered`` of them, at the mean,
+    are chosen for each query by an index.
     """
 
     batch: int
@@ -100,6 +101,7 @@ class AttentionShape(Launch):
     name: str = "flash_attention"
     has_dropout: bool = False
     window: int = 0
+    gathered: int = 0
 
     @property
     def n_flops(self) -> float:

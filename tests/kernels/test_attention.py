@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.calibration.kernel_rows import read_kernel_rows
+from simulator.calibration.kernel_rows import read_kernel_rows, row_of
 from simulator.calibration.kernels import predict_rows_s
 from simulator.kernels import RooflineKernels
 from simulator.kernels.attention import DROPOUT_CLOCKS, AttentionConstants, AttentionFamily, attention_times_s
@@ -256,3 +256,41 @@ def test_products_of_32_bits_are_three_in_tf32_from_ampere_on():
         rates[name] = shape.n_flops / RooflineKernels().duration_s(shape, device)
     assert 19.5e12 < rates["a100-sxm4-80g"] < 156e12 / 3
     assert rates["v100-sxm2-32g"] < 15.7e12
+
+
+def test_chosen_keys_are_fetched_for_every_query(plain_device: Device) -> None:
+    """1,024 queries fetch 64 keys of 512 elements of 16 bits each; backward adds their gradients, 32 bits read and written."""
+    chosen = AttentionShape(batch=1, heads=2, kv_heads=1, seq_q=1024, seq_k=1024, head_dim=512, window=64, gathered=64)
+    slow = AttentionConstants(efficiency=1.0, score_s=0.0, block_s=0.0, gather_bandwidth=1e-3)
+    for kernel_pass, n_bytes in (("forward", 2), ("backward", 2 + 4 + 4)):
+        is_backward = kernel_pass == "backward"
+        one, none = (
+            float(
+                attention_times_s(
+                    [replace(chosen, kernel_pass=kernel_pass, gathered=n)], plain_device, slow,
+                    CONDITIONS["training"], is_backward=is_backward,
+                )[0]
+            )
+            for n in (64, 0)
+        )  # fmt: skip
+        fetched_s = 1024 * 64 * 512 * n_bytes / (1e-3 * plain_device.memory_bandwidth_bytes_per_s)
+        assert one - none == pytest.approx(fetched_s, rel=0.02)
+
+
+@pytest.mark.parametrize(("kernel_pass", "time_us"), [("forward", 1410.0), ("backward", 6320.0)])
+def test_sparse_attention_of_deepseek_v4_takes_what_it_fetches(kernel_pass: str, time_us: float) -> None:
+    """AMD-AGI/Primus on MI355X, split=fit; dense attention over as many keys would take a quarter."""
+    cells = {
+        "op": "dsv4_attention",
+        "device": "mi355x",
+        "heads": "128",
+        "kv_heads": "1",
+        "head_dim": "512",
+        "batch": "1",
+    }
+    notes = "DeepSeek-V4 pro, compression ratio 4 (sparse, index top-k 1024)"
+    row = row_of(
+        {**cells, "seq_len": "4096", "dtype": "bf16", "pass": kernel_pass, "time_us": str(time_us), "notes": notes}
+    )
+    device = load_device("mi355x")
+    assert predict_rows_s([row], device, KernelConstants.of(device))[0] == pytest.approx(row.time_s, rel=0.12)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulator.interop.hf_config import FAMILIES, import_hf_config
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec, rename
-from simulator.models.layer import GemmShape
+from simulator.models.layer import AttentionShape, GemmShape
 from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
@@ -184,3 +184,15 @@ def test_a_pattern_must_fit_its_layers(tmp_path):
         import_hf_config(path)
     path.write_text(json.dumps(config | {"num_hidden_layers": 3}))
     assert isinstance(import_hf_config(path).spec, ModelSpec)
+
+
+def test_only_blocks_with_an_index_fetch_keys_for_each_query():
+    """At 4,096 tokens a query has chosen 512 of its t / 4 compressed keys: 384 at the mean, beside 128 of a window."""
+    setting = Setting(micro_batch=1, sequence_length=4096, precision="bf16", kernels="fused")
+    shapes = {
+        (kernel.window, kernel.gathered)
+        for layer in build_model(find_spec("deepseek-v4-flash"), setting).layers
+        for kernel in layer.forward
+        if isinstance(kernel, AttentionShape)
+    }
+    assert shapes == {(128, 0), (128 + 384, 384), (128 + 16, 0)}
