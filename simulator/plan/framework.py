@@ -426,8 +426,9 @@ FRAMEWORKS: dict[str, Framework] = {
             parallel_recipe={"sequence_parallel": True},
         ),
         *(
-            # NVIDIA-NeMo/Automodel, examples/benchmark/configs: models in bf16 under fully_shard, those of Hugging Face or its
-            # own ones of Transformer Engine's modules; torch.optim.Adam steps the 16-bit weights themselves
+            # NVIDIA-NeMo/Automodel, examples/benchmark/configs: models in bf16 under fully_shard, those of Hugging Face, as they are
+            # or with Liger's fused norms, rotations and activations (``use_liger_kernel``, on by default but under tensor or context
+            # parallelism), or its own ones of Transformer Engine's modules; torch.optim.Adam steps the 16-bit weights themselves
             Framework(
                 name=name,
                 kernels=kernels,  # type: ignore[arg-type]
@@ -441,6 +442,7 @@ FRAMEWORKS: dict[str, Framework] = {
             )
             for name, kernels, flash in (
                 ("automodel", "hf-eager", "flash_attention_2"),
+                ("automodel-liger", "compiled", "flash_attention_2"),
                 ("automodel-te", "fused", "flash_attention"),
             )
         ),

@@ -52,6 +52,7 @@ _WITH_FLASH = (
     "torchtitan",
     "torchtitan-compile",
     "automodel",
+    "automodel-liger",
     "automodel-te",
     "fsdp",
     "llm-foundry",
@@ -371,6 +372,11 @@ def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tupl
         flash=bool(row.flag("flash_attention")),
     )
     assumed += [why] if why else []
+    if framework == "automodel" and degrees["tp"] * degrees["cp"] * degrees["ep"] == 1:
+        framework = "automodel-liger"
+        assumed.append(
+            "framework automodel-liger: the default for models of Hugging Face without tensor or context parallelism"
+        )
     return framework, sharding
 
 

@@ -226,6 +226,24 @@ class TestPredicting:
         assert spec.mtp_layers == 2
         assert model_flops_per_sequence(spec, 8192) / 8192 == pytest.approx(475e12 / 5606, rel=0.03)
 
+    @pytest.mark.parametrize(
+        ("cells", "framework", "recompute"),
+        [
+            ({"model": "llama3-8b", "tp": "1", "dp": "1", "gpus": "1"}, "automodel-liger", "none"),
+            ({"model": "qwen2.5-32b", "tp": "1", "pp": "4", "dp": "2", "gpus": "8"}, "automodel-liger", "full"),
+            ({"model": "llama3-70b", "tp": "2", "pp": "4", "dp": "1", "gpus": "8"}, "automodel", "none"),
+            ({"model": "qwen3-30b-a3b", "tp": "1", "ep": "8", "dp": "8", "gpus": "8"}, "automodel", "none"),
+        ],
+    )
+    def test_automodel_runs_ligers_kernels_but_beside_tensor_parallelism(self, cells, framework, recompute):
+        """NVIDIA-NeMo/Automodel at 4448734ae, auto_model.py (``_apply_preload_overrides``); qwen2_5_32b_peft_benchmark.yaml checkpoints
+        activations. Mixtures are models of its own."""
+        usual = {"source": "NVIDIA-NeMo/Automodel@1c65dca69:x", "release": "2025-11-26", "framework": "", "layers": "", "hidden": "",
+                 "heads": "", "recompute": "", "micro_batch": "1", "global_batch": "32", "topology": "dgx-h100", "precision": "bf16",
+                 "fsdp": "0"}  # fmt: skip
+        plan = case_of(training_row(**{**usual, **cells}))[0].plan
+        assert (plan.framework, plan.recompute) == (framework, recompute)
+
     def test_dense_models_of_automodel_are_tuned_where_their_page_says_so(self):
         """NVIDIA-NeMo/Automodel, docs/performance-summary.md at 1c65dca69: the section "Finetuning (LoRA) Performance"; in 2026-04
         there is one of pretraining."""
