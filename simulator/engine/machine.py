@@ -108,12 +108,12 @@ class Machine:
 
     def issue(self, rank: RankState) -> None:
         """Let the host run ahead until it must wait or has nothing left."""
-        tasks, known = rank.tasks, self.durations.hosts(rank.kind)
+        tasks, n_waiting, known = rank.tasks, rank.n_waiting, self.durations.hosts(rank.kind)
         while rank.held < 0 and (rank.n_issued < len(tasks) or self._write_on(rank)):
             index = rank.n_issued
             task = tasks[index]
             if task.stream == HOST:
-                if rank.n_waiting[index]:
+                if n_waiting[index]:
                     return
                 self._host_work(rank, index, task)
                 continue
@@ -130,7 +130,7 @@ class Machine:
                     cost_ps = self.durations.host_ps(task.op, rank.program.rank, rank.kind)
                 rank.host_ps += cost_ps
             stream.queue.append(index)
-            if not stream.busy and len(stream.queue) == 1 and not rank.n_waiting[index]:
+            if not stream.busy and not n_waiting[index] and len(stream.queue) == 1:
                 self.start_next(rank, stream)
 
     def _write_on(self, rank: RankState) -> bool:
@@ -171,8 +171,8 @@ class Machine:
     def _tighten(self, rank: RankState, ps: int) -> None:
         """Note how much later the host was than the device; what follows a wait does not depend on the lead before it."""
         rank.tightest_ps = max(rank.tightest_ps, ps)
-        if not rank.has_waited:
-            rank.needed_ps = max(rank.needed_ps, ps)
+        if ps > rank.needed_ps and not rank.has_waited:
+            rank.needed_ps = ps
 
     # -- streams ----------------------------------------------------------------------------------------------
 
@@ -393,11 +393,11 @@ class Machine:
         """Release the stream and whatever waited for this task."""
         stream.busy = False
         self.latest_ps = max(self.latest_ps, now_ps)
-        tasks = rank.tasks
+        tasks, n_waiting = rank.tasks, rank.n_waiting
         rank.ended_ps[index] = now_ps
         for later in rank.dependents.get(index, ()):
-            rank.n_waiting[later] -= 1
-            if rank.n_waiting[later]:
+            n_waiting[later] -= 1
+            if n_waiting[later]:
                 continue
             rank.ready_ps[later] = now_ps
             if later == rank.n_issued:
@@ -407,7 +407,7 @@ class Machine:
                 other = rank.streams[tasks[later].stream]
                 if not other.busy and other.queue and other.queue[0] == later:
                     self.start_next(rank, other)
-        if not stream.busy and stream.queue and not rank.n_waiting[stream.queue[0]]:
+        if stream.queue and not stream.busy and not n_waiting[stream.queue[0]]:
             self.start_next(rank, stream)
 
     # -- communication ----------------------------------------------------------------------------------------
@@ -449,7 +449,7 @@ class Machine:
             self._check_passing(flow.links, participants)
         handle = self.network.start(flow, now_ps)
         self.in_flight[handle] = communication
-        one = _pass_of(communication)
+        one = self._pass_of(communication)
         if one is not None:
             self._begin_beside(one, handle, communication)
         elif isinstance(op, Collective):
@@ -471,6 +471,14 @@ class Machine:
         one.begin(self.clock.now_ps, factors.compute)
         if factors.communication != 1.0:
             self._look_beside(one, handle, communication)
+
+    def _pass_of(self, communication: Communication) -> Pass | None:
+        """Return the pass that goes on when a collective has ended, if it is one within a pass."""
+        if self.turns is None:
+            return None
+        rank, index = communication.participants[0]
+        running = rank.running
+        return running.turns if running is not None and running.index == index else None
 
     def _look_beside(self, one: Pass, handle: int, communication: Communication) -> None:
         """Slow a collective down as long as any rank of its pass computes."""
@@ -499,13 +507,13 @@ class Machine:
         communications = [self.in_flight.pop(handle) for handle in done]
         for handle, communication in zip(done, communications, strict=True):
             op, participants, start_ps = communication
-            for rank, index in participants if _pass_of(communication) is None else ():
+            for rank, index in participants if self._pass_of(communication) is None else ():
                 task = rank.tasks[index]
                 self.spans.append(Span(op, rank.program.rank, task.stream, start_ps, now_ps, task.micro_batch))
                 if rank.collectives.pop(handle, None) is not None:
                     self._change_rate(rank)
         for communication in communications:
-            one = _pass_of(communication)
+            one = self._pass_of(communication)
             if one is not None:
                 one.meet(now_ps)
                 self._go_on(one, communication.participants)
@@ -602,7 +610,7 @@ class Machine:
         own = {handle: one for handle, one in self.in_flight.items() if self._concerns(circle, one.participants)}
         for handle, one in own.items():
             later = self.in_flight[handle] = one._replace(start_ps=one.start_ps + by_ps)
-            inside = _pass_of(later)
+            inside = self._pass_of(later)
             if inside is not None and inside.change_ps is not None:
                 self.clock.call_at(inside.change_ps, self._look_beside, inside, handle, later)
         self.network.put_off(own, by_ps)
@@ -659,13 +667,6 @@ def _keys_across(program: Program, circle_of: Mapping[int, int]) -> Iterator[Has
         for key in {task.key for task in rank.tasks[rank.stretch.end :] if task.key is not None}:
             if first.setdefault(key, circle_of[number]) != circle_of[number]:
                 yield key
-
-
-def _pass_of(communication: Communication) -> Pass | None:
-    """Return the pass that goes on when a collective has ended, if it is one within a pass."""
-    rank, index = communication.participants[0]
-    running = rank.running
-    return running.turns if running is not None and running.index == index else None
 
 
 def _runs_jointly(rank: RankState) -> bool:
