@@ -24,7 +24,7 @@ from simulator.parallel.mesh import CROSSING, Groups, Mesh
 from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, Op, Routed, Transfer
 from simulator.program.program import Block
 from simulator.scenario import Scenario
-from simulator.timeline import Span, Timeline
+from simulator.timeline import Inside, Span, Timeline
 from simulator.topology.graph import Topology
 from simulator.topology.link import LINK_KINDS
 from simulator.units import to_ps
@@ -301,6 +301,9 @@ def _communications(span: Span, cache: dict[int, list[Collective | Transfer]]) -
         return []
     found = cache.get(id(span.inner))
     if found is None:
-        found = [op for child in span.inner for op in _communications(child, cache)]
+        if isinstance(span.inner, Inside):
+            found = [task.op for task in span.inner.sheet.meetings if isinstance(task.op, COMMUNICATIONS)]
+        else:
+            found = [op for child in span.inner for op in _communications(child, cache)]
         cache[id(span.inner)] = found
     return found

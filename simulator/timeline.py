@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
-from typing import NamedTuple
+from itertools import chain, islice
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simulator.config import notebook_table
 from simulator.program.op import Op
-from simulator.program.program import Block
+from simulator.program.program import Block, Task
+
+IntArray = NDArray[np.int64]
 
 
 class Span(NamedTuple):
@@ -26,7 +31,7 @@ class Span(NamedTuple):
     host_wait_ps: int = 0  #: How much of the idle time before the start is the host issuing too late.
     host_idle_ps: int = 0  #: Idle time inside the span for the same reason, between the kernels of a run.
     #: What happened inside a block or a run of kernels, relative to ``start_ps``; empty where nobody looked.
-    inner: tuple[Span, ...] = ()
+    inner: Sequence[Span] = ()
 
     @property
     def duration_ps(self) -> int:
@@ -41,6 +46,90 @@ class Span(NamedTuple):
         for span in self.inner:
             shifted = span if span.micro_batch >= 0 else span._replace(micro_batch=self.micro_batch)
             yield from shifted._replace(rank=self.rank).expand(offset_ps + self.start_ps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sheet:
+    """What ranks that are in step did in a pass, in arrays: one object where each rank's spans would be hundreds."""
+
+    computes: tuple[Task, ...]  #: Kernels and runs of each rank, one after the other.
+    meetings: tuple[Task, ...]  #: Collectives of all of them, one after the other.
+    start_ps: IntArray  #: Of kernels and runs, counted from when the rank begins, shape [n_computes, n_ranks].
+    end_ps: IntArray  #: Likewise.
+    host_wait_ps: IntArray | None  #: Likewise, as of :class:`Span`; None where there is none.
+    host_idle_ps: IntArray | None  #: Likewise.
+    met_ps: (
+        IntArray  #: Starts and ends of the collectives, counted from when the first rank begins, shape [2, n_meetings].
+    )
+    before: IntArray  #: Kernels and runs that have ended by the end of a collective, shape [n_meetings, n_ranks].
+
+
+class Inside(Sequence[Span]):
+    """The spans of one rank of a :class:`Sheet`, in order of completion; made when somebody looks.
+
+    Parameters
+    ----------
+    lane : int
+        Place of the rank among those of the sheet.
+    offset_ps : int
+        When the rank begins, counted from when the first one does.
+    """
+
+    __slots__ = ("lane", "offset_ps", "rank", "sheet")
+
+    def __init__(self, sheet: Sheet, lane: int, rank: int, offset_ps: int) -> None:
+        self.sheet = sheet
+        self.lane = lane
+        self.rank = rank
+        self.offset_ps = offset_ps
+
+    @property
+    def computing_ps(self) -> list[tuple[int, int]]:
+        """When kernels and runs start and end, counted from when the rank begins."""
+        return list(zip(self._column(self.sheet.start_ps), self._column(self.sheet.end_ps), strict=True))
+
+    @property
+    def communicating_ps(self) -> list[tuple[int, int]]:
+        """When collectives start and end, likewise."""
+        return list(zip(*(self.sheet.met_ps - self.offset_ps).tolist(), strict=True))
+
+    def _column(self, times_ps: IntArray | None) -> list[int]:
+        found: list[int] = [0] * len(self.sheet.computes) if times_ps is None else times_ps[:, self.lane].tolist()
+        return found
+
+    def __len__(self) -> int:
+        return len(self.sheet.computes) + len(self.sheet.meetings)
+
+    @overload
+    def __getitem__(self, index: int) -> Span: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Span, ...]: ...
+    def __getitem__(self, index: int | slice) -> Span | tuple[Span, ...]:
+        return tuple(self)[index]
+
+    def __iter__(self) -> Iterator[Span]:
+        sheet = self.sheet
+        columns = (sheet.start_ps, sheet.end_ps, sheet.host_wait_ps, sheet.host_idle_ps)
+        computed = zip(sheet.computes, *map(self._column, columns), strict=True)
+        n_done = 0
+        for task, (start_ps, end_ps), n_before in zip(
+            sheet.meetings, self.communicating_ps, sheet.before[:, self.lane].tolist(), strict=True
+        ):
+            for one in islice(computed, n_before - n_done):
+                yield self._computed(*one)
+            n_done = n_before
+            yield Span(task.op, self.rank, task.stream, start_ps, end_ps, task.micro_batch)
+        for one in computed:
+            yield self._computed(*one)
+
+    def _computed(self, task: Task, start_ps: int, end_ps: int, wait_ps: int, idle_ps: int) -> Span:
+        return Span(task.op, self.rank, task.stream, start_ps, end_ps, task.micro_batch, wait_ps, idle_ps)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Inside) and tuple(self) == tuple(other))
+
+    def __hash__(self) -> int:
+        return hash((id(self.sheet.computes), self.lane))
 
 
 def merge(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

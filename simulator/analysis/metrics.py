@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple, TypedDict, cast
 
+import numpy as np
+
 from simulator.collectives.table import bus_factor
 from simulator.kernels.base import peak_flops_per_s
 from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, HOST, LOADER, Block
-from simulator.timeline import Span, Timeline, merge, subtract, total_ps
+from simulator.timeline import Inside, Span, Timeline, merge, subtract, total_ps
 from simulator.topology.device import Device
 from simulator.units import PS_PER_S
 
@@ -146,6 +148,8 @@ def flops_of(op: Kernel | KernelRun, device: Device) -> dict[float, float]:
 
 def _intervals(spans: Iterable[Span]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return when compute and when communication is busy."""
+    if isinstance(spans, Inside):
+        return merge(spans.computing_ps), merge(spans.communicating_ps)
     busy, talking = [], []
     for span in spans:
         if isinstance(span.op, (Block, *COMPUTE_OPS)):
@@ -163,6 +167,8 @@ def _kind(op: Collective | Transfer) -> CommunicationKind:
 
 def _block_tally(span: Span, cache: dict[int, _Tally], device: Device) -> _Tally:
     tally = cache.get(id(span.inner))
+    if tally is None and isinstance(span.inner, Inside):
+        tally = cache[id(span.inner)] = _tally_in_step(span.inner, cache, device)
     if tally is None:
         tally = _Tally()
         for inner in span.inner:
@@ -179,6 +185,45 @@ def _block_tally(span: Span, cache: dict[int, _Tally], device: Device) -> _Tally
         tally.idle_ps += host_ps
         tally.waiting_ps += left_ps - host_ps
         cache[id(span.inner)] = tally
+    return tally
+
+
+def _tally_in_step(inside: Inside, cache: dict[int, _Tally], device: Device) -> _Tally:
+    """Return what the general way of :func:`_block_tally` finds of a rank of a sheet, on which nothing overlaps its like."""
+    sheet, lane = inside.sheet, inside.lane
+    of_all = cache.get(id(sheet.computes))
+    if of_all is None:  # what is the same whenever and wherever the pass runs
+        of_all = cache[id(sheet.computes)] = _Tally()
+        for task in (*sheet.computes, *sheet.meetings):
+            of_all.add_span(Span(task.op, 0, task.stream, 0, 0), 1, cache, device)
+    tally = _Tally()
+    tally.add(of_all)
+    start_ps, end_ps = sheet.start_ps[:, lane], sheet.end_ps[:, lane]
+    worked_ps = end_ps - start_ps - (0 if sheet.host_idle_ps is None else sheet.host_idle_ps[:, lane])
+    for task, work_ps in zip(sheet.computes, worked_ps.tolist(), strict=True):
+        if getattr(task.op, "phase", "") == "optimizer":
+            tally.optimizer_ps += work_ps
+        else:
+            tally.compute_ps += work_ps
+    busy_ps, talking_ps = int((end_ps - start_ps).sum()), 0
+    for task, (from_ps, to_ps) in zip(sheet.meetings, inside.communicating_ps, strict=True):
+        assert isinstance(task.op, COMMUNICATIONS)
+        tally.communication[_kind(task.op)][2] += to_ps - from_ps
+        talking_ps += to_ps - from_ps
+    # compute until a time is all that has begun by then, less what is left of the last of it
+    times_ps = sheet.met_ps - inside.offset_ps
+    n_begun = np.searchsorted(start_ps, times_ps, side="right")
+    so_far_ps = np.concatenate(([0], np.cumsum(end_ps - start_ps)))[n_begun]
+    left_ps = np.where(n_begun > 0, np.concatenate(([0], end_ps))[n_begun] - times_ps, 0)
+    until_ps = so_far_ps - np.maximum(0, left_ps)
+    tally.overlapped_ps = int((until_ps[1] - until_ps[0]).sum())
+    tally.exposed_ps = talking_ps - tally.overlapped_ps
+    tally.idle_ps = busy_ps - tally.compute_ps - tally.optimizer_ps
+    last_ps = max(end_ps[-1:].tolist() + times_ps[1, -1:].tolist(), default=0)
+    nothing_ps = last_ps - (busy_ps + tally.exposed_ps)
+    waited_ps = 0 if sheet.host_wait_ps is None else int(sheet.host_wait_ps[:, lane].sum())
+    tally.waiting_ps = max(0, nothing_ps - waited_ps)  # for ranks of other classes
+    tally.idle_ps += nothing_ps - tally.waiting_ps
     return tally
 
 

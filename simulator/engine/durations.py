@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ class BlockResult(NamedTuple):
 
     duration_ps: int
     needed_lead_ps: int
-    spans: tuple[Span, ...]
+    spans: Sequence[Span]
     issued_ps: int = 0
     trails: bool = False
 
@@ -90,6 +91,7 @@ class Durations:
         self._runs: dict[tuple[int, int], RunCost] = {}
         self._hosts: dict[int, dict[int, int]] = {}
         self._blocks: dict[tuple[int, int, int], BlockResult] = {}
+        self._counts: dict[int, list[tuple[Op | Block, int]]] = {}
         self._waits: dict[int, bool] = {}
         self._serial: dict[int, bool] = {}
         self._equal: dict[tuple[int, int], bool] = {}
@@ -112,11 +114,20 @@ class Durations:
             if isinstance(op, KernelRun):
                 cost_ps = self.run(op, rank, kind).host_ps
             elif isinstance(op, Block):
-                cost_ps = sum(self.host_ps(task.op, rank, kind) for task in op.tasks)
+                cost_ps = sum(n * self.host_ps(each, rank, kind) for each, n in self._counted(op))
             else:
                 cost_ps = self.costs.issue_ps(op, rank)
             known[id(op)] = cost_ps
         return cost_ps
+
+    def _counted(self, block: Block) -> list[tuple[Op | Block, int]]:
+        """Return the operations of a block, each once, with how often they come."""
+        known = self._counts.get(id(block))
+        if known is None:
+            counts = Counter(id(task.op) for task in block.tasks)
+            ops = {id(task.op): task.op for task in block.tasks}
+            known = self._counts[id(block)] = [(op, counts[key]) for key, op in ops.items()]
+        return known
 
     def waits(self, block: Block) -> bool:
         """Return :attr:`Block.waits`, asked for once per block."""

@@ -12,12 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from simulator.engine.costs import Costs
 from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations, JointResult, Part
 from simulator.network.base import NetworkModel, SeparableNetwork
-from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, Kernel, KernelRun
+from simulator.program.op import COMPUTE_OPS, Collective, Kernel, KernelRun, Op
 from simulator.program.program import COMPUTE, Block, Task
-from simulator.timeline import Span
+from simulator.timeline import Inside, Sheet, Span
+
+IntArray = NDArray[np.int64]
 
 
 def is_in_step(blocks: Sequence[Block]) -> bool:
@@ -35,169 +40,75 @@ def _is_plain(task: Task) -> bool:
     return isinstance(task.op, Collective) and task.key is not None
 
 
-class _Compute(NamedTuple):
-    """A kernel or a run of kernels: times count from when the host begins to launch the pass."""
+class _Line:
+    """What ranks of a pass do one after the other, on whatever kind of device.
 
-    task: Task
-    n_met: int  #: Collectives that must have ended.
-    begun_ps: int  #: When the host gets to it,
-    first_ps: int  #: has launched its first kernel,
-    floor_ps: int  #: and the least time at which it can end, however early the device began.
-    work_ps: int
+    The block is kept so that nothing else takes its place in memory.
+    """
 
-
-class _Meeting(NamedTuple):
-    """A collective."""
-
-    task: Task
-    op: Collective
-    n_computed: int  #: Kernels and runs that must have ended.
-    launched_ps: int
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        computes: list[Task] = []
+        meetings: list[Task] = []
+        self.n_met: list[int] = []  #: Per kernel or run, the collectives that must have ended,
+        self.n_computed: list[int] = []  #: and per collective, the kernels and runs.
+        places: list[int] = []  # of a task among those of its queue
+        numbers: dict[int, int] = {}
+        self.ops: list[Op] = []  #: Each once.
+        of_task: list[int] = []
+        at: tuple[list[int], list[int]] = [], []
+        for index, task in enumerate(block.tasks):
+            assert not isinstance(task.op, Block)
+            if id(task.op) not in numbers:
+                numbers[id(task.op)] = len(self.ops)
+                self.ops.append(task.op)
+            of_task.append(numbers[id(task.op)])
+            met = [places[i] + 1 for i in task.after if block.tasks[i].stream != COMPUTE]
+            computed = [places[i] + 1 for i in task.after if block.tasks[i].stream == COMPUTE]
+            is_meeting = isinstance(task.op, Collective)
+            (self.n_computed if is_meeting else self.n_met).append(max(computed if is_meeting else met, default=0))
+            queue = meetings if is_meeting else computes
+            places.append(len(queue))
+            queue.append(task)
+            at[is_meeting].append(index)
+        self.computes, self.meetings = tuple(computes), tuple(meetings)
+        #: Per task, which of the operations it is, and where kernels, runs and collectives stand among all tasks.
+        self.of_task = np.array(of_task, dtype=np.intp)
+        self.compute_at, self.meeting_at = (np.array(found, dtype=np.intp) for found in at)
 
 
 class _Score(NamedTuple):
-    """What ranks of one kind do in a pass; the block is kept so that nothing else takes its place in memory."""
+    """What ranks of some kinds do in a pass, in picoseconds: times count from when their hosts begin to launch it."""
 
-    block: Block
-    computes: tuple[_Compute, ...]
-    meetings: tuple[_Meeting, ...]
-
-
-def _score_of(block: Block, rank: int, kind: int, durations: Durations) -> _Score:
-    computes: list[_Compute] = []
-    meetings: list[_Meeting] = []
-    places: list[int] = []  # of a task among those of its queue
-    host_ps = 0
-    for task in block.tasks:
-        op, begun_ps = task.op, host_ps
-        assert not isinstance(op, Block)
-        host_ps += durations.host_ps(op, rank, kind)
-        met = [places[i] + 1 for i in task.after if block.tasks[i].stream != COMPUTE]
-        computed = [places[i] + 1 for i in task.after if block.tasks[i].stream == COMPUTE]
-        if isinstance(op, Collective):
-            places.append(len(meetings))
-            meetings.append(_Meeting(task, op, max(computed, default=0), host_ps))
-            continue
-        places.append(len(computes))
-        if isinstance(op, KernelRun):
-            cost = durations.run(op, rank, kind)
-            first_ps, floor_ps, work_ps = begun_ps + cost.first_issue_ps, begun_ps + cost.both_ps, cost.device_ps
-        else:
-            assert isinstance(op, Kernel)
-            work_ps = durations.costs.kernel_ps(op, rank)
-            first_ps, floor_ps = host_ps, host_ps + work_ps
-        computes.append(_Compute(task, max(met, default=0), begun_ps, first_ps, floor_ps, work_ps))
-    return _Score(block, tuple(computes), tuple(meetings))
+    line: _Line
+    work_ps: IntArray  #: Of kernels and runs, shape [n_computes, n_ranks] like the next two.
+    first_ps: IntArray  #: When the host has launched their first kernels,
+    floor_ps: IntArray  #: and the least time at which they can end, however early the device began.
+    launched_ps: IntArray  #: Of collectives, shape [n_meetings, n_ranks].
+    begun_ps: IntArray  #: When the host gets to kernels and runs, shape [n_computes, n_ranks].
 
 
-class _Lane:
-    """Where a rank stands in a pass: what it has computed, and what it computes now."""
+def _score_of(line: _Line, parts: Sequence[Part], durations: Durations) -> _Score:
+    rows = []
+    for part in parts:
+        costs = [_cost_of(op, part.rank, part.kind, durations) for op in line.ops]
+        work_ps, first_ps, both_ps, host_ps = np.array(costs, dtype=np.int64).reshape(-1, 4).T[:, line.of_task]
+        launched_ps = np.cumsum(host_ps)
+        begun_ps = launched_ps - host_ps
+        at = line.compute_at
+        found = (work_ps[at], (begun_ps + first_ps)[at], (begun_ps + both_ps)[at])
+        rows.append((*found, launched_ps[line.meeting_at], begun_ps[at]))
+    return _Score(line, *(np.array(found).T.copy() for found in zip(*rows, strict=True)))
 
-    __slots__ = (
-        "computes", "durations", "end_ps", "ended_ps", "floor_ps", "host_ps", "left_ps", "needed_ps", "part", "rate", "running",
-        "since_ps", "spans", "start_ps", "wait_ps",
-    )  # fmt: skip
 
-    def __init__(self, part: Part, computes: tuple[_Compute, ...], durations: Durations) -> None:
-        self.part = part
-        self.computes = computes
-        self.durations = durations
-        self.host_ps = part.offset_ps - part.lead_ps
-        self.ended_ps = [part.offset_ps]  # of the tasks so far, behind the start
-        self.needed_ps = -FAR_AHEAD_PS
-        self.spans: list[Span] = []
-        self.rate = 1.0
-        self.running: _Compute | None = None
-        self.start_ps = self.since_ps = self.floor_ps = self.left_ps = self.end_ps = self.wait_ps = 0
-
-    def compute(self, met_ps: Sequence[int], n_tasks: int, until_ps: int) -> None:
-        """Compute up to so many tasks and to a time, as far as nothing is missing.
-
-        Parameters
-        ----------
-        met_ps : sequence of int
-            Ends of the collectives so far, behind the start of the pass.
-        """
-        computes, ended_ps = self.computes, self.ended_ps
-        while (place := len(ended_ps) - 1) < n_tasks:
-            if self.running is None:
-                if computes[place].n_met >= len(met_ps):
-                    return
-                self._load(computes[place], max(ended_ps[-1], met_ps[computes[place].n_met]))
-            if self.end_ps > until_ps:
-                return
-            self._end()
-
-    def _load(self, one: _Compute, ready_ps: int) -> None:
-        host_ps = self.host_ps
-        self.running = one
-        self.start_ps = self.since_ps = max(ready_ps, host_ps + one.first_ps)
-        self.wait_ps = self.start_ps - ready_ps
-        self.left_ps = one.work_ps
-        self.floor_ps = host_ps + one.floor_ps
-        self.needed_ps = max(self.needed_ps, self.floor_ps - one.work_ps - ready_ps)
-        self._aim()
-
-    def _aim(self) -> None:
-        left_ps = self.left_ps if self.rate == 1.0 else round(self.left_ps / self.rate)
-        self.end_ps = max(self.since_ps + left_ps, self.floor_ps)
-
-    def change_rate(self, rate: float, now_ps: int) -> None:
-        """Go on at another rate; see :func:`simulator.engine.interference.settle`."""
-        if self.running is not None and rate != self.rate:
-            if now_ps > self.since_ps:
-                self.left_ps = max(0, self.left_ps - round((now_ps - self.since_ps) * self.rate))
-                self.since_ps = now_ps
-            self.rate = rate
-            self._aim()
-        self.rate = rate
-
-    def _end(self) -> None:
-        assert self.running is not None
-        op, part, since_ps = self.running.task.op, self.part, self.part.offset_ps
-        inner: tuple[Span, ...] = ()
-        if isinstance(op, KernelRun):
-            begun_ps = self.host_ps + self.running.begun_ps
-            inner = self.durations.kernel_spans(op, part.rank, self.start_ps, begun_ps)
-        left_ps = self.left_ps if self.rate == 1.0 else round(self.left_ps / self.rate)
-        idle_ps = self.end_ps - self.since_ps - left_ps
-        start_ps, end_ps = self.start_ps - since_ps, self.end_ps - since_ps
-        self.spans.append(
-            Span(op, part.rank, COMPUTE, start_ps, end_ps, self.running.task.micro_batch, self.wait_ps, idle_ps, inner)
-        )
-        self.running = None
-        self.ended_ps.append(self.end_ps)
-
-    def arrive(self, one: _Meeting, met_ps: int) -> int:
-        """Return when the rank takes part in a collective, the one before which ended at ``met_ps``."""
-        free_ps = max(self.ended_ps[one.n_computed], met_ps, self.part.offset_ps)
-        launched_ps = self.host_ps + one.launched_ps
-        self.needed_ps = max(self.needed_ps, launched_ps - free_ps)
-        return max(free_ps, launched_ps)
-
-    def take_part(self, task: Task, start_ps: int, end_ps: int) -> None:
-        """Note a collective."""
-        op, since_ps = task.op, self.part.offset_ps
-        assert isinstance(op, COMMUNICATIONS)
-        self.spans.append(
-            Span(op, self.part.rank, task.stream, start_ps - since_ps, end_ps - since_ps, task.micro_batch)
-        )
-
-    def state(self, *, with_host: bool) -> Hashable:
-        """Return all that the rest depends on; of the tasks that have ended only the last few can matter."""
-        now = None
-        if self.running is not None:
-            now = (self.start_ps, self.since_ps, self.left_ps, self.end_ps, self.floor_ps if with_host else 0)
-        return (tuple(self.ended_ps), now, self.rate, self.host_ps if with_host else 0)
-
-    def result(self, met_ps: int, host_ps: int) -> BlockResult:
-        """Return what the rank did, counted from when it began."""
-        part, computed_ps = self.part, self.ended_ps[-1] if len(self.ended_ps) > 1 else 0
-        end_ps = max(computed_ps, met_ps, part.offset_ps)
-        return BlockResult(
-            end_ps - part.offset_ps, self.needed_ps + part.lead_ps, tuple(self.spans), host_ps - part.lead_ps,
-            trails=computed_ps < end_ps,
-        )  # fmt: skip
+def _cost_of(op: Op, rank: int, kind: int, durations: Durations) -> tuple[int, int, int, int]:
+    """Return the time of an operation on its device, behind its host until it starts and until it ends, and that of its host."""
+    host_ps = durations.host_ps(op, rank, kind)
+    if isinstance(op, KernelRun):
+        cost = durations.run(op, rank, kind)
+        return cost.device_ps, cost.first_issue_ps, cost.both_ps, host_ps
+    work_ps = durations.costs.kernel_ps(op, rank) if isinstance(op, Kernel) else 0
+    return work_ps, host_ps, host_ps + work_ps, host_ps
 
 
 class Pass:
@@ -209,60 +120,123 @@ class Pass:
         Of ranks that are in step.
     firsts : sequence of int
         For each part, the first that does the same: one stands for all of them.
-    scores : sequence of _Score
-        Of each part.
+    score : _Score
+        Of the parts that stand for others, in their order.
     begin_ps : int
         When the first of them begins; all else is counted from there.
     """
 
     def __init__(
-        self,
-        parts: Sequence[Part],
-        firsts: Sequence[int],
-        scores: Sequence[_Score],
-        begin_ps: int,
-        durations: Durations,
+        self, parts: Sequence[Part], firsts: Sequence[int], score: _Score, begin_ps: int, durations: Durations
     ) -> None:
         self.begin_ps = begin_ps
         self.change_ps: int | None = None  #: When to ask next whether any rank computes beside the collective.
-        self._firsts = firsts
-        self._scores = scores
         places = sorted(set(firsts))
-        self._lanes = {place: _Lane(parts[place], scores[place].computes, durations) for place in places}
-        self._meetings = list(zip(*(scores[place].meetings for place in places), strict=True))
-        self._met_ps = [0]
-        self._start_ps = 0
+        self._lanes = [places.index(place) for place in firsts]
+        self._parts = [parts[place] for place in places]
+        self._score, self._line = score, score.line
         self._durations = durations
+        self._offset_ps = [part.offset_ps for part in self._parts]
+        self._host_ps = [part.offset_ps - part.lead_ps for part in self._parts]
+        # a list of ranks for each kernel or run, or collective: of few ranks, quicker than arrays
+        self._work_ps: list[list[int]] = score.work_ps.tolist()
+        self._first_ps: list[list[int]] = (score.first_ps + self._host_ps).tolist()
+        self._floor_ps: list[list[int]] = (score.floor_ps + self._host_ps).tolist()
+        self._launched_ps: list[list[int]] = (score.launched_ps + self._host_ps).tolist()
+        self._ready_ps: list[list[int]] = []  # of those whose end is known unless rates change
+        self._start_ps: list[list[int]] = []
+        self._end_ps: list[list[int]] = []
+        self._slowed: dict[int, tuple[list[int], list[int], list[float]]] = {}  # since when, work left, and rate
+        self._n_settled = self._n_needed = 0  # kernels and runs whose start is settled, and of which lateness is booked
+        self._needed_ps = [-FAR_AHEAD_PS] * len(self._parts)
+        self._met_ps = [0]
+        self._met_from_ps: list[int] = []
+        self._before: list[list[int]] = []  # per collective, kernels and runs that have ended by its end
+        self._rate = 1.0
+
+    def _aim(self, until: int) -> None:
+        """Find when kernels and runs up to one start and end."""
+        for k in range(len(self._end_ps), until):
+            met_ps = self._met_ps[self._line.n_met[k]]
+            ready_ps = [max(ps, met_ps) for ps in (self._end_ps[-1] if k else self._offset_ps)]
+            start_ps = [max(both) for both in zip(ready_ps, self._first_ps[k], strict=True)]
+            lasting = zip(start_ps, self._work_ps[k], self._floor_ps[k], strict=True)
+            self._ready_ps.append(ready_ps)
+            self._start_ps.append(start_ps)
+            self._end_ps.append([max(from_ps + work_ps, floor_ps) for from_ps, work_ps, floor_ps in lasting])
 
     def go_on(self) -> tuple[Collective, int] | None:
         """Compute up to the next collective; return it and when all have arrived there, None at the end of the pass."""
-        met_ps = self._met_ps
-        if len(met_ps) > len(self._meetings):
-            for lane in self._lanes.values():
-                lane.compute(met_ps, len(lane.computes), FAR_AHEAD_PS)
+        place = len(self._met_ps) - 1
+        is_last = place >= len(self._line.meetings)
+        n_computed = len(self._line.computes) if is_last else self._line.n_computed[place]
+        self._aim(n_computed)
+        self._n_settled = max(self._n_settled, n_computed)
+        if is_last:
             return None
-        arrived_ps = 0
-        for lane, one in zip(self._lanes.values(), self._meetings[len(met_ps) - 1], strict=True):
-            lane.compute(met_ps, one.n_computed, FAR_AHEAD_PS)
-            arrived_ps = max(arrived_ps, lane.arrive(one, met_ps[-1]))
-        return one.op, self.begin_ps + arrived_ps
+        before_ps, met_ps = self._end_ps[n_computed - 1] if n_computed else self._offset_ps, self._met_ps[-1]
+        launched_ps = self._launched_ps[place]
+        late = zip(self._needed_ps, launched_ps, before_ps, strict=True)
+        self._needed_ps = [max(ps, issued_ps - max(free_ps, met_ps)) for ps, issued_ps, free_ps in late]
+        op = self._line.meetings[place].op
+        assert isinstance(op, Collective)
+        return op, self.begin_ps + max(met_ps, *before_ps, *launched_ps)
 
     def begin(self, now_ps: int, rate: float) -> bool:
         """Begin the collective, beside which ranks compute at a rate; return whether any of them does."""
-        self._start_ps = now_ps - self.begin_ps
-        for lane in self._lanes.values():
-            lane.compute(self._met_ps, len(lane.computes), self._start_ps)
-            lane.change_rate(rate, self._start_ps)
+        self._met_from_ps.append(now_ps - self.begin_ps)
+        until, n_met = len(self._end_ps), self._line.n_met
+        while until < len(n_met) and n_met[until] < len(self._met_ps):
+            until += 1
+        self._aim(until)
+        self._change_rate(rate, now_ps - self.begin_ps)
         return self.computes(now_ps)
+
+    def _beside(self) -> range:
+        """Return the kernels and runs that need not have ended before the collective, and need not wait for it."""
+        return range(self._line.n_computed[len(self._met_from_ps) - 1], len(self._end_ps))
+
+    def _change_rate(self, rate: float, at_ps: int) -> None:
+        """Go on at another rate; see :func:`simulator.engine.interference.settle`."""
+        if rate == self._rate:
+            return
+        beside = self._beside()
+        for k in beside:
+            ready_ps, start_ps, end_ps, work_ps = (
+                self._ready_ps[k],
+                self._start_ps[k],
+                self._end_ps[k],
+                self._work_ps[k],
+            )
+            if k not in self._slowed:
+                self._slowed[k] = list(start_ps), list(work_ps), [self._rate] * len(work_ps)
+            since_ps, left_ps, rates = self._slowed[k]
+            for lane in range(len(self._parts)):
+                if k > beside.start:
+                    ready_ps[lane] = max(self._end_ps[k - 1][lane], self._met_ps[self._line.n_met[k]])
+                if ready_ps[lane] > at_ps:  # begins later
+                    since_ps[lane] = start_ps[lane] = max(ready_ps[lane], self._first_ps[k][lane])
+                    left_ps[lane] = work_ps[lane]
+                elif end_ps[lane] <= at_ps:
+                    continue
+                elif at_ps > since_ps[lane]:
+                    left_ps[lane] = max(0, left_ps[lane] - round((at_ps - since_ps[lane]) * rates[lane]))
+                    since_ps[lane] = at_ps
+                rates[lane] = rate
+                end_ps[lane] = max(since_ps[lane] + _lasting_ps(left_ps[lane], rate), self._floor_ps[k][lane])
+        self._rate = rate
 
     def computes(self, now_ps: int) -> bool:
         """Whether any rank computes at a time beside the collective, and set when that may change."""
         at_ps = now_ps - self.begin_ps
-        for lane in self._lanes.values():
-            lane.compute(self._met_ps, len(lane.computes), at_ps)
-        running = [lane for lane in self._lanes.values() if lane.running is not None]
-        ends_ps = [lane.end_ps for lane in running if lane.since_ps <= at_ps]
-        next_ps = max(ends_ps) if ends_ps else min((lane.since_ps for lane in running), default=None)
+        running = [
+            (start_ps, end_ps)
+            for k in self._beside()
+            for ready_ps, start_ps, end_ps in zip(self._ready_ps[k], self._start_ps[k], self._end_ps[k], strict=True)
+            if ready_ps <= at_ps < end_ps
+        ]
+        ends_ps = [end_ps for start_ps, end_ps in running if start_ps <= at_ps]
+        next_ps = max(ends_ps) if ends_ps else min((start_ps for start_ps, _ in running), default=None)
         self.change_ps = None if next_ps is None else next_ps + self.begin_ps
         return bool(ends_ps)
 
@@ -270,10 +244,12 @@ class Pass:
         """Go on behind the collective that was begun."""
         at_ps = now_ps - self.begin_ps
         self.change_ps = None
-        for lane, one in zip(self._lanes.values(), self._meetings[len(self._met_ps) - 1], strict=True):
-            lane.compute(self._met_ps, len(lane.computes), at_ps)
-            lane.change_rate(1.0, at_ps)
-            lane.take_part(one.task, self._start_ps, at_ps)
+        beside = self._beside()
+        ended = [beside.start] * len(self._parts)
+        for k in beside:
+            ended = [n + (end_ps <= at_ps) for n, end_ps in zip(ended, self._end_ps[k], strict=True)]
+        self._before.append(ended)
+        self._change_rate(1.0, at_ps)
         self._met_ps.append(at_ps)
 
     def put_off(self, by_ps: int) -> None:
@@ -284,22 +260,71 @@ class Pass:
 
     def needed_ps(self) -> list[int]:
         """Return, for each part, by how much a task was issued too late so far, at most."""
-        return [self._lanes[place].needed_ps for place in self._firsts]
+        for k in range(self._n_needed, self._n_settled):
+            late = zip(self._needed_ps, self._floor_ps[k], self._work_ps[k], self._ready_ps[k], strict=True)
+            self._needed_ps = [max(ps, floor_ps - work_ps - ready_ps) for ps, floor_ps, work_ps, ready_ps in late]
+        self._n_needed = self._n_settled
+        return [self._needed_ps[lane] for lane in self._lanes]
 
     def results(self) -> tuple[BlockResult, ...]:
         """Return what each part came to."""
-        found = {
-            place: lane.result(
-                self._met_ps[-1], self._durations.host_ps(self._scores[place].block, lane.part.rank, lane.part.kind)
-            )
-            for place, lane in self._lanes.items()
-        }
-        return tuple(found[place] for place in self._firsts)
+        self.needed_ps()
+        shape = self._score.work_ps.shape
+        known = (self._ready_ps, self._start_ps, self._end_ps)
+        ready_ps, start_ps, end_ps = (np.array(rows, dtype=np.int64).reshape(shape) for rows in known)
+        idle_ps = end_ps - start_ps - self._score.work_ps
+        for k, (since_ps, left_ps, rates) in self._slowed.items():
+            lasting_ps = [_lasting_ps(ps, rate) for ps, rate in zip(left_ps, rates, strict=True)]
+            idle_ps[k] = end_ps[k] - np.add(since_ps, lasting_ps)
+        sheet = Sheet(
+            self._line.computes, self._line.meetings, start_ps - self._offset_ps, end_ps - self._offset_ps,
+            _unless_nothing(start_ps - ready_ps), _unless_nothing(idle_ps),
+            np.array([self._met_from_ps, self._met_ps[1:]], dtype=np.int64),
+            np.array(self._before, dtype=np.int64).reshape(-1, len(self._parts)),
+        )  # fmt: skip
+        computed_ps = self._end_ps[-1] if self._end_ps else [0] * len(self._parts)
+        found = []
+        for lane, (part, last_ps, needed_ps) in enumerate(zip(self._parts, computed_ps, self._needed_ps, strict=True)):
+            ended_ps = max(last_ps, self._met_ps[-1], part.offset_ps)
+            host_ps = self._durations.host_ps(self._line.block, part.rank, part.kind)
+            spans = Inside(sheet, lane, part.rank, part.offset_ps)
+            found.append(
+                BlockResult(
+                    ended_ps - part.offset_ps, needed_ps + part.lead_ps, self._detailed(spans, lane), host_ps - part.lead_ps,
+                    trails=last_ps < ended_ps,
+                )
+            )  # fmt: skip
+        return tuple(found[lane] for lane in self._lanes)
+
+    def _detailed(self, spans: Sequence[Span], lane: int) -> Sequence[Span]:
+        """Return spans with the kernels of their runs, if somebody wants to see them."""
+        if not self._durations.detail:
+            return spans
+        part = self._parts[lane]
+        begun_ps = iter((self._score.begun_ps[:, lane] + self._host_ps[lane]).tolist())
+        found = []
+        for span in spans:
+            inner: Sequence[Span] = ()
+            host_ps = next(begun_ps) if span.stream == COMPUTE else 0
+            if isinstance(span.op, KernelRun):
+                inner = self._durations.kernel_spans(span.op, part.rank, span.start_ps + part.offset_ps, host_ps)
+            found.append(span._replace(inner=inner))
+        return tuple(found)
 
     def state(self, now_ps: int, *, with_hosts: bool) -> Hashable:
         """Return all that the rest of it depends on, relative to ``now_ps``; hosts that are never late may be left out."""
-        lanes = tuple(lane.state(with_host=with_hosts) for lane in self._lanes.values())
-        return (self.begin_ps - now_ps, tuple(self._met_ps), self._start_ps, lanes)
+        rows = (tuple(tuple(row) for row in known) for known in (self._start_ps, self._end_ps))
+        slowed = tuple((k, *(tuple(row) for row in rows)) for k, rows in self._slowed.items())
+        hosts = tuple(self._host_ps) if with_hosts else ()
+        return (self.begin_ps - now_ps, tuple(self._met_ps), tuple(self._met_from_ps), *rows, slowed, self._rate, hosts)
+
+
+def _lasting_ps(left_ps: int, rate: float) -> int:
+    return left_ps if rate == 1.0 else round(left_ps / rate)
+
+
+def _unless_nothing(times_ps: IntArray) -> IntArray | None:
+    return times_ps if times_ps.any() else None
 
 
 class Turns:
@@ -317,7 +342,8 @@ class Turns:
         self._flows_ps: dict[int, int] = {}  # by the operation's identity
         self._taken: dict[tuple[int, ...], bool] = {}  # by those of the blocks
         self._links: dict[tuple[int, ...], frozenset[int]] = {}  # likewise
-        self._scores: dict[tuple[int, int], _Score] = {}  # by that of the block, and the kind of rank
+        self._lines: dict[int, _Line] = {}  # by that of the block
+        self._scores: dict[tuple[tuple[int, int], ...], _Score] = {}  # by those of blocks and the kinds of ranks
 
     def are_taken(self, parts: Sequence[Part]) -> bool:
         """Whether the ranks of a pass are in step, on a network whose times can be moved."""
@@ -329,13 +355,14 @@ class Turns:
 
     def begin(self, parts: Sequence[Part], firsts: Sequence[int], begin_ps: int, durations: Durations) -> Pass:
         """Return a pass that nothing has been computed of."""
-        scores = []
-        for part in parts:
-            score = self._scores.get((id(part.block), part.kind))
-            if score is None:
-                score = self._scores[id(part.block), part.kind] = _score_of(part.block, part.rank, part.kind, durations)
-            scores.append(score)
-        return Pass(parts, firsts, scores, begin_ps, durations)
+        own = [parts[place] for place in sorted(set(firsts))]
+        key = tuple((id(part.block), part.kind) for part in own)
+        score = self._scores.get(key)
+        if score is None:
+            block = own[0].block
+            line = self._lines.setdefault(id(block), self._lines.get(id(block)) or _Line(block))
+            score = self._scores[key] = _score_of(line, own, durations)
+        return Pass(parts, firsts, score, begin_ps, durations)
 
     def play(self, parts: Sequence[Part], durations: Durations) -> JointResult:
         """Run a pass that has its links to itself."""

@@ -207,7 +207,7 @@ class Machine:
         """Work out when a compute task starts, and how much work it is."""
         op, now_ps, number = task.op, self.clock.now_ps, rank.program.rank
         host_ps = rank.issued_ps[index]
-        inner: tuple[Span, ...] = ()
+        inner: Sequence[Span] = ()
         floor_ps = 0
         if isinstance(op, Block):
             start_ps = max(now_ps, host_ps)
@@ -446,7 +446,7 @@ class Machine:
         if self.joint:
             self._check_links(flow.links, communication)
         if self.passing and self._own_circle(flow.links, communication) < 0:
-            self._check_passing(flow.links, participants)
+            self._check_passing(flow.links, participants, self.passing)
         handle = self.network.start(flow, now_ps)
         self.in_flight[handle] = communication
         one = self._pass_of(communication)
@@ -567,7 +567,7 @@ class Machine:
         return True
 
     def _concerns(self, circle: int, participants: Participants) -> bool:
-        return any(self.circle_of[rank.number] == circle for rank, _ in participants)
+        return circle in [self.circle_of[rank.number] for rank, _ in participants]
 
     def _put_off(self, circle: int, by_ps: int) -> None:
         """Move what a circle is about to do behind the periods that are left out, everything in the order that it has.
@@ -618,7 +618,7 @@ class Machine:
         self.passing.append((now_ps + by_ps, circle))
         for handle, one in self.in_flight.items():
             if handle not in own:
-                self._check_passing(self.costs.flow(one.op).links, one.participants)
+                self._check_passing(self.costs.flow(one.op).links, one.participants, self.passing[-1:])
         self.set_alarm()
 
     def recorded(self) -> tuple[Span, ...]:
@@ -651,9 +651,11 @@ class Machine:
                 own |= {self.ranks[number].program.rank: cycle for number in circle.numbers}
         return None, own
 
-    def _check_passing(self, links: tuple[int, ...], participants: Participants) -> None:
+    def _check_passing(
+        self, links: tuple[int, ...], participants: Participants, passing: Sequence[tuple[int, int]]
+    ) -> None:
         now_ps, touches = self.clock.now_ps, self.durations.touches
-        for until_ps, circle in self.passing:
+        for until_ps, circle in passing:
             is_outside = until_ps > now_ps and not self._concerns(circle, participants)
             if is_outside and touches(self.circles[circle].links, links):
                 raise OutsideError

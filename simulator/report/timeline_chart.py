@@ -57,7 +57,7 @@ class _Tables:
     insides: list[dict[str, Any]] = field(default_factory=list)
     _op_index: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _inside_index: dict[int, int] = field(default_factory=dict)
-    _kept: list[tuple[Span, ...]] = field(default_factory=list)  # keeps identities alive
+    _kept: list[Sequence[Span]] = field(default_factory=list)  # keeps identities alive
 
     def op(self, span: Span, depth: int = 0) -> int:
         """Return the position of a span's operation, adding it where it is new."""

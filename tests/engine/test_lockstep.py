@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.analysis.metrics import exposed_by_axis, measure
 from simulator.engine.costs import Interference
 from simulator.engine.durations import FAR_AHEAD_PS, Part
 from simulator.engine.lockstep import Turns, is_in_step
 from simulator.engine.running import durations_of
 from simulator.network import NETWORKS, Flow
 from simulator.program.op import Collective, Kernel, KernelRun
-from simulator.program.program import Block, Task
+from simulator.program.program import COMPUTE, Block, Task
+from simulator.timeline import Span, Timeline
 from simulator.units import to_ps
 
 US = 1_000_000
@@ -86,7 +88,11 @@ def test_two_ranks_by_hand(lead_us, end_us):
     assert found.results[1].duration_ps == (end_us - 3) * US
     assert found.results[0].duration_ps == (end_us - 4) * US
     assert [one.needed_lead_ps for one in found.results] == [2 * US] * 2
-    assert [span.op.name for span in found.results[0].spans] == ["k", "c", "k"]
+    spans = found.results[0].spans
+    assert [span.op.name for span in spans] == ["k", "c", "k"]
+    assert spans[1].duration_ps == 5 * US
+    assert len(spans) == 3
+    assert spans == found.results[0].spans != found.results[1].spans
     assert found.links == {0}
     assert not any(one.trails for one in found.results)
 
@@ -118,6 +124,25 @@ def test_in_step_is_event_by_event(steps, starts, backs, detail):
         assert sorted(ours.spans, key=repr) == sorted(theirs.spans, key=repr)
 
 
+@given(STEPS, STARTS, st.lists(st.integers(0, 3), min_size=7, max_size=7) | st.just([0] * 7))
+@settings(max_examples=100, deadline=None)
+def test_arrays_are_measured_as_the_spans_that_they_hold(steps, starts, backs):
+    offsets = [offset - min(offset for offset, _ in starts) for offset, _ in starts]
+    parts = parts_of(steps, offsets, [lead for _, lead in starts], backs)
+    results = durations_of(Costs(), network).joint(parts).results
+    measured = []
+    for insides in ([one.spans for one in results], [tuple(one.spans) for one in results]):
+        spans = tuple(
+            Span(part.block, part.rank, COMPUTE, part.offset_ps, part.offset_ps + one.duration_ps, inner=inside)
+            for part, one, inside in zip(parts, results, insides, strict=True)
+        )
+        assert [span.inner for span in spans] == insides
+        members = {part.rank: (part.rank,) for part in parts}
+        timeline = Timeline(simulated=spans, members=members, simulated_ps=max(span.end_ps for span in spans))
+        measured.append((measure(timeline, None, pipelined=True), exposed_by_axis(timeline)))
+    assert measured[0] == measured[1]
+
+
 @pytest.mark.parametrize(("factor", "ends_us"), [(1.0, (8, 9)), (0.5, (12, 13.5))])
 def test_a_kernel_beside_a_collective_by_hand(factor, ends_us):
     """After a kernel of 3 us, 4 bytes take 1 + 4 us, beside a kernel of 6 us: until 8 and 9 where nothing slows the other down.
@@ -132,6 +157,17 @@ def test_a_kernel_beside_a_collective_by_hand(factor, ends_us):
     ends = {span.stream: span.end_ps for span in found.spans}
     assert (ends["tp"], ends["compute"]) == tuple(us * US for us in ends_us)
     assert found.duration_ps == ends_us[1] * US
+
+
+def test_kernels_of_a_run_behind_another_kernel_by_hand():
+    """Without a lead every launch takes 2 us: the kernel's ends at 2, those of the run at 4 and 6; all take 1 us."""
+    (part,) = parts_of((1, (1, 1)), (0,), (0,))
+    (found,) = durations_of(Costs(), network, detail=True).joint([part]).results
+    _, run = found.spans
+    assert [(run.start_ps + one.start_ps, run.start_ps + one.end_ps) for one in run.inner] == [
+        (4 * US, 5 * US),
+        (6 * US, 7 * US),
+    ]
 
 
 def test_what_is_not_in_step():
