@@ -85,7 +85,7 @@ def run_cases(cases: Cases, limits: Limits) -> Iterator[dict[str, Any]]:
     for shape, jobs in cases:
         with emulated_network(shape) as network:
             for job in jobs:
-                yield measure_on(network, job, limits)
+                yield from measure_on(network, job, limits)
 
 
 def _collect(cases: Cases, limits: Limits, predict: bool) -> Outcome:

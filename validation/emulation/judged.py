@@ -21,6 +21,8 @@ from validation.emulation.predict import shape_of_row, with_prediction
 from validation.tables.error_tables import group_table
 from validation.tables.statistics import Group, group_of
 
+#: of all hosts together, up to which two jobs at their own paces do not meet in two processors first
+_UNHURRIED_BITS_PER_S = 2e9
 #: kind of job -> largest mean error that a prediction may have
 TARGETS = {
     "all_reduce": 0.03,
@@ -52,6 +54,7 @@ def kind_of(row: Mapping[str, Any]) -> str:
         (shape.total_bits_per_s > MAX_TOTAL_BITS_PER_S, f"{job.name}, beyond the processors"),
         (not job.is_step and job.n_bytes < 1 << 20, f"{job.name}, below 1 MiB"),
         (by_chance and not job.turn_s, f"{job.name}, who comes first left to chance"),
+        (job.beside is not None and shape.total_bits_per_s > _UNHURRIED_BITS_PER_S, "a job beside another, undilated"),
         (job.beside is not None, "a job beside another"),
         (job.straggler is not None, "straggler"),
         (bool(shape.slow), "slow link"),

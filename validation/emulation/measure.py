@@ -8,7 +8,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,8 @@ def check(shape: ClusterShape, job: Job, limits: Limits) -> list[str]:
     return warnings
 
 
-def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> dict[str, Any]:
-    """Run one job on a cluster that is up; return its row."""
+def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> list[dict[str, Any]]:
+    """Run a job on a cluster that is up; return its row, and that of the job beside it."""
     try:
         from validation.emulation import runtime
     except ImportError as error:
@@ -136,28 +136,35 @@ def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> dict[str, 
             timeout_s=limits.timeout_s,
             real_time=True,
         )
-    row = _row(shape, job, answers)
-    row["cpu_all"], row["cpu_own"] = (round(share, 3) for share in watch.shares())
-    row["load1"] = round(load, 2)
-    return row
+    cpu_all, cpu_own = (round(share, 3) for share in watch.shares())
+    return [
+        row | {"cpu_all": cpu_all, "cpu_own": cpu_own, "load1": round(load, 2)} for row in rows_of(shape, job, answers)
+    ]
 
 
-def _row(shape: ClusterShape, job: Job, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def rows_of(shape: ClusterShape, job: Job, answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Turn what all ranks answered into the row of a job, and of the job beside it with that job's own ranks."""
     if job.beside is None:
-        durations = durations_s([answer["times"] for answer in answers if answer["times"]])
-    else:
-        durations = paces_s(
-            *([answers[r]["times"] for r in job.ranks_of_job(i, len(answers), shape.n_racks)] for i in (0, 1))
-        )
+        return [_row(shape, job, answers, durations_s([answer["times"] for answer in answers if answer["times"]]))]
+    other = replace(job.beside, n_jobs=2, beside=replace(job, n_jobs=1, beside=None))
+    sides = [[answers[rank] for rank in job.ranks_of_job(index, len(answers), shape.n_racks)] for index in (0, 1)]
+    times = [[answer["times"] for answer in side] for side in sides]
+    return [_row(shape, job, sides[0], paces_s(*times)), _row(shape, other, sides[1], paces_s(*times[::-1]))]
+
+
+def _row(
+    shape: ClusterShape, job: Job, answers: Sequence[dict[str, Any]], durations: Sequence[float]
+) -> dict[str, Any]:
+    """Write down what these ranks answered, those of one job where it has its own pace."""
     found = summarize(durations)
-    hosts = [answers[host * job.procs_per_node] for host in range(shape.n_nodes)]
+    hosts = answers[:: job.procs_per_node]
     sent = [round(host["sent_bytes"] / job.n_repeats) for host in hosts]
     received = [round(host["received_bytes"] / job.n_repeats) for host in hosts]
     row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
     row |= {
         "job": f"pair-{job.name}" if job.beside else f"two-{job.name}" if job.n_jobs == 2 else job.name,
         "nodes": shape.n_nodes,
-        "world": len(answers),
+        "world": shape.n_nodes * job.procs_per_node,
         "rate": rate_text(shape.rate_bits_per_s),
         "delay_us": shape.delay_s * 1e6,
         "gloo_threads": job.gloo_threads,

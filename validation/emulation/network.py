@@ -165,6 +165,7 @@ _SYSCTLS = {
     "net.ipv6.conf.all.disable_ipv6": "1",
     "net.ipv6.conf.default.disable_ipv6": "1",
     "net.ipv4.tcp_no_metrics_save": "1",
+    "net.ipv4.tcp_slow_start_after_idle": "0",  # the kernel's clock is not dilated, and takes a dilated pause for the end of a flow
 }
 
 

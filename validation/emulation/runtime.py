@@ -118,7 +118,7 @@ def _measure(seat: Seat | None, job: Job) -> dict[str, Any]:
         "phases": dict(phases),
         "sent_bytes": after[0] - before[0],
         "received_bytes": after[1] - before[1],
-        "buckets": _buckets(job),
+        "buckets": _buckets(own),
         "real_time": os.sched_getscheduler(0) == os.SCHED_RR,
     }
 

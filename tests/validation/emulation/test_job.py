@@ -8,7 +8,7 @@ from simulator.errors import ConfigError
 from validation.emulation import emulate_command
 from validation.emulation.cluster_shape import ClusterShape
 from validation.emulation.job import JOBS, MIB, Job, buffer_bytes, job_of_row, parse_bytes
-from validation.emulation.judged import kind_of
+from validation.emulation.judged import TARGETS, kind_of
 from validation.emulation.measure import Limits, check, durations_s, expected_traffic_bytes
 
 
@@ -140,3 +140,14 @@ def test_one_group_runs_zero3s_collectives_in_turn(monkeypatch, name, groups, sa
         kind_of({"job": name, "nodes": "4", "rate": "1gbit", "cfg": job.configuration(), "gloo_threads": threads})
         == kind
     )
+
+
+@pytest.mark.parametrize(
+    ("dilation", "kind"), [(1.0, "a job beside another, undilated"), (4.0, "a job beside another")]
+)
+def test_pairs_in_real_time_are_only_reported(dilation, kind):
+    """Eight hosts of 1 Gbit/s with two jobs keep two processors busy; of 250 Mbit/s they do not."""
+    pair = Job(name="ddp", n_jobs=2, beside=Job(name="ddp")).dilated(dilation)
+    rate = f"{1000 / dilation:g}mbit"
+    assert kind_of({"job": "pair-ddp", "nodes": "8", "rate": rate, "cfg": pair.configuration()}) == kind
+    assert (kind in TARGETS) == (dilation > 1.0)

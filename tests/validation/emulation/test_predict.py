@@ -11,7 +11,7 @@ from simulator.program.startable import check as check_program
 from validation.emulation.cluster_shape import ClusterShape, goodput_bytes_per_s
 from validation.emulation.job import JOBS, MIB, Job, job_of_row
 from validation.emulation.judged import TARGETS, check_targets, groups_of, read_rows
-from validation.emulation.measure import Limits, check, paces_s
+from validation.emulation.measure import Limits, check, paces_s, rows_of
 from validation.emulation.predict import predicted_s, shape_of_row, shipped_overheads, with_prediction
 from validation.emulation.programs import program_of
 from validation.emulation.suites import SUITES, suite
@@ -175,3 +175,23 @@ def test_the_pace_of_a_job_is_that_of_its_starts_while_the_other_runs():
     assert paces_s(own, other) == pytest.approx([1.0, 1.5])
     with pytest.raises(ConfigError, match="over too soon"):
         paces_s(own, [[(0.0, 1.2)]])
+
+
+def test_both_jobs_of_a_pair_are_rows_of_their_own():
+    """Ranks 0 and 2 step every second and send 6,000 bytes in six steps, ranks 1 and 3 every 2 s and 6,000 in three."""
+
+    def answer(step_s, n_steps, sent, bucket):
+        times = [(step_s * n, step_s * n + 0.5) for n in range(n_steps)]
+        counted = {"sent_bytes": sent, "received_bytes": sent + n_steps, "phases": {"fwd_s": [step_s / 10] * n_steps}}
+        return {"times": times, **counted, "buckets": [bucket], "real_time": True}
+
+    own, other = answer(1.0, 6, 6_000, 7), answer(2.0, 3, 6_000, 9)
+    pair = Job(name="ddp", n_repeats=6, n_jobs=2, beside=Job(name="ddp", n_layers=4, n_repeats=3))
+    first, second = rows_of(ClusterShape(n_nodes=4, n_racks=2), pair, [own, other, own, other])
+    for row, step_s, sent, bucket in ((first, 1.0, 1_000, "7"), (second, 2.0, 2_000, "9")):
+        assert row["median_s"] == pytest.approx(step_s) and row["fwd_s"] == pytest.approx(step_s / 10)
+        assert (row["job"], row["world"], row["tx_min"], row["tx_max"], row["rx_max"], row["buckets"]) == (
+            "pair-ddp", 4, sent, sent, sent + 1, bucket,
+        )  # fmt: skip
+    assert job_of_row({name: str(value) for name, value in second.items()}).beside.n_layers == pair.n_layers
+    assert first["cfg"].startswith("L8x2MiB") and second["cfg"].startswith("L4x2MiB")
