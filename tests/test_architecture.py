@@ -4,6 +4,7 @@ import ast
 import functools
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,29 @@ def test_imports_point_downward(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT))
     assert lint_imports(no_cache=True) == 0
+
+
+#: where JSON is read that this project wrote itself, and where traces of gigabytes are
+_OTHER_JSON = {
+    "simulator/analysis/confidence.py",
+    "simulator/calibration/cluster_fit.py",
+    "simulator/collectives/tuner.py",
+    "simulator/explore/evaluation.py",
+    "simulator/trace_io/json_stream.py",
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "places"),
+    [
+        (r"json\.loads?\(", {"simulator/config/text.py", *_OTHER_JSON}),
+        (r"tomllib\.loads?\(|ElementTree\.", {"simulator/interop/syntax.py"}),
+        (r"\.compose\(", {"simulator/config/yaml_nodes.py"}),
+    ],
+)
+def test_bounds_are_kept_by_one_reader_of_each_syntax(call, places):
+    files = (ROOT / "simulator").rglob("*.py")
+    assert {name_of(path) for path in files if re.search(call, path.read_text(encoding="utf-8"))} == places
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

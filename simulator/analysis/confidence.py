@@ -206,12 +206,17 @@ def confidence_of(plan: ParallelPlan, device: Device, iteration_time_s: float, *
 
     Where comparable runs were all slower (or all faster) than predicted, the prediction itself is the near end.
     """
-    found = interval(features_of(plan, device, experts=experts), shipped_table())
+    found = _shipped_interval(features_of(plan, device, experts=experts))
     return Confidence(
         low_s=iteration_time_s * min(found.low, 1.0),
         high_s=iteration_time_s * max(found.high, 1.0),
         basis=found.basis,
     )
+
+
+@lru_cache(maxsize=1024)  # the plans of a sweep or a search are of few kinds
+def _shipped_interval(features: Features) -> Interval:
+    return interval(features, shipped_table())
 
 
 @lru_cache(maxsize=1)

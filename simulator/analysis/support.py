@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, TypedDict
 
 from simulator.analysis.confidence import Features, Residual, ResidualTable, shipped_table
@@ -39,7 +40,15 @@ def cell_of(features: Features) -> tuple[str, str, bool, str]:
 
 def support_of(features: Features, table: ResidualTable | None = None) -> Support:
     """Return the word for a run and what it rests on, from the shipped residuals unless others are given."""
-    known = shipped_table() if table is None else table
+    return _shipped_support(features).copy() if table is None else _support(features, table)
+
+
+@lru_cache(maxsize=1024)  # the plans of a sweep or a search are of few kinds
+def _shipped_support(features: Features) -> Support:
+    return _support(features, shipped_table())
+
+
+def _support(features: Features, known: ResidualTable) -> Support:
     mine = [row for row in known.rows if cell_of(row.features) == cell_of(features)]
     least, most = gpus_of(mine)
     if len(mine) >= ENOUGH and least / _REACH <= features.gpus <= most * _REACH:

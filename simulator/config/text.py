@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import cache_from_source
@@ -208,16 +208,28 @@ def _parse_json(text: str, locator: Locator) -> Any:
         return found
 
     try:
-        return json.loads(
-            text, object_pairs_hook=pairs, parse_int=_whole, parse_float=_finite, parse_constant=_no_number
-        )
+        return parse_json(text, pairs)
     except json.JSONDecodeError as error:
         place = Place(file=locator.file, line=error.lineno, column=error.colno)
         raise_faults([Fault(place=place, path=(), message=f"not JSON: {error.msg}")], locator)
-    except RecursionError:
-        raise ConfigError(f"{locator.file}: not JSON that can be read: nested too deeply") from None
     except ValueError as error:
         raise ConfigError(f"{locator.file}: not JSON that can be read: {error}") from None
+
+
+def parse_json(text: str, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
+    """Parse JSON that is within bounds; a ``ValueError`` says what is wrong with any other.
+
+    Parameters
+    ----------
+    pairs : callable, optional
+        Makes an object of its keys and values.
+    """
+    try:
+        return json.loads(
+            text, object_pairs_hook=pairs, parse_int=_whole, parse_float=_finite, parse_constant=_no_number
+        )
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _whole(text: str) -> int:

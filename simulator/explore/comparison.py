@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from simulator.analysis.metrics import PARTS, exposed_by_axis
 from simulator.answer import MEMORY_PARTS, Answer, Result, describe_plan, throughput
+from simulator.config import load_yaml
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import canonical_name, convert, scenario_of
 from simulator.plan import ParallelPlan
@@ -119,13 +119,43 @@ def side_of_result(result: Result) -> Side:
 
 def side_of_answer(path: str) -> Side:
     """Read an answer that ``--json`` printed."""
+    data, _ = load_yaml(path)
+    fault = unlike(data, Answer)
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from None
-    if not isinstance(data, dict) or not {"iteration_time_s", "breakdown", "memory", "provenance"} <= set(data):
-        raise ConfigError(f"{path}: no answer of one run", hint="what simulate --json prints")
+        plan = ParallelPlan(**data["provenance"]["scenario"]["plan"]) if not fault else None
+    except (KeyError, TypeError, ConfigError):
+        fault = "provenance.scenario.plan"
+    if fault or plan is None or not (plan.gpus and plan.global_batch and data["iteration_time_s"] > 0):
+        raise ConfigError(
+            f"{path}: no answer of one run, or of another version{fault and ': see ' + fault}",
+            hint="what simulate --json prints",
+        )
     return Side(answer=cast(Answer, data), exposed_s={})
+
+
+def unlike(value: object, hint: Any) -> str:
+    """Return where a value of plain data is not of a type: a key with dots, ``it`` for all of it, empty where it is.
+
+    Examples
+    --------
+    >>> from simulator.answer import Confidence
+    >>> unlike({"low_s": 1, "high_s": None, "basis": ""}, Confidence), unlike([], Confidence), unlike(None, float | None)
+    ('high_s', 'it', '')
+    """
+    if is_typeddict(hint):
+        if not isinstance(value, dict):
+            return "it"
+        found = ((key, unlike(value.get(key), inner)) for key, inner in get_type_hints(hint).items())
+        return next((key + (f".{at}" if at != "it" else "") for key, at in found if at), "")
+    if get_origin(hint) is list:
+        is_like = isinstance(value, list) and not any(unlike(one, get_args(hint)[0]) for one in value)
+    elif get_origin(hint) is Literal:
+        is_like = value in get_args(hint)
+    elif get_args(hint) and get_origin(hint) is not dict:  # one of several
+        is_like = not all(unlike(value, one) for one in get_args(hint))
+    else:
+        is_like = isinstance(value, (int, float) if hint is float else get_origin(hint) or hint)
+    return "" if is_like else "it"
 
 
 def compare(a: Side, b: Side) -> Comparison:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -121,9 +120,6 @@ def open_store(folder: str | Path) -> Store:
     return Store(Path(folder) / "store")
 
 
-#: how long to wait for the first worker of a scheduler that somebody started
-_NO_WORKER_S = 20
-
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -159,7 +155,7 @@ class Pool:
         self.n_jobs = n_jobs
         self.scheduler = scheduler
         self._stack = ExitStack()
-        self._options: dict[str, Any] = {}
+        self._client: Any = None
         self._spent_s = 0.0
         self._n_calls = 0
         self._has_started = at_once and n_jobs != 1
@@ -167,9 +163,9 @@ class Pool:
     def __enter__(self) -> Pool:
         """Connect."""
         if self.scheduler:
-            self._options = self._stack.enter_context(_dask(self.scheduler))
-        else:
-            self._options = {"n_jobs": self.n_jobs or -1}
+            from simulator.explore.dask_workers import connected
+
+            self._client = self._stack.enter_context(connected(self.scheduler, _program))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -178,11 +174,15 @@ class Pool:
     @cached_property
     def n_workers(self) -> int:
         """Items in work at the same time."""
-        if self.n_jobs == 1 and not self.scheduler:
+        if self._client is not None:
+            from simulator.explore.dask_workers import n_threads
+
+            return max(1, n_threads(self._client))
+        if self.n_jobs == 1:
             return 1
         import joblib
 
-        return int(joblib.effective_n_jobs(self._options["n_jobs"]))
+        return int(joblib.effective_n_jobs(self.n_jobs or -1))
 
     def run(
         self, function: Callable[[Item], Answer], items: Sequence[Item], *, batch_size: int | str = "auto"
@@ -191,6 +191,11 @@ class Pool:
 
         The function is importable by its name, so that it can be sent to other processes, which take so many items at a time.
         """
+        if self._client is not None:
+            from simulator.explore.dask_workers import spread
+
+            yield from spread(self._client, function, items)
+            return
         self._n_calls += 1
         n_done = 0
         took_s: list[float] = []
@@ -205,7 +210,7 @@ class Pool:
             return
         import joblib
 
-        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, **self._options)
+        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, n_jobs=self.n_jobs or -1)
         yield from parallel(joblib.delayed(_numbered)(function, i, items[i]) for i in range(n_done, len(items)))
 
     def _starts(self, took_s: Sequence[float], n_left: int) -> bool:
@@ -213,14 +218,14 @@ class Pool:
 
         The first one also loads what the others share, so it says little about them, unless it is as long as starting workers.
         """
-        if not self._has_started and not self.scheduler:
+        if not self._has_started:
             if self.n_workers == 1 or n_left <= 1:
                 return False
             known_s = took_s[1:] if len(took_s) >= N_TELLING else [s for s in took_s if s > START_S]
             left_s = sum(known_s) / len(known_s) * n_left if known_s else 0.0
             is_worth_it = left_s * (1.0 - 1.0 / self.n_workers) > START_S
             self._has_started = is_worth_it or (self._n_calls > 1 and self._spent_s > 2.0 * START_S)
-        return self.scheduler != "" or (self._has_started and n_left > 1)
+        return self._has_started and n_left > 1
 
 
 def check_scheduler(scheduler: str) -> None:
@@ -234,57 +239,6 @@ def check_scheduler(scheduler: str) -> None:
         from simulator.explore.slurm_workers import read_slurm
 
         read_slurm(scheduler)
-
-
-@contextmanager
-def _dask(scheduler: str) -> Iterator[dict[str, Any]]:
-    """Connect to a scheduler, or start one whose workers Slurm starts; a task whose worker dies is given to another one."""
-    if importlib.util.find_spec("distributed") is None:
-        raise ConfigError(
-            "--scheduler needs the package 'distributed', which is not installed",
-            hint="pip install 'distributed-training-simulator[cluster]'",
-        )
-    import joblib
-
-    with ExitStack() as stack:
-        if "://" in scheduler:
-            client = _connect(scheduler)
-            stack.callback(client.close)
-            _wait(client, f"{_NO_WORKER_S} s", f"start some with 'dask worker {scheduler} --nthreads 1'")
-        else:
-            from simulator.explore.slurm_workers import read_slurm, start_cluster
-
-            cluster = start_cluster(read_slurm(scheduler))
-            stack.callback(cluster.close)
-            client = _connect(cluster)
-            stack.callback(client.close)
-            _wait(client, None, "")
-        _LOG.info("the Dask scheduler's dashboard: %s", client.dashboard_link)
-        stack.enter_context(joblib.parallel_config(backend="dask", client=client, pure=False))
-        yield {"n_jobs": -1}
-
-
-def _connect(address: Any) -> Any:
-    import distributed
-
-    for name in (
-        "distributed",
-        "distributed.client",
-    ):  # a worker that is gone is no matter of whoever waits for the answers
-        logging.getLogger(name).setLevel(logging.ERROR)
-    connect: Any = distributed.Client  # no types
-    try:
-        return connect(address, timeout="10s", set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
-        hint = "start one with 'dask scheduler'; a Slurm file is given by its path"
-        raise ConfigError(f"no Dask scheduler answers at {address}: {error}", hint=hint) from None
-
-
-def _wait(client: Any, limit: str | None, hint: str) -> None:
-    try:
-        client.wait_for_workers(1, timeout=limit)
-    except TimeoutError:
-        raise ConfigError(f"the Dask scheduler has no workers after {limit}", hint=hint) from None
 
 
 Work = Callable[[Scenario], Record]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.config import load_yaml, read_text
 from simulator.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -112,8 +112,9 @@ def _of_file(name: str) -> tuple[float, ...]:
     path = Path(name)
     if not path.is_file():
         raise ConfigError(f"--lengths {name}: neither a distribution nor a file", hint=_FORMS)
-    text = path.read_text(encoding="utf-8", errors="replace")
-    words = json.loads(text) if path.suffix == ".json" else text.replace(",", " ").split()
+    words = load_yaml(path)[0] if path.suffix == ".json" else read_text(path).replace(",", " ").split()
+    if not isinstance(words, list):
+        raise ConfigError(f"--lengths {name}: no list of numbers", hint=_FORMS)
     values = tuple(_positive(str(word), name) for word in words)
     if not values:
         raise ConfigError(f"--lengths {name}: holds no lengths", hint=_FORMS)

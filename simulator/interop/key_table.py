@@ -7,7 +7,6 @@ keys decide together, the format has a rule for each direction beside its table.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from simulator.config import near_misses, parse_yaml, read_text
+from simulator.config import near_misses, parse_json, parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Imported
 from simulator.interop.typed_values import Reader
@@ -319,7 +318,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 def json_keys(text: str) -> set[str]:
     """Return the keys of a JSON object, none where the text is not one."""
     try:
-        data: Any = json.loads(text)
-    except (ValueError, RecursionError):
+        data: Any = parse_json(text)
+    except ValueError:
         return set()
     return set(data) if isinstance(data, dict) else set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 import shlex
@@ -11,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from simulator.config import load_yaml, read_text
+from simulator.config import load_yaml, parse_json, read_text
 from simulator.errors import ConfigError
 from simulator.interop.deepspeed import STAGES, read_deepspeed
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
@@ -394,7 +393,7 @@ def _beside(found: Found, written: Mapping[str, str], settings: dict[str, Any]) 
     file = Path(reader.file).parent / posixpath.basename(name)
     text = written.get(name) or (read_text(file) if file.is_file() and not is_unknown(name) else "")
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError:
         data = None
     if not isinstance(data, dict) and found.given("zero-stage"):

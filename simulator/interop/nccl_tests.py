@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simulator.config import cell, read_text
+from simulator.config import cell, parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Format, Part
 
@@ -301,10 +300,7 @@ def _guess(rows: list[CollectiveRow], n_ranks: int, file: str) -> str:
 
 
 def _from_json(text: str, file: str, collective: str | None, n_ranks: int | None) -> CollectiveTable:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    data, _ = parse_yaml(text, file, as_json=True, later_wins=True)
     results = data.get("results") if isinstance(data, Mapping) else None
     if not isinstance(results, list) or not results:
         raise ConfigError(f"{file}: results: no results", hint="expected the file that nccl-tests writes with -J")

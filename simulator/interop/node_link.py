@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_yaml, raise_faults, read_text
+from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_json, parse_yaml, raise_faults, read_text
 from simulator.interop.cluster import ImportedCluster, imported
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.topology import LINK_KINDS
@@ -32,8 +31,8 @@ def sniff(text: str) -> bool:
     if not text.lstrip().startswith("{"):
         return False
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = parse_json(text)
+    except ValueError:
         return False
     return isinstance(data.get("nodes"), list) and isinstance(data.get("edges", data.get("links")), list)
 

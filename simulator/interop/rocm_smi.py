@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-from simulator.config import read_text
+from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, add_nics, node_on_a_switch
 from simulator.interop.format import Account, Format, Part, having, refuse
@@ -38,10 +37,7 @@ def _of_text(text: str) -> tuple[Tables, list[str]]:
 
 
 def _of_json(text: str, path: str | Path) -> tuple[Tables, list[str]]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise refuse(path, 1, f"not JSON: {error!s:.80}") from None
+    data, _ = parse_yaml(text, str(path), as_json=True, later_wins=True)
     cards = [one for one in data.values() if isinstance(one, dict)]
     tables: Tables = {"hops": {}, "link type": {}}
     for card in cards:

@@ -12,7 +12,6 @@ mlcommons/logging, ``mlperf_logging/mllog`` (``:::MLLOG`` lines).
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from simulator.config import read_text
+from simulator.config import parse_json, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Format, Part
 
@@ -112,8 +111,8 @@ def _mlperf(text: str) -> Iterator[tuple[str, Any]]:
         _, mark, rest = line[:_LINE].partition(":::MLLOG")
         if mark:
             try:
-                data = json.loads(rest)
-            except (ValueError, RecursionError):
+                data = parse_json(rest)
+            except ValueError:
                 continue
             if isinstance(data, dict):
                 yield str(data.get("key")), data.get("value")

@@ -7,7 +7,6 @@ huggingface/safetensors, ``README.md`` (eight bytes of length, then JSON); ggml-
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections import Counter
@@ -16,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from simulator.config import read_text
+from simulator.config import parse_json, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Format, Imported, Part
 from simulator.interop.hf_config import import_hf_config, read_hf_config
@@ -100,9 +99,9 @@ def import_safetensors(path: str | Path) -> Imported:
 
 def _json(path: Path, text: str, key: str = "") -> dict[str, Any]:
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         found = data[key] if key else data
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: not a header of safetensors" + (f": no mapping {key!r}" if key else ""))

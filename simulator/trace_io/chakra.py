@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from simulator.config import parse_json
 from simulator.errors import TraceError
 from simulator.trace_io.chakra_messages import (
     ATTRIBUTES,
@@ -381,8 +382,8 @@ def _listed_groups(text: object) -> dict[str, tuple[int, ...]]:
     if not isinstance(text, str) or "[{" not in text:
         return {}
     try:
-        entries = json.loads(text[text.index("[{") : text.rindex("}]") + 2])
-    except (ValueError, RecursionError):
+        entries = parse_json(text[text.index("[{") : text.rindex("}]") + 2])
+    except ValueError:
         return {}
     groups = {}
     for entry in entries if isinstance(entries, list) else ():

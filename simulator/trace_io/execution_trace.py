@@ -23,6 +23,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from simulator.config import parse_json
 from simulator.errors import TraceError
 from simulator.trace_io.collective_names import (
     FRAMEWORK_NAMES,
@@ -245,8 +246,8 @@ def _groups(node: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     groups: dict[str, tuple[int, ...]] = {}
     values = _inputs(node)[0]
     try:
-        entries = json.loads(values[0]) if values and isinstance(values[0], str) else []
-    except (ValueError, RecursionError):
+        entries = parse_json(values[0]) if values and isinstance(values[0], str) else []
+    except ValueError:
         return groups
     for entry in entries if isinstance(entries, list) else ():
         if not isinstance(entry, dict) or "pg_name" not in entry:

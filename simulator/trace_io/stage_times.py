@@ -7,10 +7,10 @@ Chung et al., "Perseus: Reducing Energy Bloat in Large Model Training", SOSP 202
 
 from __future__ import annotations
 
-import json
 import re
 from typing import IO, Any
 
+from simulator.config import parse_json
 from simulator.errors import TraceError
 from simulator.trace_io.trace_record import StageTimes, number
 
@@ -20,8 +20,8 @@ _DEGREES = re.compile(r"dp(\d+)\+pp(\d+)\+tp(\d+)")
 def read(stream: IO[bytes], source: str) -> StageTimes:
     """Read the timings of a job."""
     try:
-        entries = json.loads(stream.read().decode("utf-8", "replace"))
-    except (ValueError, RecursionError) as fault:
+        entries = parse_json(stream.read().decode("utf-8", "replace"))
+    except ValueError as fault:
         raise TraceError(f"{source}: malformed JSON: {fault}") from fault
     if not isinstance(entries, list) or not entries or not all(isinstance(e, dict) for e in entries):
         raise TraceError(f"{source}: is no list with one object per rank")

@@ -33,6 +33,8 @@ def refused(monkeypatch, capsys, *words):
         ("run.sh", "#!/bin/bash\nX=aaaaaaaaaa\n" + 'X="$X$X"\n' * 40 + "echo $X\n", "grows beyond"),
         ("topo.xml", '<system version="1">' + "<pci>" * 20_000, "nested more than"),
         ("config.json", '{"model_type": "gpt2", "n_layer": ' + "9" * 400 + "}", "too many digits"),
+        ("all_reduce.json", '{"nccl_version": 1, "results": [' + "9" * 5000 + "]}", "too many digits"),
+        ("all_reduce.json", '{"nccl_version": 1, "results": ' + "[" * 20_000, "nested too deeply"),
     ],
 )  # fmt: skip
 def test_files_that_would_eat_the_machine(monkeypatch, capsys, tmp_path, name, text, message):

@@ -6,13 +6,15 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, SimulatorError
 from simulator.explore.best_plans import search
+from simulator.explore.dask_workers import connected, n_threads, spread
 from simulator.explore.evaluation import Pool, Store
 from simulator.explore.named_settings import Sweep
 from simulator.explore.slurm_workers import SlurmSpec, read_slurm, start_cluster
@@ -99,7 +101,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_answers(dask_cluster, tmp_
 
 @QUIET
 def test_a_scheduler_without_workers_is_named(dask_scheduler, monkeypatch):
-    monkeypatch.setattr("simulator.explore.evaluation._NO_WORKER_S", 1)
+    monkeypatch.setattr("simulator.explore.dask_workers._NO_WORKER_S", 1)
     with pytest.raises(ConfigError, match="no workers after 1 s"):
         Pool(scheduler=dask_scheduler).__enter__()
 
@@ -108,6 +110,87 @@ def test_a_scheduler_that_does_not_answer_is_named():
     pytest.importorskip("distributed")
     with pytest.raises(ConfigError, match="no Dask scheduler answers at nowhere"):
         Pool(scheduler="nowhere://x").__enter__()
+
+
+# -- how work is spread ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads():
+    """A scheduler and two workers that are threads of this process."""
+    distributed = pytest.importorskip("distributed")
+    options = {"processes": False, "threads_per_worker": 1, "dashboard_address": None}
+    with (
+        distributed.LocalCluster(n_workers=2, **options) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client, cluster
+
+
+@QUIET
+def test_pieces_grow_to_a_second_and_are_shared_to_the_end(threads, monkeypatch):
+    client, _ = threads
+    sent = []
+
+    def submit(function, work, items, **options):
+        sent.append(len(items))
+        return type(client).submit(client, function, work, items, **options)
+
+    monkeypatch.setattr(client, "submit", submit)
+    assert sorted(spread(client, len, ["x" * n for n in range(300)])) == [(n, n) for n in range(300)]
+    assert sent[:4] == [1, 1, 1, 1], "two for each worker, of which nobody knows yet how long they take"
+    assert max(sent) > 20 and sum(sent) == 300
+    assert all(
+        n <= -(-left // 4) for n, left in zip(sent, [300 - sum(sent[:i]) for i in range(len(sent))], strict=True)
+    )
+    sent.clear()
+    monkeypatch.setattr("simulator.explore.dask_workers._PIECE_S", 0.0)  # whatever an item takes is long
+    assert len(list(spread(client, len, ["x"] * 20))) == 20
+    assert sent == [1] * 20
+
+
+@QUIET
+def test_workers_of_another_state_of_the_program_are_refused(threads):
+    address = threads[1].scheduler_address
+    with pytest.raises(ConfigError, match="2 of 2 workers have another state of the simulator"):
+        connected(address, lambda: threading.current_thread().name).__enter__()
+    with connected(address, lambda: "the same") as client:
+        assert n_threads(client) == 2
+
+
+@QUIET
+def test_work_without_workers_and_without_a_scheduler_ends(threads, monkeypatch):
+    client, cluster = threads
+    monkeypatch.setattr("simulator.explore.dask_workers._LOST_S", 0.1)
+    monkeypatch.setattr("simulator.explore.dask_workers._COUNTED_S", 0.1)
+    assert len(list(spread(client, len, ["x"]))) == 1
+    cluster.scale(0)
+    with pytest.raises(SimulatorError, match="lost all its workers"):
+        list(spread(client, len, ["x"]))
+
+
+def dies_of(item):
+    """Work that some items end the worker of."""
+    if item == "deadly":
+        os._exit(1)
+    return item
+
+
+@pytest.mark.slow
+@QUIET
+def test_what_kills_its_workers_is_told_from_what_stood_beside_it():
+    distributed = pytest.importorskip("distributed")
+    import dask
+
+    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        distributed.LocalCluster(**options) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        found = []
+        with pytest.raises(SimulatorError, match="each worker that was given a certain scenario died"):
+            found.extend(spread(client, dies_of, [*map(str, range(30)), "deadly"]))
 
 
 # -- Slurm -------------------------------------------------------------------------------------------------------

@@ -95,6 +95,50 @@ def test_what_is_no_side_is_refused(tmp_path, text, message):
         side_of(str(tmp_path / text) if text.endswith(".json") else text, SHARED)
 
 
+@pytest.mark.parametrize(
+    ("change", "at"),
+    [
+        ({"iteration_time_s": None}, "see iteration_time_s"),
+        ({"iteration_time_s": 0.0}, "no answer of one run"),
+        ({"breakdown": []}, "see breakdown"),
+        ({"memory": {"peak_bytes": 1}}, "see memory.parameters_bytes"),
+        ({"communication": [{"collective": 3}]}, "see communication"),
+        ({"provenance": "x"}, "see provenance"),
+        ({"support": {"word": "sure", "n_rows": 1, "error": None, "basis": ""}}, "see support.word"),
+    ],
+)
+def test_an_answer_that_is_wrong_says_where(small, tmp_path, change, at):
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps({**small.answer, **change}))
+    with pytest.raises(ConfigError, match=at):
+        side_of(str(path), {})
+
+
+@pytest.mark.parametrize(
+    ("change", "at"),
+    [
+        ({"plan": {"gpus": 8, "colour": 3}}, "see provenance.scenario.plan"),
+        ({"plan": {"gpus": "many"}}, "see provenance.scenario.plan"),
+        ({"plan": {"gpus": 8}}, "no answer of one run"),
+    ],
+)
+def test_an_answer_whose_plan_is_wrong_says_so(small, tmp_path, change, at):
+    path = tmp_path / "answer.json"
+    provenance = small.answer["provenance"]
+    scenario = {**provenance["scenario"], **change}
+    path.write_text(json.dumps({**small.answer, "provenance": {**provenance, "scenario": scenario}}))
+    with pytest.raises(ConfigError, match=at):
+        side_of(str(path), {})
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "9" * 5_000, "NaN", "[1e999]", "", "{]"])
+def test_an_answer_that_is_no_json_is_refused(tmp_path, text):
+    path = tmp_path / "answer.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"answer\.json"):
+        side_of(str(path), {})
+
+
 def test_the_waterfall_leads_from_one_time_to_the_other(compared):
     _, _, found = compared
     chart = waterfall(found)

@@ -50,3 +50,11 @@ def test_distributions_have_their_moments(tmp_path: Path) -> None:
 def test_what_is_no_distribution_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--lengths"):
         Lengths.parse(text)
+
+
+@pytest.mark.parametrize("text", ["3", "{}", "null", '["x"]', "[]", "[" * 20_000, "9" * 5_000, "[NaN]", "{"])
+def test_a_file_that_holds_no_lengths_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lengths.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"lengths\.json"):
+        Lengths.parse(str(path))
