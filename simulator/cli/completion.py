@@ -1,8 +1,9 @@
-"""What the shell completes: names of clusters, models, schedules and networks, and files by their endings."""
+"""What the shell completes: names of clusters, devices, models and of whatever else has names, and files by their endings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 
 
@@ -39,22 +40,41 @@ def models(incomplete: str) -> list[str]:
     return [*_starting(CATALOG, incomplete), *files(".json")(incomplete)]
 
 
-def schedules(incomplete: str) -> list[str]:
-    """Complete pipeline schedules."""
-    from simulator.schedules import SCHEDULES
+def _names_in(module: str, table: str) -> Callable[[str], list[str]]:
+    """Return what completes the names of a table, which is imported only then."""
 
-    return _starting(SCHEDULES, incomplete)
+    def complete(incomplete: str) -> list[str]:
+        return _starting(map(str, getattr(import_module(module), table)), incomplete)
 
-
-def networks(incomplete: str) -> list[str]:
-    """Complete network models."""
-    from simulator.network import NETWORKS
-
-    return _starting(NETWORKS, incomplete)
+    return complete
 
 
-def presets(incomplete: str) -> list[str]:
-    """Complete published runs."""
-    from simulator.config import shipped_names
+schedules = _names_in("simulator.schedules", "SCHEDULES")
+networks = _names_in("simulator.network", "NETWORKS")
+algorithms = _names_in("simulator.collectives", "ALGORITHMS")
+protocols = _names_in("simulator.collectives.nccl", "PROTOCOLS")
+policies = _names_in("simulator.explore.checkpoint_policy", "POLICIES")
+placements = _names_in("simulator.explore.placement", "WAYS")
+objectives = _names_in("simulator.explore.objectives", "OBJECTIVES")
 
-    return _starting(shipped_names("presets"), incomplete)
+
+def _shipped(kind: str) -> Callable[[str], list[str]]:
+    """Return what completes the names of shipped files of a kind."""
+
+    def complete(incomplete: str) -> list[str]:
+        from simulator.config import shipped_names
+
+        return _starting(shipped_names(kind), incomplete)
+
+    return complete
+
+
+presets = _shipped("presets")
+devices = _shipped("devices")
+
+
+def failure_rates(incomplete: str) -> list[str]:
+    """Complete published rates of failures."""
+    from simulator.explore.energy import failure_rates as published
+
+    return _starting([*published(), "none"], incomplete)

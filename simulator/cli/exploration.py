@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simulator.cli.completion import objectives
 from simulator.cli.options import MEMORY_MARGIN_HELP, PLAIN_JSON, Real, Text, Texts, option, report_option
 
 if TYPE_CHECKING:
@@ -108,7 +109,10 @@ def search(
     top: Annotated[int, typer.Option(help="Plans to rank.", min=1)] = 10,
     emit: Annotated[Text, option("Folder for the best plan in the words of training frameworks.")] = None,
     objective: Annotated[
-        str, typer.Option(help="What the choice minimises: time, gpu-hours, cost, energy, memory or gpus.")
+        str,
+        typer.Option(
+            help="What the choice minimises: time, gpu-hours, cost, energy, memory or gpus.", autocompletion=objectives
+        ),
     ] = "time",
     memory_margin: Margin = None,
     jobs: Jobs = 0,

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from simulator.cli.completion import files, models, networks, presets, topologies
+from simulator.cli.completion import (
+    algorithms,
+    failure_rates,
+    files,
+    models,
+    networks,
+    placements,
+    policies,
+    presets,
+    protocols,
+    topologies,
+)
 from simulator.cli.options import MEMORY_MARGIN_HELP, Flag, Number, Real, Text, Texts
 
 #: heading of ``--help`` -> the options below it by name
@@ -29,8 +40,8 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
     "Cost models": {
         "network": Flag(str, "flow (max-min sharing), alpha-beta or chunk (every message).", words=networks, default="flow"),
         "transport": Flag(Text, "Transport across nodes, e.g. rdma, tcp, ipoib."),
-        "nccl_algo": Flag(Text, "Force the collective algorithm."),
-        "nccl_proto": Flag(Text, "Force the protocol: ll, ll128, simple."),
+        "nccl_algo": Flag(Text, "Force the collective algorithm.", words=algorithms),
+        "nccl_proto": Flag(Text, "Force the protocol: ll, ll128, simple.", words=protocols),
         "seed": Flag(int, "Seed of everything random.", default=0),
         "set_": Flag(Texts, "Change a plan or topology value: key=value.", "--set"),
         "slow_rank": Flag(Texts, "A slow GPU: RANK=FACTOR on its kernel times; repeatable."),
@@ -45,7 +56,7 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
     },
     "Other jobs and sites": {
         "with_": Flag(Texts, "A job's file: play it beside this one on the same fabric; repeatable.", "--with"),
-        "placement": Flag(Text, "Nodes of this job: slurm, random, in-order, or a list like 0-3,8; slurm by default."),
+        "placement": Flag(Text, "Nodes of this job: slurm, random, in-order, or a list like 0-3,8; slurm by default.", words=placements),
         "nodes_free": Flag(Text, "File of free nodes (sinfo's): find the fastest placement of this job on them."),
         "local_steps": Flag(Number, "Steps of each site by itself between two means over all sites (DiLoCo)."),
     },
@@ -55,10 +66,12 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         "dataset_tokens": Flag(Text, "Tokens of the data set, e.g. 10B."),
         "iterations": Flag(Number, "Optimizer steps instead."),
         "gpu_hour_price": Flag(Text, "Price of a GPU hour, e.g. 2.50 or '2.50 USD'; a list price by default."),
-        "mtbf": Flag(Text, "Mean time between failures, '50000 h/gpu', '6000 h/node' or '3 h/job', llama3-2024 ...; or none."),
+        "mtbf": Flag(
+            Text, "Mean time between failures, '50000 h/gpu', '6000 h/node' or '3 h/job', llama3-2024 ...; or none.", words=failure_rates
+        ),
         "checkpoint_interval": Flag(Text, "'30 min' or '500 steps'; Daly's optimum by default."),
         "checkpoint_time": Flag(Text, "How long a checkpoint stops training; over the storage link by default."),
-        "checkpoint_policy": Flag(Text, "sync (training waits), async (behind its back), peers (memory of other nodes)."),
+        "checkpoint_policy": Flag(Text, "sync (training waits), async (behind its back), peers (memory of other nodes).", words=policies),
         "restart_time": Flag(Text, "From a failure until the checkpoint is read; or 'detection=5 min, allocation=3 min ...'."),
         "pue": Flag(Real, "Energy of the building over that of its computers; 1.1."),
         "kg_co2_per_kwh": Flag(Real, "What making the electricity emits; 0.473, the world's mean."),

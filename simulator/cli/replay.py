@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simulator.cli.completion import devices, models, schedules, topologies
 from simulator.cli.options import Flag, Number, Ranks, Switch, Text, Texts, with_flags
-from simulator.cli.trace import Paths, show_progress
+from simulator.cli.trace import Paths, reading
 
 if TYPE_CHECKING:
     from simulator.replay.changes_of_plan import PlanChange
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
 _FLAGS: dict[str | None, dict[str, Flag]] = {
     None: {
-        "topology": Flag(Text, "Run the communication on this cluster.", "--topology", "-t"),
-        "measured_on": Flag(Text, "Cluster of the trace: scales measured transfers."),
-        "gpu": Flag(Text, "Run the kernels on this device."),
-        "measured_gpu": Flag(Text, "Device of the trace; found by its name if possible."),
+        "topology": Flag(Text, "Run the communication on this cluster.", "--topology", "-t", words=topologies),
+        "measured_on": Flag(Text, "Cluster of the trace: scales measured transfers.", words=topologies),
+        "gpu": Flag(Text, "Run the kernels on this device.", words=devices),
+        "measured_gpu": Flag(Text, "Device of the trace; found by its name if possible.", words=devices),
         "bandwidth": Flag(Text, "Factor on the bandwidth of every link, or of some kinds of a cluster's: nic=2,nvlink=1.5."),
         "latency": Flag(Text, "Added to every transfer, like 5us."),
         "kernels": Flag(float, "Factor on the duration of every kernel.", default=1.0),
@@ -37,7 +38,7 @@ _FLAGS: dict[str | None, dict[str, Flag]] = {
         "ideal": Flag(bool, "No stragglers and no host time: every operation takes the mean of its type.", "--ideal"),
         "ideal_peers": Flag(bool, "The same with the host's time evened out over ranks and steps, not removed.", "--ideal-peers"),
         "missing_ranks": Flag(bool, "Recorded ranks stand for the others.", "--missing-ranks"),
-        "schedule": Flag(str, "Pipeline schedule for stage times.", default="1f1b"),
+        "schedule": Flag(str, "Pipeline schedule for stage times.", default="1f1b", words=schedules),
         "message": Flag(Text, "Stage times: time of a message, or its size with --topology."),
         "as_format": Flag(Text, "Read the files as this format.", "--as"),
         "trace": Flag(Text, "Write simulated beside measured (.pftrace, .json, .tar) or alone (.et, folder)."),
@@ -52,7 +53,7 @@ _FLAGS: dict[str | None, dict[str, Flag]] = {
         "sequence_length": Flag(Number, "Tokens per sequence."),
         "micro_batches": Flag(Number, "Micro-batches per replica and step."),
         "set_": Flag(Texts, "Any other setting of the plan, KEY=VALUE; repeatable.", "--set"),
-        "model": Flag(Text, "The model that was recorded, where shapes do not tell it."),
+        "model": Flag(Text, "The model that was recorded, where shapes do not tell it.", words=models),
         "recorded": Flag(Texts, "A setting of the plan that was recorded, KEY=VALUE; repeatable."),
     },
 }  # fmt: skip
@@ -72,9 +73,10 @@ def replay(traces: Paths, **options: Any) -> None:
         check_target(trace, traces)
     if report:
         check_page(report)
-    run = read(traces, as_format=options["as_format"], progress=show_progress())
-    what = _what_if(run, options)
-    found = what_if(run, what, schedule=options["schedule"], messages=_messages(options["message"]))
+    with reading() as progress:
+        run = read(traces, as_format=options["as_format"], progress=progress)
+        what = _what_if(run, options)
+        found = what_if(run, what, schedule=options["schedule"], messages=_messages(options["message"]))
     document = answer_of(found)
     if options["json_output"]:
         print(json.dumps(document, allow_nan=False))

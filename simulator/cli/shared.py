@@ -156,7 +156,8 @@ class Progress:
         """Say how many plans are simulated, and how many are left."""
         elapsed = clock(time.monotonic() - self._started_s)
         best = f", best {format_time(best_s)}" if n_simulated else ""
-        self._show(f"{n_simulated} plans simulated in {elapsed}{best}, {n_left} not ruled out yet", is_last=not n_left)
+        plans = f"{n_simulated} plan{'s' * (n_simulated != 1)}"
+        self._show(f"{plans} simulated in {elapsed}{best}, {n_left} not ruled out yet", is_last=not n_left)
 
     def _show(self, line: str, *, is_last: bool) -> None:
         if not is_last and not is_due(self._said_s, is_terminal=self._is_terminal):

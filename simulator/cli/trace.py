@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,15 +34,13 @@ _Page = Annotated[
 ]
 
 
-def show_progress() -> Callable[[str, int, int], None] | None:
-    """Return what shows how far a large file has been read, None where nobody looks."""
-    return _progress if sys.stderr.isatty() else None
+@contextmanager
+def reading() -> Iterator[Callable[[str, int, int], None]]:
+    """Give what shows on a terminal how far a large file has been read."""
+    from simulator.cli.shared import progress_line
 
-
-def _progress(name: str, done: int, total: int) -> None:
-    if total > 1 << 26:
-        erase = "\r\x1b[K"
-        print(f"{erase}{name}: {100 * done // total} %" if done < total else erase, end="", file=sys.stderr, flush=True)
+    with progress_line() as say:
+        yield lambda name, done, total: say(f"reading {name}: {100 * done // total} %") if total > 1 << 26 else None
 
 
 @trace_app.command("convert")
@@ -58,7 +57,8 @@ def convert(
 
     if len(traces) < 2:
         raise ConfigError("nothing to write to", hint="simulate trace convert SOURCE... TARGET")
-    lost = run(traces[:-1], traces[-1], to, progress=show_progress())
+    with reading() as progress:
+        lost = run(traces[:-1], traces[-1], to, progress=progress)
     if json_output:
         print(json.dumps({"written": traces[-1], "lost": list(lost)}))
         return
@@ -78,7 +78,8 @@ def info(
     from simulator.report.recorded_view import print_facts
     from simulator.trace_io import read
 
-    summary = facts_of(read(traces, as_format=as_format, progress=show_progress()))
+    with reading() as progress:
+        summary = facts_of(read(traces, as_format=as_format, progress=progress))
     if json_output:
         print(json.dumps(summary, allow_nan=False))
         return
@@ -103,8 +104,9 @@ def _look(
     from simulator.report.recorded_view import as_csv, print_recorded
     from simulator.trace_io import read
 
-    recorded = read(traces, as_format=as_format, progress=show_progress())
-    found = look_into(recorded, analysis, ranks=rank or (), steps=step or (), question=Question(**asked))
+    with reading() as progress:
+        recorded = read(traces, as_format=as_format, progress=progress)
+        found = look_into(recorded, analysis, ranks=rank or (), steps=step or (), question=Question(**asked))
     if csv == "-":
         print(as_csv(found), end="")
     elif json_output:
@@ -150,9 +152,9 @@ def compare(
     from simulator.report.recorded_view import as_csv
     from simulator.trace_io import read
 
-    progress = show_progress()
-    traces = [read(path, progress=progress) for path in (measured, simulated)]
-    found = run(*traces, ranks=rank or (), steps=step or ())
+    with reading() as progress:
+        traces = [read(path, progress=progress) for path in (measured, simulated)]
+        found = run(*traces, ranks=rank or (), steps=step or ())
     rows = table_of(found)
     names = [f"{letter}: {Path(path).name}" for letter, path in zip("AB", (measured, simulated), strict=True)]
     _save(rows, csv, page, names)

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 from simulator.analysis.side_by_side import relative_error
-from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Chart, axis, layout
+from simulator.report.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    Chart,
+    axis,
+    layout,
+    round_values,
+)
 
 _BAND = 0.2
+#: shapes of series, where there are more of them than colours
+_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross")
+#: values that an axis names
+_MOST_TICKS = 14
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, GREY)
 
 
@@ -50,10 +67,17 @@ def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
                 "type": "scatter", "mode": "markers", "name": series, "text": texts,
                 "x": [point.measured for point in mine], "y": [point.predicted for point in mine],
                 "hovertemplate": "%{text}<br>measured %{x:.4g}<br>predicted %{y:.4g}<extra></extra>",
-                "marker": {"size": 6, "opacity": 0.7, "color": _COLOURS[index % len(_COLOURS)]},
+                "marker": {
+                    "size": 8, "opacity": 0.8, "color": _COLOURS[index % len(_COLOURS)],
+                    "symbol": _SYMBOLS[index // len(_COLOURS) % len(_SYMBOLS)],
+                },
             }
         )  # fmt: skip
-    made = layout(axis("measured", type="log"), axis("predicted", type="log"), hovermode="closest")
+    ticks = round_values(*ends)
+    if len(ticks) > _MOST_TICKS:
+        ticks = [value for value in ticks if math.log10(value).is_integer()]
+    named = {"type": "log", "tickvals": ticks, "ticktext": [f"{value:g}" for value in ticks]}
+    made = layout(axis("measured", **named), axis("predicted", **named), hovermode="closest")
     within = sum(abs(error) <= _BAND for _, error in shown)
     summary = f"{within} of {len(shown)} predictions are within {_BAND:.0%} of the measurement (dotted lines)"
     return Chart(key=key, title=name, traces=tuple(traces), layout=made, summary=summary, height_px=460)

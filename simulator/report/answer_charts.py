@@ -25,7 +25,7 @@ from simulator.report.charts import (
     round_values,
 )
 from simulator.timeline import MemoryPoint
-from simulator.units import common_unit, format_bytes, format_number
+from simulator.units import common_unit, format_bytes, format_number, format_time
 
 GIB = 2**30
 _ROW_PX = 42
@@ -75,10 +75,12 @@ def breakdown_chart(answer: Answer) -> Chart:
     bars: list[Bar] = []
     start_s, hidden_s = 0.0, answer["breakdown"]["overlapped_communication_s"]
     parts = [(label, answer["breakdown"][key], PART_COLOURS[key]) for key, label in PARTS.items()]
-    unit, size = common_unit((seconds for _, seconds, _ in parts), "time") or ("s", 1.0)
+    shared = common_unit((seconds for _, seconds, _ in parts), "time")
+    unit, size = shared or common_unit([total_s], "time") or ("s", 1.0)
     for label, seconds, colour in parts:
         if seconds > 0:
-            words = f"{format_number(seconds / size)} {unit} · {seconds / total_s:.1%}"
+            text = f"{format_number(seconds / size)} {unit}" if shared else format_time(seconds)
+            words = f"{text} · {seconds / total_s:.1%}"
             bars.append(Bar(label, words, start_s / size, seconds / size, colour))
             start_s += seconds
     if hidden_s > 0:

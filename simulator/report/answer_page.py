@@ -174,7 +174,11 @@ def _explanation_parts(explanation: Explanation) -> list[Part]:
     parts.append(answer_tables.critical_path(explanation["critical_path"]))
     changes = explanation["changes"]
     if changes:
-        parts.append(answer_tables.changes("What single changes save, each simulated", changes[:_N_CHANGES]))
+        parts.append(
+            answer_tables.changes(
+                "What single changes save of the time per sequence, each simulated", changes[:_N_CHANGES]
+            )
+        )
     if changes[_N_CHANGES:]:
         parts.append(folded(answer_tables.changes("Changes that save less, or cost time", changes[_N_CHANGES:])))
     if explanation["without_effect"]:

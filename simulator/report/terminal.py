@@ -58,7 +58,8 @@ _GAP = 2
 def print_grid(grid: Grid, out: Console | None = None) -> None:
     """Print a table in pieces that are no wider than the terminal, each with the columns that name its rows.
 
-    Figures break nowhere. In a table that is too wide, headings break between words, and names are cut to half of the width.
+    Figures break nowhere. In a table that is too wide names have half of the width, headings and names break between words, and a
+    word that is too long is cut.
     """
     out, grid = out or make_console(), grid.written()
     if grid.title:
@@ -83,12 +84,16 @@ def print_grid(grid: Grid, out: Console | None = None) -> None:
             is_text = i in grid.text_columns
             table.add_column(columns[i], justify="left" if is_text else "right", overflow="fold", width=lengths[i])
         for k in range(len(grid.rows)):
-            table.add_row(*(escape(cut(cells[i][k], lengths[i])) for i in shown))
+            table.add_row(*(escape(_fitted(cells[i][k], lengths[i])) for i in shown))
         if place:
             out.print()
         out.print(table, highlight=False)
     if grid.note:
         out.print(grid.note, style="dim", highlight=False, markup=False)
+
+
+def _fitted(text: str, most: int) -> str:
+    return text if " " in text else cut(text, most)
 
 
 def cut(text: str, most: int) -> str:
@@ -211,7 +216,12 @@ def print_explanation(explanation: Explanation) -> None:
         saving, time = f"{row['saving']:.1%}", format_time(row["iteration_time_s"])
         out.print(f"{i}. {escape(row['change'])} saves {saving} (iteration {time})", highlight=False)
     out.print()
-    print_grid(answer_tables.changes("What single changes save, each simulated", explanation["changes"]), out)
+    print_grid(
+        answer_tables.changes(
+            "What single changes save of the time per sequence, each simulated", explanation["changes"]
+        ),
+        out,
+    )
     if explanation["without_effect"]:
         out.print(f"\nwithout effect here: {escape(', '.join(explanation['without_effect']))}", highlight=False)
     for one in explanation["impossible"]:

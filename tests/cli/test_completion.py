@@ -15,6 +15,31 @@ def test_names_are_completed():
     assert all(word.startswith("gpt3-") for word in completion.models("gpt3-"))
     assert "zb-1p" in completion.schedules("zb")
     assert completion.networks("al") == ["alpha-beta"]
+    assert completion.devices("h100-sxm5-8") == ["h100-sxm5-80g"]
+    assert completion.protocols("ll") == ["ll", "ll128"] and completion.algorithms("ri") == ["ring"]
+    assert completion.placements("s") == ["slurm"] and completion.policies("s") == ["sync"]
+    assert completion.objectives("gpu") == ["gpu-hours", "gpus"]
+    assert completion.failure_rates("no") == ["none"] and "llama3-2024" in completion.failure_rates("llama3")
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("simulate replay --gpu h100-sxm5-8", "h100-sxm5-80g"), ("simulate replay --schedule zb-v", "zb-v"),
+        ("simulate --nccl-proto ll12", "ll128"), ("simulate --mtbf llama3-20", "llama3-2024"),
+        ("simulate search --objective ener", "energy"), ("simulate --topology bigr", "bigred200"),
+    ],
+)  # fmt: skip
+def test_a_shell_completes_the_values_of_an_option(words, value, monkeypatch, capsys):
+    """As a shell asks: the words so far and the place of the one to complete, in the environment."""
+    monkeypatch.setenv("_SIMULATE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    monkeypatch.setattr("sys.argv", ["simulate"])
+    register_commands()
+    with pytest.raises(SystemExit):
+        app(prog_name="simulate")
+    assert capsys.readouterr().out.split() == [value]
 
 
 def test_files_are_completed_by_their_endings(tmp_path, monkeypatch):

@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.analysis.link_use import link_classes, utilization
+from simulator.analysis.metrics import PARTS
 from simulator.analysis.passes import Pass, in_flight, passes_of, table_of
 from simulator.answer import bottleneck, memory_over_time
 from simulator.report import answer_charts, timeline_chart
+from simulator.report.agreement import Point, agreement_chart
+from simulator.report.answer_charts import breakdown_chart
 from simulator.report.constant_sources import constants_of
 from simulator.report.timeline_chart import Piece, choose, encode, pipeline_data, stream_chart, timeline_data
 from simulator.report.topology_chart import nic_chart, topology_chart
@@ -199,3 +202,27 @@ def test_a_legend_of_passes_names_only_what_is_drawn(kinds):
     boxes = [Pass(1000 * at, 1000 * (at + 1), kind, 0 if kind != "O" else -1) for at, kind in enumerate(kinds)]
     data = pipeline_data({0: boxes}, 1000 * len(kinds), stages={0: 0})
     assert len(data["categories"]) == len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"), [(40.0, [1, 2, 3, 5, 10, 20, 30, 50]), (4e6, [1, 10, 100, 1000, 10**4, 10**5, 10**6])]
+)
+def test_axes_of_agreement_name_few_values_and_no_two_series_look_alike(most, ticks):
+    points = [
+        Point(plot="", series=f"{i:02}", label="x", measured=value, predicted=value)
+        for i, value in enumerate([1.1, *[most] * 9])
+    ]
+    chart = agreement_chart("agreement", "Agreement", points)
+    assert chart.layout["xaxis"]["tickvals"] == chart.layout["yaxis"]["tickvals"] == pytest.approx(ticks)
+    looks = [(one["marker"]["color"], one["marker"]["symbol"]) for one in chart.traces if "marker" in one]
+    assert len(set(looks)) == len(looks) == 10
+
+
+def test_bars_of_the_breakdown_have_one_unit_where_one_suits_all():
+    """12.3 s and 0.7 ms have none: 12,300 ms is as hard to read as 0.0007 s."""
+    parts = dict.fromkeys((*PARTS, "overlapped_communication_s"), 0.0)
+    for host_s, words in ((7e-4, ["12.3 s · 100.0%", "700 us · 0.0%"]), (0.04, ["12.3 s · 99.7%", "0.04 s · 0.3%"])):
+        answer = {"iteration_time_s": 12.3 + host_s, "breakdown": {**parts, "compute_s": 12.3, "host_s": host_s}}
+        chart = breakdown_chart(answer)
+        assert [text.split("<b>")[1].rstrip("</b>") for text in chart.layout["yaxis"]["ticktext"]] == words
+        assert chart.layout["xaxis"]["title"]["text"].startswith("s,")
