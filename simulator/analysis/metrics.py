@@ -84,6 +84,9 @@ class CommunicationKind(NamedTuple):
     group_size: int
 
 
+_BUSY = (Block, *COMPUTE_OPS)
+
+
 @dataclass(slots=True)
 class _Tally:
     """Times of one rank, or of the inside of one block."""
@@ -152,7 +155,7 @@ def _intervals(spans: Iterable[Span]) -> tuple[list[tuple[int, int]], list[tuple
         return merge(spans.computing_ps), merge(spans.communicating_ps)
     busy, talking = [], []
     for span in spans:
-        if isinstance(span.op, (Block, *COMPUTE_OPS)):
+        if isinstance(span.op, _BUSY):
             busy.append((span.start_ps, span.end_ps))
         elif isinstance(span.op, COMMUNICATIONS):
             talking.append((span.start_ps, span.end_ps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from simulator.models.layer import Layer
 from simulator.parallel.classes import Passes
@@ -15,6 +16,16 @@ from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Phase, Transfer
 from simulator.program.program import COMPUTE, HOST, Occurrence, TaskList
 from simulator.schedules import Action, Kind, Placement, sends_block
+
+
+class Route(NamedTuple):
+    """The virtual stage of a pass, what it receives from and sends to, None at the ends of a chain, and their stages."""
+
+    virtual: int
+    source: int | None
+    target: int | None
+    source_stage: int | None
+    target_stage: int | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +48,7 @@ class StageLowering:
     #: Once lowered: the first task of every action of the row, and the task behind the last.
     marks: list[int] = field(default_factory=list)
     _channels: dict[tuple[int, int, Phase, bool], tuple[Transfer, str, int]] = field(default_factory=dict)
+    _routes: dict[tuple[Kind, int], Route] = field(default_factory=dict)
     _meetings: dict[str, Collective] = field(default_factory=dict)
     _gathers: dict[Phase, Collective] = field(default_factory=dict)
     _ends: dict[tuple[str, int, int], tuple[int, ...]] = field(default_factory=dict)
@@ -187,14 +199,12 @@ class StageLowering:
         """Post the receive of an activation or gradient that another stage computes; a host that blocks waits for it."""
         if action.kind == "W":
             return ()
-        virtual = self.placement.virtual_stage(self.stage, action.chunk)
-        source = self.placement.previous(virtual) if action.kind == "F" else self.placement.following(virtual)
-        if source is None:
+        route = self._route(action)
+        if route.source is None:
             return self._ends.get(("V", self.placement.n_chunks, action.micro_batch), ()) if action.kind == "B" else ()
-        if self.placement.stage(source) == self.stage:
-            chunk = self.placement.chunk(source)
-            return self._ends[action.kind, chunk, action.micro_batch]
-        received = self._transfer(action, source, virtual, sends=False)
+        if route.source_stage == self.stage:
+            return self._ends[action.kind, self.placement.chunk(route.source), action.micro_batch]
+        received = self._transfer(action, route.source, route.virtual, sends=False)
         if self._is_blocking and waits:
             self.tasks.add(HostWork(name="synchronise", duration_s=0.0), HOST, (received,))
         return (received,)
@@ -205,11 +215,19 @@ class StageLowering:
 
     def _arrives(self, action: Action) -> bool:
         """Whether the input of a pass comes from another stage."""
-        if action.kind == "W":
-            return False
-        virtual = self.placement.virtual_stage(self.stage, action.chunk)
-        source = self.placement.previous(virtual) if action.kind == "F" else self.placement.following(virtual)
-        return source is not None and self.placement.stage(source) != self.stage
+        return action.kind != "W" and self._route(action).source_stage not in (None, self.stage)
+
+    def _route(self, action: Action) -> Route:
+        """Return between which virtual stages a pass of this kind and chunk stands, whatever its micro-batch."""
+        known = self._routes.get((action.kind, action.chunk))
+        if known is None:
+            place = self.placement
+            virtual = place.virtual_stage(self.stage, action.chunk)
+            ends = place.previous(virtual), place.following(virtual)
+            source, target = ends if action.kind == "F" else ends[::-1]
+            stages = [None if end is None else place.stage(end) for end in (source, target)]
+            known = self._routes[action.kind, action.chunk] = Route(virtual, source, target, *stages)
+        return known
 
     def _gather(self, action: Action, received: tuple[int, ...]) -> int:
         """Put the tensor together again of which every tensor-parallel rank has received its share.
@@ -232,11 +250,9 @@ class StageLowering:
     def _send(self, action: Action) -> None:
         if action.kind == "W":
             return
-        virtual = self.placement.virtual_stage(self.stage, action.chunk)
-        target = self.placement.following(virtual) if action.kind == "F" else self.placement.previous(virtual)
-        if target is None or self.placement.stage(target) == self.stage:
-            return
-        self._sent += (self._transfer(action, virtual, target, sends=True),)
+        route = self._route(action)
+        if route.target is not None and route.target_stage != self.stage:
+            self._sent += (self._transfer(action, route.virtual, route.target, sends=True),)
 
     def _transfer(self, action: Action, source: int, target: int, *, sends: bool) -> int:
         direction: Phase = "forward" if action.kind == "F" else "backward"
