@@ -61,6 +61,9 @@ _SCALED_BYTES = {"fp8": 1.0, "fp8_block": 1.03, "mxfp8": 1.03, "nvfp4": 0.5625, 
 #: below 30 GFLOP, ai-dynamo/aiconfigurator@095f58a51c
 EAGER_LINEAR_S = {"b200": 180e-6, "gb200": 308e-6, "gb300": 315e-6, "h100-sxm5-80g": 86e-6, "h200-sxm": 85e-6}
 
+#: device -> processor that AMD's compilers know it by (LLVM, "User Guide for AMDGPU Backend", processors)
+_PROCESSORS = {"mi300x": "gfx942", "mi325x": "gfx942", "mi350x": "gfx950", "mi355x": "gfx950"}
+
 _NEEDED = ("device", "op", "time_us")
 _OPTIONAL = (
     "row_id", "source", "pass", "m", "n", "k", "batch", "heads", "kv_heads", "seq_len", "head_dim", "causal", "dtype",
@@ -383,7 +386,11 @@ class KernelRow:
 
 def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
     """Return the kernels and conditions of one row."""
-    shape, notes, source = shape_of(cells, place), cells.get("notes") or "", cells.get("source") or ""
+    notes, source = cells.get("notes") or "", cells.get("source") or ""
+    other = _other_processor(cells["device"], notes)
+    if other:
+        raise ConfigError(f"timed on {other}, which is no {cells['device']}")
+    shape = shape_of(cells, place)
     try:
         time_s = 1e-6 * float(cells["time_us"])
     except ValueError:
@@ -421,10 +428,17 @@ def _conditions(device: str, source: str, notes: str, kernel_pass: str) -> Condi
     return CONDITIONS["graph_replay_throttled"] if throttled else found
 
 
+def _other_processor(device: str, notes: str) -> str:
+    """Return the processor that notes name where it is another one than the device's: tables count compute units, which machines share."""
+    found = re.search(r"\bgfx\w+", notes)
+    return found[0] if found and found[0] != _PROCESSORS.get(device, found[0]) else ""
+
+
 def _is_one_kernel(row: Mapping[str, str]) -> bool:
-    """Whether a row timed one kernel, rather than a whole block, two passes at once, or nothing but the host."""
+    """Whether a row timed one kernel of its device, rather than a whole block, two passes at once, or nothing but the host."""
     return (
         row["op"] not in WHOLE_BLOCKS
+        and not _other_processor(row["device"], row["notes"])
         and "top--1" not in row["notes"]  # a placeholder: how many experts see a token is not known
         and row["pass"] != "forward+backward"
         and (row["op"], row["pass"]) != ("add", "backward")

@@ -20,7 +20,7 @@ from simulator.calibration.kernels import (
 )
 from simulator.calibration.robust import Free, Residuals, fit_constants, with_values
 from simulator.config import resolve_name
-from simulator.errors import CalibrationError
+from simulator.errors import CalibrationError, ConfigError
 from simulator.kernels import RooflineKernels
 from simulator.kernels.attention import AttentionConstants
 from simulator.kernels.conditions import CONDITIONS
@@ -356,3 +356,27 @@ def test_narrow_layers_in_eight_bits_take_what_their_scales_take(m: int, n: int,
     )
     device = load_device("h200-sxm")
     assert predict_rows_s([row], device, KernelConstants.of(device))[0] == pytest.approx(row.time_s, rel=0.2)
+
+
+def test_rows_of_another_processor_are_no_rows_of_the_device(tmp_path: Path) -> None:
+    """ROCm/aiter tunes for gfx950 and gfx1250 in one file, and both have 256 compute units; MI355X is gfx950 (LLVM)."""
+    cells = {
+        "device": "mi355x",
+        "op": "gemm",
+        "m": "2048",
+        "n": "20480",
+        "k": "7168",
+        "dtype": "bf16",
+        "time_us": "807.6",
+    }
+    assert (
+        row_of({**cells, "notes": "tuned kernel (asm); gfx950 with 256 CUs"}).shape.n_flops == 2 * 2048 * 20480 * 7168
+    )
+    with pytest.raises(ConfigError, match="timed on gfx1250, which is no mi355x"):
+        row_of({**cells, "notes": "tuned kernel (triton); gfx1250 with 256 CUs"})
+    table = tmp_path / "kernels.csv"
+    lines = [
+        f"r{i},aiter,mi355x,gemm,,64,64,64,,,,,,,bf16,9.0,fit,gfx{name}" for i, name in enumerate((950, 1250, 950))
+    ]
+    table.write_text("\n".join([HEADER, *lines]) + "\n", encoding="utf-8")
+    assert len(read_kernel_rows(table, "mi355x")) == 2
