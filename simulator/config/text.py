@@ -180,10 +180,7 @@ def _keep(file: Path, text: str, data: Any) -> None:
 def parse_yaml(text: str, name: str, *, as_json: bool = False, later_wins: bool = False) -> tuple[Any, Locator]:
     """Parse the text of a YAML or JSON file; see :func:`load_yaml`.
 
-    Parameters
-    ----------
-    later_wins : bool
-        Whether of a key that stands twice the later counts, as many tools' readers have it.
+    With ``later_wins`` the later counts of a key that stands twice, as many tools' readers have it.
     """
     locator = Locator(name, text)
     if as_json:

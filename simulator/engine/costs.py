@@ -24,17 +24,19 @@ class Costs(Protocol):
         ...
 
     def issue_ps(self, op: Op, rank: int) -> int:
-        """Host time to issue one kernel or one communication."""
-        ...
+        """Host time to issue one kernel or one communication; none unless said otherwise."""
+        del op, rank
+        return 0
 
     def kind(self, rank: int) -> Hashable:
-        """What kernel and issue times of a rank depend on: ranks of one kind share them."""
-        ...
+        """What kernel and issue times of a rank depend on: ranks of one kind share them. Each is its own unless said otherwise."""
+        return rank
 
     def flow(self, op: Collective | Transfer) -> Flow:
         """Load that a communication puts on the network."""
         ...
 
     def interference(self, op: Collective) -> Interference:
-        """Mutual slowdown of a collective and the compute beside it."""
-        ...
+        """Mutual slowdown of a collective and the compute beside it; none unless said otherwise."""
+        del op
+        return Interference()

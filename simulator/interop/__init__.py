@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 class Formats(MutableMapping[str, Format]):
     """Formats by name, each loaded when it is first looked at: most runs read no file of another tool.
 
-    Parameters
-    ----------
-    places : mapping
-        For each name a module of this package and the format in it, as ``module.NAME``.
+    ``places`` gives for each name a module of this package and the format in it, as ``module.NAME``.
     """
 
     def __init__(self, places: Mapping[str, str]) -> None:

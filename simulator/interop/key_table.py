@@ -256,12 +256,8 @@ def reader_of(
 ) -> Callable[[str | Path], Imported]:
     """Return what reads a YAML or JSON file of settings by a format's table.
 
-    Parameters
-    ----------
-    describe : callable
-        From the values of a file to what it describes.
-    prepare : callable
-        Rewrites the dotted keys and values first.
+    ``describe`` makes of the values of a file what they describe; ``prepare`` rewrites the dotted keys and values
+    first.
     """
 
     def read(path: str | Path) -> Imported:

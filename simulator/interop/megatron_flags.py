@@ -19,7 +19,7 @@ from simulator.interop.key_table import Found, flattened
 from simulator.interop.megatron_model import KEYS, LAYERS, expert_counts, is_deepspeed, model_of, take_pattern
 from simulator.interop.shell import read_script
 from simulator.interop.shell_expansion import Script
-from simulator.interop.typed_values import Reader, is_unknown, readable
+from simulator.interop.typed_values import Reader, is_unknown, readable, words
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 from simulator.plan.framework import MEGATRON_FSDP
@@ -265,14 +265,8 @@ def _of_yaml(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 #: flags that take several values
-LISTS = (
-    "num-experts",
-    "window-size",
-    "window-attn-skip-freq",
-    "recompute-modules",
-    "cuda-graph-scope",
-    "cuda-graph-modules",
-    "spec",
+LISTS = words(
+    "num-experts window-size window-attn-skip-freq recompute-modules cuda-graph-scope cuda-graph-modules spec"
 )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.interop.key_table import Found, shipped_table
-from simulator.interop.typed_values import Reader, readable
+from simulator.interop.typed_values import Reader, readable, words
 from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
 from simulator.models.spec import ModelSpec
 
@@ -40,13 +40,7 @@ _LETTERS = {"M": "M", "G": "G", "*": "*", "+": "*", "-": "-", "E": "E"}
 
 def is_deepspeed(found: Found) -> bool:
     """Whether the tool is Megatron-DeepSpeed."""
-    names = (
-        "deepspeed",
-        "deepspeed-config",
-        "zero-stage",
-        "deepspeed-activation-checkpointing",
-        "enable-zbh1-pipeline",
-    )
+    names = words("deepspeed deepspeed-config zero-stage deepspeed-activation-checkpointing enable-zbh1-pipeline")
     return found.given(*names) or any(name in found.reader.data for name in names)
 
 

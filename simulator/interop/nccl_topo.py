@@ -103,12 +103,8 @@ def import_nccl_topology(
 ) -> ImportedCluster:
     """Read a topology dump of NCCL (or RCCL).
 
-    Parameters
-    ----------
-    nic_bandwidth : str, optional
-        Rate of the NICs that carry training traffic, where the file has some of several rates.
-    rates : str
-        ``"datasheet"``, or ``"nccl"`` for the effective NVLink rates that NCCL reckons with.
+    ``nic_bandwidth`` is the rate of the NICs that carry training traffic, where the file has some of several rates;
+    ``rates`` is ``"datasheet"``, or ``"nccl"`` for the effective NVLink rates that NCCL reckons with.
     """
     text = read_text(path)
     root = _root(text, path)

@@ -27,7 +27,7 @@ from simulator.interop.key_table import flattened
 from simulator.interop.megatron_flags import LISTS, read_flags
 from simulator.interop.megatron_model import KEYS, LAYERS
 from simulator.interop.torchtitan import CATALOGUE_NAMES, read_torchtitan
-from simulator.interop.typed_values import Reader, unknown
+from simulator.interop.typed_values import Reader, unknown, words
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
 
@@ -66,20 +66,7 @@ _RANKS = ("peft.lora_tuning.adapter_dim", "peft.dim", "peft_dim", "lora.dim")
 _DEFAULT_RANK = 32
 _PROJECTIONS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 #: sections whose keys are no settings of the model or of its parallelism
-_OTHER = (
-    "exp_manager",
-    "run",
-    "hydra",
-    "log",
-    "logger",
-    "checkpoint",
-    "peft",
-    "scheduler",
-    "data",
-    "nsys_profile",
-    "ENV_VARS",
-    "METRICS",
-)
+_OTHER = words("exp_manager run hydra log logger checkpoint peft scheduler data nsys_profile ENV_VARS METRICS")
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 
 

@@ -50,12 +50,8 @@ _DEGREES = ("tp", "pp", "cp")
 def plan_settings(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]:
     """Merge the settings of the files that are given: Megatron's below DeepSpeed's below those of the plan file.
 
-    Parameters
-    ----------
-    options : mapping
-        Parsed options; ``megatron``, ``deepspeed`` and ``plan`` are paths, the degrees win over the files.
-    n_gpus : int
-        GPUs that will run, where that is known: DeepSpeed's batch rule needs the data-parallel ranks.
+    Of the parsed ``options``, ``megatron``, ``deepspeed`` and ``plan`` are paths; the degrees win over the files.
+    DeepSpeed's batch rule needs the data-parallel ranks, and so ``n_gpus`` where it is known.
     """
     settings: dict[str, Any] = {}
     if options.get("megatron"):

@@ -73,12 +73,8 @@ def import_slurm(
 ) -> ImportedCluster:
     """Read a ``topology.conf`` or ``topology.yaml``.
 
-    Parameters
-    ----------
-    links : mapping, optional
-        Uplinks of one switch by the levels they join: ``{"leaf-spine": "400 Gb/s x 8"}``, ``"spine-core"``.
-    topology : str, optional
-        Which of several named topologies; the default one, or the first.
+    ``links`` are the uplinks of one switch by the levels they join: ``{"leaf-spine": "400 Gb/s x 8"}``,
+    ``"spine-core"``. ``topology`` says which of several named topologies; the default one, or the first.
     """
     text = read_text(path)
     account = Account()

@@ -27,10 +27,7 @@ KEYS = shipped_table("torchtitan")
 def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> Imported:
     """Read a TOML job file or a dumped JSON configuration.
 
-    Parameters
-    ----------
-    overrides : tuple of str
-        Command-line words such as ``--training.seq_len 4096``, which win over the file.
+    ``overrides`` are command-line words such as ``--training.seq_len 4096``, which win over the file.
     """
     data, locator = load_yaml(path) if Path(path).suffix == ".json" else (load_toml(path), None)
     reader = Reader(flattened(data, str(path)) | _overrides(overrides), str(path), locator=locator)

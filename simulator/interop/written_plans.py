@@ -31,10 +31,7 @@ class Written:
 def emit(kind: str, request: Request) -> Emission:
     """Write a plan in one format, read it back, and compare.
 
-    Raises
-    ------
-    InfeasiblePlanError
-        If the format has no word for something.
+    An :class:`InfeasiblePlanError` says what the format has no word for.
     """
     chosen = FORMATS[kind]
     assert chosen.write is not None
@@ -60,12 +57,8 @@ def write_all(
 ) -> list[Written]:
     """Write in every format the first of some plans that it can say.
 
-    Parameters
-    ----------
-    plans : sequence of ParallelPlan
-        Resolved, the best first; the others are for formats that cannot say it.
-    describe : callable
-        Says a plan in one line.
+    The plans are resolved, the best first; the others are for formats that cannot say it. ``describe`` says a plan in
+    one line.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []

@@ -30,10 +30,7 @@ _ELEMENTS = tuple(2**i for i in range(8, 32, 2))
 def scale_kernels(whole: Reconstruction, factor_of: Callable[[int, str], float], note: str = "") -> Reconstruction:
     """Multiply the duration of every compute kernel.
 
-    Parameters
-    ----------
-    factor_of : callable
-        (global rank, kernel name) -> factor; below 1 is faster.
+    ``factor_of`` gives the factor by global rank and name of the kernel; below 1 is faster.
     """
     plans = []
     for plan in whole.plans:

@@ -91,13 +91,8 @@ def scale_communication(whole: Reconstruction, *, bandwidth: float = 1.0, latenc
 def on_topology(whole: Reconstruction, topology: Topology, *, measured_on: Topology | None = None) -> Reconstruction:
     """Run the communication on another machine's links.
 
-    Parameters
-    ----------
-    topology : Topology
-        The new machine; rank r is GPU r of it.
-    measured_on : Topology, optional
-        The machine of the trace. With it every measured transfer is scaled by the ratio of the two predictions;
-        without it the prediction for the new machine replaces the measurement.
+    Rank r is GPU r of the new machine. With ``measured_on``, the machine of the trace, every measured transfer is
+    scaled by the ratio of the two predictions; without it the prediction for the new machine replaces the measurement.
     """
     if topology.n_gpus < whole.trace.world_size:
         raise TraceError(

@@ -169,17 +169,8 @@ def predict_plan(
 ) -> PlanPrediction:
     """Predict another plan of a recorded job.
 
-    Parameters
-    ----------
-    kernels, host : float
-        Factors on the times of kernels and of the host in the new job.
-
-    Raises
-    ------
-    TraceError
-        If the recorded job has more or fewer ranks than the trace.
-    InfeasiblePlanError
-        If one of the plans is none.
+    ``kernels`` and ``host`` are factors on their times in the new job. A :class:`TraceError` says that the recorded job
+    has more or fewer ranks than the trace, an :class:`InfeasiblePlanError` that one of the plans is none.
     """
     if before.plan.gpus != whole.trace.world_size:
         raise TraceError(

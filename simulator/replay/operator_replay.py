@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from simulator.collectives import plan_collective
-from simulator.engine import Interference, run
+from simulator.engine import Costs, run
 from simulator.errors import TraceError
 from simulator.kernels import RooflineKernels
 from simulator.kernels.host import issue_s
@@ -44,14 +44,8 @@ _PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1
 _DTYPES = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp32"}
 
 
-class OperatorCosts:
-    """Implements :class:`simulator.engine.Costs` for operators on one kind of device.
-
-    Parameters
-    ----------
-    topology : Topology, optional
-        Carries the communication; without it communication takes no time.
-    """
+class OperatorCosts(Costs):
+    """Operators on one kind of device; without a topology that carries it communication takes no time."""
 
     def __init__(self, device: Device, topology: Topology | None) -> None:
         self.device, self.topology = device, topology
@@ -79,11 +73,6 @@ class OperatorCosts:
             return Flow(latency_s=0.0, n_bytes=0.0, label="free")
         return plan_collective(op.collective, op.n_bytes, op.groups, self.topology)
 
-    def interference(self, op: Collective) -> Interference:
-        """None."""
-        del op
-        return Interference()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorReplay:
@@ -99,10 +88,7 @@ class OperatorReplay:
 def replay_operators(trace: Trace, device: Device, topology: Topology | None = None) -> OperatorReplay:
     """Predict the time of an execution trace.
 
-    Parameters
-    ----------
-    topology : Topology, optional
-        Needed if anything communicates between several ranks.
+    A topology is needed if anything communicates between several ranks.
     """
     if not any(rank.operators for rank in trace.ranks):
         raise TraceError(f"a trace of format {trace.format} holds no operators to price")

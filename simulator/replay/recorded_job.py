@@ -40,10 +40,7 @@ def recorded_job(
 ) -> PlannedJob:
     """Return the job of a trace.
 
-    Parameters
-    ----------
-    given : mapping
-        Settings of the plan that ran, as far as the user knows them.
+    ``given`` are settings of the plan that ran, as far as the user knows them.
     """
     shapes = _Shapes(trace)
     settings = {**_layout(trace, shapes), **(given or {})}

@@ -160,12 +160,7 @@ def look_into(
 ) -> RecordedTable:
     """Analyse a recorded trace.
 
-    Parameters
-    ----------
-    analysis : str
-        A key of :data:`ANALYSES`.
-    ranks, steps : collection of int
-        What to look at; without steps, warm-up and partial steps are left out.
+    ``analysis`` is a key of :data:`ANALYSES`. Without ``steps``, warm-up and partial steps are left out.
     """
     if not trace.ranks or any(rank.operators for rank in trace.ranks):
         raise TraceError(

@@ -13,7 +13,7 @@ mean weight of a cycle.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -21,7 +21,7 @@ from itertools import pairwise
 import numpy as np
 
 from simulator.analysis.usage import Analysis, Usage, analyse
-from simulator.engine import Interference, run
+from simulator.engine import Costs, run
 from simulator.errors import InfeasiblePlanError
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import CapacityLink, Flow
@@ -47,15 +47,11 @@ _LAPS, _FEW_LAPS = 3, 2
 _MANY, _LARGE = 8, 1_000_000
 
 
-class ReplayCosts:
-    """Implements :class:`simulator.engine.Costs` with measured times."""
+class ReplayCosts(Costs):
+    """Measured times, which contain interference; each rank has its own."""
 
     def __init__(self) -> None:
         self._flows: dict[float, Flow] = {}
-
-    def kind(self, rank: int) -> Hashable:
-        """Ranks share nothing: each has its own measured times."""
-        return rank
 
     def kernel_ps(self, kernel: Kernel, rank: int) -> int:
         """Measured duration behind the unexplained gap before it."""
@@ -75,11 +71,6 @@ class ReplayCosts:
         if known is None:
             known = self._flows[op.duration_s] = Flow(latency_s=op.duration_s, n_bytes=0.0, label="measured")
         return known
-
-    def interference(self, op: Collective) -> Interference:
-        """None: measured durations contain it."""
-        del op
-        return Interference()
 
 
 def _apart(whole: Reconstruction, why: object) -> Reconstruction:
@@ -145,10 +136,7 @@ class Replay:
 def step_spans(whole: Reconstruction, ends_ns: Sequence[Int64]) -> dict[int, tuple[int, int]]:
     """Return when each step of a run begins and ends, where a step lasts from the end of the one before to its own.
 
-    Parameters
-    ----------
-    ends_ns : sequence of int array [n_operations]
-        When the operations of each rank end, since the start of the run.
+    ``ends_ns`` has for each rank when its operations end, since the start of the run.
     """
     ends: dict[int, int] = {}
     for plan, end in zip(whole.plans, ends_ns, strict=True):

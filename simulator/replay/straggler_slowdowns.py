@@ -111,12 +111,8 @@ def _leads(plan: RankPlan, op: int) -> bool:
 def slowdowns(whole: Reconstruction, *, steps: Collection[int], looked_at: Collection[int]) -> Slowdowns:
     """Decompose the slowdown of a recorded job.
 
-    Parameters
-    ----------
-    steps : collection of int
-        Over which times are taken; each lasts from the end of the one before to its own.
-    looked_at : collection of int
-        Ranks whose operations, one by one, by stage and by kind, are left as they were.
+    Times are taken over ``steps``, each of which lasts from the end of the one before to its own. The operations of the
+    ranks ``looked_at``, one by one, by stage and by kind, are left as they were.
     """
     offsets = whole.joins.offset_ns
     study = _Study(whole, ideal(whole), steps)

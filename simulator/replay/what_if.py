@@ -44,14 +44,9 @@ from simulator.trace_io.trace_record import MAX_RANKS, Trace
 def scale_waiting(whole: Reconstruction, factor: float) -> Reconstruction:
     """Multiply the waiting for ranks that are not in the replay; that for others follows from the replay itself.
 
-    A communication kernel that was not joined waited as long as it lasted beyond the shortest of its kind. Where
-    joined collectives stand for larger ones, a factor above 1 lets the last rank be later by as much more than the
-    mean as it was in the trace.
-
-    Parameters
-    ----------
-    factor : float
-        0 takes the waiting away, 1 leaves it.
+    A communication kernel that was not joined waited as long as it lasted beyond the shortest of its kind. Where joined
+    collectives stand for larger ones, a factor above 1 lets the last rank be later by as much more than the mean as it
+    was in the trace. A factor of 0 takes the waiting away, 1 leaves it.
     """
     plans = []
     for plan in whole.plans:
@@ -334,10 +329,7 @@ def what_if(
 ) -> Outcome:
     """Replay a trace, with or without changes.
 
-    Parameters
-    ----------
-    schedule, messages : str, StageMessages
-        For stage times: the pipeline schedule, and what a message between stages costs.
+    ``schedule`` and ``messages`` are for stage times: the pipeline schedule, and what a message between stages costs.
     """
     what = what or WhatIf()
     if trace.stage_times is not None:

@@ -26,12 +26,8 @@ MOST_RANKS = 512
 def from_timeline(timeline: Timeline, *, world_size: int = 0, device: str = "", everybody: bool = False) -> Trace:
     """Lay the innermost spans of a timeline out as device operations.
 
-    Parameters
-    ----------
-    world_size : int
-        Ranks of the run; 0 takes those that the timeline accounts for.
-    everybody : bool
-        Whether ranks that others stand for are laid out, too, up to :data:`MOST_RANKS` of them.
+    ``world_size`` counts the ranks of the run; 0 takes those that the timeline accounts for. With ``everybody`` ranks
+    that others stand for are laid out, too, up to :data:`MOST_RANKS` of them.
     """
     by_rank: dict[int, list[Span]] = {}
     for span in timeline.spans:

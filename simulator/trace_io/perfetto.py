@@ -217,13 +217,9 @@ class _ProtoWriter:
 def write_beside(simulated: Iterable[Process], measured: Iterable[Process], path: str | Path) -> None:
     """Write simulated and measured processes into one file that Perfetto opens as one timeline.
 
-    Parameters
-    ----------
-    simulated, measured : iterable of Process
-        Both on clocks that start together.
-    path : str or Path
-        ``*.tar`` gives an archive of two traces with a ``perfetto_manifest.json`` (Perfetto v58 or later); any
-        other name one file in which the measured and the simulated rank follow each other.
+    Both are on clocks that start together. A ``path`` of ``*.tar`` gives an archive of two traces with a
+    ``perfetto_manifest.json`` (Perfetto v58 or later), any other name one file in which the measured and the simulated
+    rank follow each other.
     """
     if not str(path).endswith(".tar"):
         write_shown(sorted((*measured, *simulated), key=lambda process: (process.rank < 0, process.rank)), path)

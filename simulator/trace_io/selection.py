@@ -59,11 +59,8 @@ def operation_steps(rank: RankTrace) -> Int64:
 def select(trace: Trace, *, ranks: Collection[int] = (), steps: Collection[int] | None = ()) -> Selection:
     """Choose ranks and steps.
 
-    Parameters
-    ----------
-    steps : collection of int, optional
-        Empty leaves out the first of several steps, which warms up, and those that are partial; None takes everything,
-        also what belongs to no step.
+    Empty ``steps`` leave out the first of several, which warms up, and those that are partial; None takes everything,
+    also what belongs to no step.
     """
     recorded = {rank.rank for rank in trace.ranks}
     if not set(ranks) <= recorded:

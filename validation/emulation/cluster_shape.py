@@ -25,10 +25,7 @@ _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 def parse_rate(text: str) -> float | None:
     """Read a rate as tc writes it.
 
-    Parameters
-    ----------
-    text : str
-        ``"1gbit"``, ``"2.5gbit"``, ``"100mbit"``, or ``"none"`` for no shaping.
+    ``text`` is ``"1gbit"``, ``"2.5gbit"``, ``"100mbit"``, or ``"none"`` for no shaping.
 
     Examples
     --------

@@ -22,18 +22,9 @@ def collective_call(
 ) -> Callable[[], object]:
     """Return a call of one collective.
 
-    Parameters
-    ----------
-    n_bytes : int
-        As nccl-tests counts them: the whole gathered or scattered tensor.
-    world : int
-        Ranks of the group.
-    device : torch.device, optional
-        Where the buffers lie; the CPU by default.
-    group : process group, optional
-        All ranks by default.
-    root : int
-        Global rank from which is broadcast and to which is reduced.
+    ``n_bytes`` counts as nccl-tests does: the whole gathered or scattered tensor. Buffers lie on ``device``, the CPU by
+    default; ``group`` is all ranks by default; ``root`` is the global rank from which is broadcast and to which is
+    reduced.
     """
     n_elements = buffer_bytes(n_bytes, world) // FLOAT_BYTES
     whole = torch.ones(n_elements, device=device)

@@ -198,10 +198,7 @@ def _row(
 def durations_s(times: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
     """Duration of every repetition: from the last rank's start to the last rank's end.
 
-    Parameters
-    ----------
-    times : sequence of sequences of (float, float)
-        ``[rank][repetition]``: start and end on the clock that all share.
+    ``times[rank][repetition]`` is start and end on the clock that all share.
     """
     return [max(end for _, end in one) - max(start for start, _ in one) for one in zip(*times, strict=True)]
 
@@ -211,10 +208,7 @@ def paces_s(
 ) -> list[float]:
     """Time from the start of each step to that of the next, of those that lie wholly beside another job's.
 
-    Parameters
-    ----------
-    own, other : sequence of sequences of (float, float)
-        ``[rank][repetition]`` of each job: start and end on the clock that all share.
+    ``own`` and ``other`` have for each job start and end by rank and repetition, on the clock that all share.
     """
     over_s = min(times[-1][1] for times in other)
     starts = [max(start for start, _ in one) for one in zip(*own, strict=True)]

@@ -109,10 +109,7 @@ def namespaces(n_namespaces: int) -> Iterator[list[int]]:
 def run_inside(descriptor: int, command: Sequence[str], text: str = "") -> str:
     """Run a command inside a namespace, with ``text`` on its standard input; return what it prints.
 
-    Raises
-    ------
-    EmulationError
-        If the command fails, with its words.
+    An :class:`EmulationError` has the words of a command that fails.
     """
     pid = os.getpid()
 
@@ -132,10 +129,7 @@ def run_inside(descriptor: int, command: Sequence[str], text: str = "") -> str:
 def call_inside(descriptor: int, action: Callable[[], None]) -> None:
     """Call a function in a process of its own inside a namespace.
 
-    Raises
-    ------
-    UnavailableError
-        If the system refuses what it does.
+    An :class:`UnavailableError` says that the system refuses what it does.
     """
     reader, writer = os.pipe()
     pid = os.fork()

@@ -52,14 +52,8 @@ _PRIORITY = 2
 class DelaySwitch:
     """Runs the forwarding process while the context is open.
 
-    Parameters
-    ----------
-    shape : ClusterShape
-        With ``delay_s`` above zero and one rack.
-    switch : int
-        File descriptor of the namespace that holds ports ``p0``, ``p1``, ...
-    hosts : list of int
-        Those of the hosts.
+    The ``shape`` has ``delay_s`` above zero and one rack. ``switch`` is the file descriptor of the namespace that holds
+    ports ``p0``, ``p1``, ...; ``hosts`` are those of the hosts.
     """
 
     def __init__(self, shape: ClusterShape, switch: int, hosts: list[int]) -> None:
@@ -220,10 +214,7 @@ def host_batch(shape: ClusterShape, host: int) -> Batch:
 def switch_batch(shape: ClusterShape, netns_of_host: Callable[[int], str]) -> Batch:
     """Commands for the namespace of the switches: bridges, host ports, trunks, and the downlinks' shapers.
 
-    Parameters
-    ----------
-    netns_of_host : callable
-        Path of a host's namespace, as ``ip link add ... netns`` takes it.
+    ``netns_of_host`` gives the path of a host's namespace, as ``ip link add ... netns`` takes it.
     """
     ip: list[str] = []
     tc: list[str] = []
@@ -282,10 +273,7 @@ def _apply(descriptor: int, batch: Batch) -> None:
 def emulated_network(shape: ClusterShape) -> Iterator[EmulatedNetwork]:
     """Build the hosts, links and switches of ``shape`` and remove them when the body ends.
 
-    Raises
-    ------
-    UnavailableError
-        Where clusters cannot be emulated; the message says why.
+    An :class:`UnavailableError` says why clusters cannot be emulated here.
     """
     reason = why_unavailable()
     if reason:

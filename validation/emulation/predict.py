@@ -15,14 +15,14 @@ from typing import Any
 
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.config import load_yaml
-from simulator.engine import Costs, Interference, run
+from simulator.engine import Costs, run
 from simulator.engine.together import run_together
 from simulator.errors import SimulatorError
 from simulator.explore.neighbours import PeriodWatch
 from simulator.network.base import Flow
 from simulator.network.chunk import ChunkNetwork
 from simulator.network.flow import FlowNetwork
-from simulator.program.op import Collective, Kernel, Op, Transfer
+from simulator.program.op import Collective, Kernel, Transfer
 from simulator.program.program import Program
 from simulator.topology.cluster_file import load_topology
 from simulator.topology.graph import Topology
@@ -93,8 +93,8 @@ class _Links:
         self.links = (*topology.links, processors)
 
 
-class _Costs:
-    """Layers that take as long as the job says, copies at the machine's rate, communication from the topology."""
+class _Costs(Costs):
+    """Layers that take as long as the job says, overheads included, copies at the machine's rate; compute sleeps."""
 
     def __init__(self, job: Job, ranks: Mapping[int, int], topology: Topology, limits: Overheads) -> None:
         self._job = job
@@ -134,10 +134,6 @@ class _Costs:
             around_s += limits.fresh_s(job.layer_bytes, self._n_ranks)
         return job.backward_s * factor + around_s
 
-    def issue_ps(self, op: Op, rank: int) -> int:
-        """Nothing: overheads are part of the layers."""
-        return 0
-
     def kind(self, rank: int) -> Hashable:
         """All ranks are alike but the straggler."""
         return self._job.straggler is not None and self._job.straggler[0] == self._places[rank]
@@ -166,10 +162,6 @@ class _Costs:
         if not sent:
             return flow
         return replace(flow, links=(*flow.links, self._n_links), weights=(*flow.weights, sent), alone_bytes_per_s=0.0)
-
-    def interference(self, op: Collective) -> Interference:
-        """None: compute sleeps."""
-        return Interference()
 
 
 def topology_of(shape: ClusterShape, procs_per_node: int = 1) -> Topology:

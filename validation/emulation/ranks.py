@@ -72,23 +72,9 @@ def run_ranks(
 ) -> list[Any]:
     """Run ``body(rank)`` in so many processes and return their answers in rank order.
 
-    Parameters
-    ----------
-    n_ranks : int
-        Processes to fork.
-    body : callable
-        Runs in each; its value is pickled back.
-    enter_host : callable
-        Runs in each before ``body``: moves the process to its host.
-    timeout_s : float
-        After this all are killed.
-    real_time : bool
-        Run at the lowest real-time priority where that is allowed.
-
-    Raises
-    ------
-    EmulationError
-        If a rank raises, dies or does not answer in time; the others have been killed by then.
+    Every process is moved to its host by ``enter_host`` before it runs ``body``, whose value is pickled back; with
+    ``real_time`` it runs at the lowest real-time priority where that is allowed. If a rank raises, dies or does not
+    answer within ``timeout_s``, all are killed, and an :class:`EmulationError` says so.
     """
     children: list[_Child] = []
     try:

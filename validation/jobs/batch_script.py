@@ -80,10 +80,7 @@ SCHEDULERS: dict[str, Callable[[Request, str], list[str]]] = {"slurm": _slurm, "
 def batch_script(scheduler: str, request: Request, arguments: Sequence[str]) -> str:
     """Return a batch script.
 
-    Parameters
-    ----------
-    scheduler : str
-        ``slurm``, or ``pbs`` with the ``mpiexec`` of PALS.
+    ``scheduler`` is ``slurm``, or ``pbs`` with the ``mpiexec`` of PALS.
     """
     if scheduler not in SCHEDULERS:
         raise ConfigError(f"scheduler '{scheduler}' is unknown", hint=" or ".join(SCHEDULERS))

@@ -7,19 +7,19 @@ or caches; it interpolates between the sizes that were timed around the ones it 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.collectives.benchmark import lone_flow_s
-from simulator.engine import Interference, run
+from simulator.engine import Costs, Interference, run
 from simulator.errors import CalibrationError
 from simulator.models.layer import AttentionShape, GemmShape, KernelShape
 from simulator.network.base import Flow
 from simulator.network.flow import FlowNetwork
-from simulator.program.op import Collective, Kernel, Op, Transfer
+from simulator.program.op import Collective, Kernel, Transfer
 from simulator.timeline import Timeline
 from simulator.topology.device import Device
 from simulator.topology.graph import Topology
@@ -121,8 +121,8 @@ def fit_lines(measured: Iterable[tuple[KernelShape, float]]) -> dict[str, Line]:
     return {family: fit_line(*zip(*values, strict=True)) for family, values in points.items()}
 
 
-class _Costs:
-    """Kernels as calibrated, communication from the topology; a CPU issues what it computes."""
+class _Costs(Costs):
+    """Kernels of each rank as calibrated, communication from the topology; a CPU issues what it computes."""
 
     def __init__(self, topology: Topology, kernels: Sequence[CalibratedKernels], interference: Interference) -> None:
         self._topology = topology
@@ -134,14 +134,6 @@ class _Costs:
         if kernel.shape is None:
             return to_ps(kernel.duration_s or 0.0)
         return to_ps(self._kernels[rank].duration_s(kernel.shape, self._topology.device(rank)))
-
-    def issue_ps(self, op: Op, rank: int) -> int:
-        """Nothing: the thread that issues is the one that computes."""
-        return 0
-
-    def kind(self, rank: int) -> Hashable:
-        """Each rank has kernels of its own."""
-        return rank
 
     def flow(self, op: Collective | Transfer) -> Flow:
         """What gloo does between the ranks."""
@@ -157,10 +149,7 @@ class _Costs:
 def simulate_job(job: JobProgram, topology: Topology, kernels: CalibratedKernels, *, share: float = 1.0) -> Timeline:
     """Simulate one step of a job with calibrated kernels.
 
-    Parameters
-    ----------
-    share : float
-        What compute and communication keep of their speed beside each other: both need the processors.
+    ``share`` is what compute and communication keep of their speed beside each other: both need the processors.
     """
     own = [replace(kernels, n_tensors=n_tensors) for n_tensors in job.n_tensors]
     return run(job.program, _Costs(topology, own, Interference(share, share)), lambda: FlowNetwork(topology))

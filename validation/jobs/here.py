@@ -43,12 +43,8 @@ def compare_here(
 ) -> list[Comparison]:
     """Calibrate, run and simulate a training step on so many processes of this machine each.
 
-    Parameters
-    ----------
-    counts : sequence of int
-        Processes of each run.
-    jobs : sequence of str
-        Other kinds of training to compare where there is more than one process.
+    ``counts`` are the processes of each run, ``jobs`` other kinds of training to compare where there is more than one
+    process.
     """
     require_torch()
     if not counts or min(counts) < 1:

@@ -185,10 +185,7 @@ def calibration_sizes(size: GptSize) -> tuple[GptSize, GptSize]:
 def record(size: GptSize, micro_batch: int, *, n_shards: int = 1, tied: bool = True) -> Model:
     """Layers of a model as the simulator sees them, recorded from its torch module without computing.
 
-    Parameters
-    ----------
-    n_shards : int
-        Tensor-parallel ranks, one of which is recorded.
+    ``n_shards`` counts the tensor-parallel ranks, one of which is recorded.
     """
     tokens = torch.zeros((micro_batch, size.seq_len), dtype=torch.long)
     with torch.device("meta"):

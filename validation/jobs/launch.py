@@ -120,10 +120,7 @@ def free_port() -> int:
 def check_port(address: str, port: int) -> None:
     """Complain when rank 0 cannot listen on its port.
 
-    Raises
-    ------
-    JobError
-        If the port is taken.
+    A :class:`JobError` says that the port is taken.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,12 +137,7 @@ def check_port(address: str, port: int) -> None:
 def start_here(n_ranks: int, body: Callable[[Launch], Any], *, port: int = 0, timeout_s: float = 1800.0) -> list[Any]:
     """Start so many ranks on this machine and return their answers; none outlives this process.
 
-    Parameters
-    ----------
-    port : int
-        Where rank 0 listens; 0 takes a free one.
-    timeout_s : float
-        After this all are ended.
+    Rank 0 listens on ``port``; 0 takes a free one. After ``timeout_s`` all are ended.
     """
     if port:
         check_port("127.0.0.1", port)

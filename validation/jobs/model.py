@@ -121,12 +121,9 @@ class Head(nn.Module):
 def build_gpt(size: GptSize, *, tied: bool = True, n_shards: int = 1) -> nn.Sequential:
     """Return the whole model: embedding, blocks, head.
 
-    Parameters
-    ----------
-    tied : bool
-        Whether the head shares the token table; pipelines and fully sharded models keep them apart.
-    n_shards : int
-        Ranks over which the projections of the blocks are split; 1 is the whole model, more one rank's part of it.
+    With ``tied`` the head shares the token table; pipelines and fully sharded models keep them apart. ``n_shards``
+    counts the ranks over which the projections of the blocks are split: 1 is the whole model, more one rank's part of
+    it.
     """
     embedding, head = Embedding(size), Head(size)
     if tied:

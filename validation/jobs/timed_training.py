@@ -85,10 +85,7 @@ def _everyone(mine: Any, launch: Launch) -> list[Any]:
 def slowest(phases: Sequence[Sequence[dict[str, float]]]) -> dict[str, list[float]]:
     """Per repetition the longest time over all ranks, by phase and as ``iteration``.
 
-    Parameters
-    ----------
-    phases : sequence of sequences of dict
-        ``[rank][repetition]``: seconds by phase.
+    ``phases[rank][repetition]`` has seconds by phase.
 
     Examples
     --------

@@ -46,14 +46,9 @@ def time_repeated(
 ) -> list[float]:
     """Run an action again and again and return how long each took.
 
-    Parameters
-    ----------
-    device : torch.device
-        On a GPU the times are those between two events on its stream; otherwise wall time.
-    before_each : callable
-        Runs before every repetition and is not measured: a barrier, a flushed cache.
-    clock : callable
-        Seconds, where there is no GPU: wall time, or processor time, which other users of the machine do not stretch.
+    On a GPU the times are those between two events on its stream, otherwise those of ``clock`` in seconds: wall time,
+    or processor time, which other users of the machine do not stretch. ``before_each`` runs before every repetition and
+    is not measured: a barrier, a flushed cache.
     """
     for _ in range(n_warm_up):
         before_each()
@@ -82,12 +77,7 @@ def time_repeated(
 class PhaseClock:
     """Cuts a step into phases without making the device wait.
 
-    Parameters
-    ----------
-    device : torch.device
-        On a GPU the borders are events on its stream.
-    clock : callable
-        Otherwise this one's seconds.
+    On a GPU the borders are events on its stream, otherwise seconds of ``clock``.
     """
 
     def __init__(self, device: torch.device, clock: Clock = time.perf_counter) -> None:
@@ -115,10 +105,7 @@ class PhaseClock:
 def record_steps(folder: Path, job: str, rank: int, device: torch.device, step: Callable[[], object]) -> Path:
     """Record some steps and write ``JOB-rankN.pt.trace.json.gz``.
 
-    Parameters
-    ----------
-    step : callable
-        What one step does; it waits for the device by itself.
+    ``step`` does one step and waits for the device by itself.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -154,10 +141,7 @@ _QUANTITIES = (("SM ", "MHz"), ("memory ", "MHz"), ("", "W"))
 class GpuMonitor:
     """Samples one GPU's clocks and power in the background while the context is open.
 
-    Parameters
-    ----------
-    index : int or None
-        Which GPU; None samples nothing.
+    Without an ``index`` it samples nothing.
     """
 
     def __init__(self, index: int | None) -> None:

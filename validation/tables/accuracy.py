@@ -94,10 +94,8 @@ def budgets_of(outcomes: Sequence[Outcome]) -> Budgets:
 def check_budgets(outcomes: Sequence[Outcome], budgets: Budgets) -> None:
     """Check the mean error of every budgeted group that has rows among the outcomes.
 
-    Raises
-    ------
-    ThresholdError
-        Naming every group over its budget, and every row that had a prediction's budget and lost it.
+    A :class:`ThresholdError` names every group over its budget, and every row that had a prediction's budget and lost
+    it.
     """
     errors = errors_by_budget(outcomes)
     seen = {budget_key(outcome.row) for outcome in outcomes if outcome.row.text("split") in ("test", "seed")}

@@ -30,10 +30,7 @@ _PLAIN_WIDTH = 160
 def document(outcomes: Sequence[Outcome], by: dict[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return the JSON document: every row, every group, and what does not fit into either.
 
-    Parameters
-    ----------
-    by : dict
-        Kind of table -> grouping columns.
+    ``by`` gives the grouping columns of each kind of table.
     """
     groups: list[Group] = []
     for kind, columns in by.items():

@@ -108,16 +108,10 @@ def run_all(
 ) -> list[Answer]:
     """Return ``work(job)`` for every job, in order.
 
-    Parameters
-    ----------
-    work : callable
-        A module-level function; it may not raise what the caller wants to handle per job.
-    jobs : sequence
-        Neighbours are handled by the same process: order them so that they share what is cached.
-    n_processes : int
-        1 runs here; more only where there are jobs enough to pay for the start of the pool.
-    weight : callable
-        Expected cost of a job; the heaviest start first, so that no process ends long after the others.
+    ``work`` is a function of a module and may not raise what the caller wants to handle per job. Neighbours are handled
+    by the same process: order them so that they share what is cached. One process runs here, more only where there are
+    jobs enough to pay for the start of the pool; the heaviest by ``weight``, the expected cost of a job, start first,
+    so that no process ends long after the others.
     """
     weights = [weight(job) for job in jobs]
     found: dict[int, Answer] = {}

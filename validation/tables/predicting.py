@@ -62,14 +62,8 @@ def validate(
 ) -> Validation:
     """Predict every row of measurement files.
 
-    Parameters
-    ----------
-    where : sequence of str
-        Conditions that rows must satisfy: ``column=value``, ``column!=value``, ``column~text``.
-    by : sequence of str
-        Columns to group errors by; empty takes the kind's own.
-    n_processes : int
-        0 takes what the machine has, at most 8.
+    Rows must satisfy the conditions ``where``: ``column=value``, ``column!=value``, ``column~text``. Errors are grouped
+    by the columns ``by``, empty for the kind's own. ``n_processes=0`` takes what the machine has, at most 8.
     """
     rows: list[Row] = []
     for path in paths:

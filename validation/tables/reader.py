@@ -155,11 +155,8 @@ def find_table(path: Path) -> Path:
 def read_table(path: str | Path) -> list[Row]:
     """Read a measurement file.
 
-    Parameters
-    ----------
-    path : str or Path
-        A CSV file whose header names the documented columns of one kind; those not needed may be missing. A
-        bare name resolves to a path first, then to the tables in ``validation/measurements``.
+    ``path`` is a CSV file whose header names the documented columns of one kind; those not needed may be missing. A
+    bare name resolves to a path first, then to the tables in ``validation/measurements``.
     """
     file = str(path)
     try:
@@ -223,10 +220,8 @@ def _equal(cell: str, wanted: str) -> bool:
 def select(rows: Sequence[Row], where: Sequence[str] = (), split: str = "") -> list[Row]:
     """Return the rows that satisfy every condition.
 
-    Parameters
-    ----------
-    where : sequence of str
-        ``column=value``, ``column!=value``, or ``column~text`` for cells that contain the text (any case).
+    Conditions ``where`` are ``column=value``, ``column!=value``, or ``column~text`` for cells that contain the text
+    (any case).
     """
     conditions = [("split", "=", split)] if split and split != "all" else []
     for condition in where:
