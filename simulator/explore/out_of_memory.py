@@ -80,11 +80,13 @@ def in_words(rows: Sequence[WayOut]) -> str:
     """Return the fastest way out as a hint, one that computes the same where there is any."""
     if not rows or not rows[0]["fits"]:
         return "no change of one or two settings suffices: more GPUs are needed"
-    best = next((row for row in rows if row["fits"] and row["same_training"]), rows[0])
+    suit = [row for row in rows if row["fits"] and row["same_training"]]
+    best = next((row for row in suit if not row["is_tight"]), (suit or rows)[0])
+    tight = ", tight," if best["is_tight"] else ""
     time = f", {format_time(best['iteration_time_s'])} per iteration" if best["iteration_time_s"] else ""
     n_others = sum(row["fits"] for row in rows) - 1
     others = f"; {n_others} other way{'s' if n_others > 1 else ''} out with --json" if n_others else ""
-    return f"{best['change']} fits with {format_bytes(best['peak_bytes'])}{time}{others}"
+    return f"{best['change']} fits{tight} with {format_bytes(best['peak_bytes'])}{time}{others}"
 
 
 class _Memory:

@@ -17,8 +17,8 @@ from simulator.units import common_unit, format_number
 _SMALL = 0.002
 #: where all steps lie within this share of the time, the axis begins just below them
 _CLOSE = 0.2
-#: differences below a nanosecond are none
-_NOTHING_S = 1e-9
+#: share of the longer time below which a difference is none
+_NOTHING = 1e-6
 
 
 def waterfall(found: Comparison) -> Chart:
@@ -73,10 +73,10 @@ def _time_axis(levels: Sequence[float], unit: str) -> dict[str, Any]:
     return axis(f"{unit}; the axis does not begin at 0", range=[low - (high - low) / 2, high + (high - low) / 20])
 
 
-def _cells(row: PartChange) -> tuple[object, ...]:
+def _cells(row: PartChange, whole_s: float) -> tuple[object, ...]:
     """Return a part of the time as the cells of a table."""
     share = "" if row["share"] is None else f"{row['share']:.1%}".replace("-0.0%", "0.0%")
-    change_s = row["difference_s"] if abs(row["difference_s"]) >= _NOTHING_S else 0.0
+    change_s = row["difference_s"] if abs(row["difference_s"]) >= _NOTHING * whole_s else 0.0
     return row["part"], Quantity(row["a_s"]), Quantity(row["b_s"]), Quantity(change_s, is_signed=True), share
 
 
@@ -92,7 +92,12 @@ def comparison_tables(found: Comparison) -> tuple[Grid, Grid, Grid]:
         Grid(
             "Inputs that differ", ("setting", "A", "B"), [tuple(row.values()) for row in found["inputs"]], words=(1, 2)
         ),
-        Grid(f"Time of {found['basis']}", columns, [_cells(row) for row in found["parts"]], note=axes),
+        Grid(
+            f"Time of {found['basis']}",
+            columns,
+            [_cells(row, max(found["a_s"], found["b_s"])) for row in found["parts"]],
+            note=axes,
+        ),
         Grid("Memory of the fullest rank", ("category", "A", "B"), memory),
     )
 

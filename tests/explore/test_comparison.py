@@ -12,7 +12,7 @@ from simulator.explore.comparison import compare, side_of, side_of_result
 from simulator.program.op import Collective, Kernel
 from simulator.program.program import COMPUTE
 from simulator.report.charts import figure
-from simulator.report.comparison_page import comparison_page, waterfall
+from simulator.report.comparison_page import comparison_page, comparison_tables, waterfall
 from simulator.timeline import Span, Timeline
 
 SHARED = {"topology": "dgx-a100-40g", "model": "gpt2", "micro_batch": 1, "gpus": 8}
@@ -176,3 +176,13 @@ def test_the_command(tmp_path):
     assert "share of it" in shown.stdout
     assert "model: all ranks of one replica" in shown.stdout
     assert "model: all ranks of one replica" in page.read_text(encoding="utf-8")
+
+
+def test_what_differs_by_less_than_a_millionth_of_the_whole_does_not_differ(compared):
+    """60 ns of 1 s are rounding; 2 us are not."""
+    parts = [
+        {"part": name, "a_s": 0.5, "b_s": 0.5 + change_s, "difference_s": change_s, "share": None}
+        for name, change_s in (("optimizer", 6e-8), ("host", 2e-6), ("compute", 0.1))
+    ]
+    _, times, _ = comparison_tables({**compared[2], "a_s": 1.0, "b_s": 1.1, "parts": parts})
+    assert [str(row[3]) for row in times.rows] == ["0 s", "+2 us", "+100 ms"]

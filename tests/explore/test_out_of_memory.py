@@ -175,3 +175,12 @@ def test_a_mixture_that_is_not_split_over_ranks_may_be():
         name: [one.plan.ep for one in neighbours(plan, place) if one.setting == "ep"] for name, place in site.items()
     }
     assert degrees == {"deepseek-v2-lite": [2, 4, 8], "gpt2": []}
+
+
+def test_the_hint_names_a_way_that_leaves_room_before_a_faster_one_that_does_not():
+    row = {"same_training": True, "fits": True, "peak_bytes": 78 << 30, "iteration_time_s": 1.0}
+    tight, roomy = {**row, "change": "--tp 2", "is_tight": True}, {**row, "change": "--tp 4", "is_tight": False}
+    other = {**roomy, "change": "--global-batch 2", "same_training": False}
+    assert in_words([tight, other, roomy]).startswith("--tp 4 fits with 78 GiB, 1 s per iteration; 2 other ways")
+    assert in_words([tight, other]).startswith("--tp 2 fits, tight, with 78 GiB")
+    assert in_words([other]).startswith("--global-batch 2 fits with")
