@@ -127,3 +127,14 @@ def test_one_gpu_of_a_node_is_alone() -> None:
         for n in (1, 2)
     )
     assert two == pytest.approx(1.12 * one, rel=0.015)  # and the slower of two boards counts
+
+
+@pytest.mark.parametrize("device", ["h200-sxm", "h800-sxm", "h100-64g"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_one_die_under_one_limit_has_one_sustained_rate(device: str, dtype: str) -> None:
+    """Long products of a node at work are bound by 700 W, whatever memory stands beside the GH100."""
+    shape = GemmShape(m=16384, n=16384, k=16384, dtype=dtype)
+    rates = [
+        shape.n_flops / RooflineKernels().duration_s(shape, load_device(name)) for name in ("h100-sxm5-80g", device)
+    ]
+    assert rates[1] == pytest.approx(rates[0], rel=0.04)
