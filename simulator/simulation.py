@@ -289,7 +289,7 @@ def _networks(scenario: Scenario, topology: Topology) -> Callable[[], NetworkMod
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """A run makes millions of small tuples and no garbage cycles: looking for some costs a quarter of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -333,7 +333,7 @@ def run_scenario(
     detail, say
         As for :func:`simulate_on`.
     """
-    with _collector_paused():
+    with collector_paused():
         if parts is None:
             say("lowering")
         model, lowered, memory = parts or lower_scenario(scenario, topology, spec)
@@ -379,7 +379,7 @@ def simulate_on(
 ) -> Result:
     """Simulate a resolved scenario on a topology object, which need not be the one that the scenario names."""
     ran = run_scenario(scenario, topology, spec, detail=detail, say=say)
-    with _collector_paused():
+    with collector_paused():
         metrics = measure(ran.timeline, topology.device(0), pipelined=scenario.plan.pp > 1)
         link_busy_s, traffic = ran.costs.link_use(ran.timeline)
     return Result(
@@ -416,7 +416,7 @@ def simulate_beside(
     """
     _check_shares(scenario)
     costs = ModelCosts(topology, scenario)
-    with _collector_paused():
+    with collector_paused():
         for by_layer in (False, True):
             lowered = lower_scenario(scenario, topology, spec, jointly=False, by_layer=by_layer)[1]
             try:
@@ -475,7 +475,7 @@ class Together:
             known = evenness
             return EvenNetwork(self.network_topology, known) if known else FlowNetwork(self.network_topology)
 
-        with _collector_paused():
+        with collector_paused():
             while True:
                 try:
                     return run_together(

@@ -22,7 +22,7 @@ from simulator.explore.neighbourhood import Site, objection
 from simulator.interop import load_model, open_topology
 from simulator.models.spec import ModelSpec
 from simulator.scenario import Scenario
-from simulator.simulation import simulate
+from simulator.simulation import collector_paused, simulate
 
 Record = dict[str, Any]
 _LOG = logging.getLogger(__name__)
@@ -259,6 +259,11 @@ def evaluate(scenario: Scenario) -> Record:
 
     Nothing that goes wrong inside one scenario ends a sweep or a search: it becomes the reason of its row.
     """
+    with collector_paused():  # until what was simulated has been let go, so that nobody looks through it for garbage
+        return _evaluate(scenario)
+
+
+def _evaluate(scenario: Scenario) -> Record:
     try:
         result = simulate(scenario)
         answer = to_json(result)

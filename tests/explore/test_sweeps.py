@@ -1,6 +1,7 @@
 """Sweeps: axes, the store, resuming, tables."""
 
 import csv
+import gc
 import importlib.util
 import itertools
 import json
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from simulator.config import cell
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.explore import evaluation
 from simulator.explore.evaluation import Pool, Store, check_scheduler, evaluate, store_key
 from simulator.explore.named_settings import (
     Sweep,
@@ -258,6 +260,21 @@ def test_a_fault_inside_one_scenario_does_not_end_the_sweep_and_is_tried_again(s
     assert rows[0]["reason"] == "RuntimeError: unforeseen"
     monkeypatch.undo()
     assert run_sweep(sweep, store, n_jobs=1).n_failed == 0
+
+
+@pytest.mark.parametrize("model", ["gpt2", "no such model"])
+def test_nobody_looks_for_garbage_before_a_run_has_been_let_go(monkeypatch, model):
+    seen = []
+
+    def noted(function):
+        return lambda *args: (seen.append(gc.isenabled()), function(*args))[1]
+
+    for name in ("to_json", "failure"):
+        monkeypatch.setattr(evaluation, name, noted(getattr(evaluation, name)))
+    record = evaluate(scenario_of({**BASE, "model": model, "gpus": 1}))
+    assert record["status"] == ("ok" if model == "gpt2" else "invalid")
+    assert seen == [False]
+    assert gc.isenabled()
 
 
 def test_nothing_at_all_that_runs_is_an_error(store):
