@@ -13,6 +13,8 @@ from simulator.timeline import Span
 
 #: Lead of a host that is never waited for
 FAR_AHEAD_PS = 10**18
+#: Runs of kernels whose costs are known before all are forgotten; where every GPU has a speed of its own, each is asked for once.
+_MEMO_LIMIT = 8192
 
 
 class RunCost(NamedTuple):
@@ -150,6 +152,8 @@ class Durations:
                 duration_ps = self.costs.kernel_ps(kernel, rank)
                 device_ps += duration_ps
                 both_ps = max(both_ps, host_ps) + duration_ps
+            if len(self._runs) >= _MEMO_LIMIT:
+                self._runs.clear()
             cost = self._runs[key] = RunCost(device_ps, host_ps, max(first_issue_ps, 0), both_ps)
         return cost
 

@@ -395,7 +395,7 @@ class Machine:
         self.latest_ps = max(self.latest_ps, now_ps)
         tasks, n_waiting = rank.tasks, rank.n_waiting
         rank.ended_ps[index] = now_ps
-        for later in rank.dependents.get(index, ()):
+        for later in rank.dependents.pop(index, ()):
             n_waiting[later] -= 1
             if n_waiting[later]:
                 continue
@@ -626,12 +626,12 @@ class Machine:
         if not self.moved:
             return tuple(self.spans)
         by_rank = {self.ranks[number].program.rank: moved for number, moved in self.moved.items()}
-        found = []
+        self.moved = {}
         for place, span in enumerate(self.spans):
             n_before, by_ps = by_rank.get(span.rank, (0, 0))
-            is_late = by_ps and place >= n_before
-            found.append(span._replace(start_ps=span.start_ps - by_ps, end_ps=span.end_ps - by_ps) if is_late else span)
-        return tuple(found)
+            if by_ps and place >= n_before:  # in place: two of each would be the most that a run holds at any time
+                self.spans[place] = span._replace(start_ps=span.start_ps - by_ps, end_ps=span.end_ps - by_ps)
+        return tuple(self.spans)
 
     def cycles(self, period_micro_batches: int) -> tuple[Cycle | None, dict[int, Cycle]]:
         """Return the steady state that all ranks share, or those of ranks that have their own.

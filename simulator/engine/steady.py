@@ -119,6 +119,7 @@ class Watch:
                 self.found = Found(self._known[-1 - n_periods].now_ps, view.now_ps, n_periods)
                 first.beat = -1
                 self._leave_out(n_periods)
+                self._known.clear()
                 return
 
     def goes_on(self, rank: RankState) -> bool:
