@@ -29,7 +29,8 @@ def waterfall(found: Comparison) -> Chart:
     steps = [(row["part"], row["difference_s"]) for row in shown]
     if abs(rest_s) > 1e-9 * whole:
         steps.append(("all else", rest_s))
-    unit, size = common_unit([found["a_s"], found["b_s"]], "time") or ("s", 1.0)
+    finest = common_unit([max((abs(change_s) for _, change_s in steps), default=0.0)], "time")
+    unit, size = finest if finest and whole < 1e4 * finest[1] else common_unit([whole], "time") or ("s", 1.0)
     labels, bases, lengths, colours = ["A"], [0.0], [found["a_s"]], [BLUE]
     levels = [found["a_s"], found["b_s"]]
     level = found["a_s"]
@@ -69,8 +70,8 @@ def _time_axis(levels: Sequence[float], unit: str) -> dict[str, Any]:
     """Return the axis of a waterfall: from 0, or where its steps would be hairlines, from just below them."""
     low, high = min(levels), max(levels)
     if not 0 < high - low < _CLOSE * high:
-        return axis(unit, rangemode="tozero")
-    return axis(f"{unit}; the axis does not begin at 0", range=[low - (high - low) / 2, high + (high - low) / 20])
+        return axis(unit, rangemode="tozero", nticks=5)
+    return axis(f"{unit}, not from 0", nticks=4, range=[low - (high - low) / 2, high + (high - low) / 20])
 
 
 def _cells(row: PartChange, whole_s: float) -> tuple[object, ...]:

@@ -142,7 +142,10 @@ def test_an_answer_that_is_no_json_is_refused(tmp_path, text):
 def test_the_waterfall_leads_from_one_time_to_the_other(compared):
     _, _, found = compared
     chart = waterfall(found)
-    trace, size = chart.traces[0], {"s": 1.0, "ms": 1e-3}[chart.layout["xaxis"]["title"]["text"].split(";")[0]]
+    trace, size = (
+        chart.traces[0],
+        {"s": 1.0, "ms": 1e-3, "us": 1e-6}[chart.layout["xaxis"]["title"]["text"].split(",")[0]],
+    )
     assert trace["x"][0] * size == pytest.approx(found["a_s"])
     assert trace["x"][-1] * size == pytest.approx(found["b_s"])
     level = found["a_s"] / size
@@ -160,8 +163,9 @@ def test_steps_that_would_be_hairlines_are_drawn_on_an_axis_that_says_where_it_b
     part = {"part": "compute", "a_s": 1.0, "b_s": b_s, "difference_s": b_s - 1.0, "share": 1.0}
     found = {**compared[2], "a_s": 1.0, "b_s": b_s, "difference_s": b_s - 1.0, "parts": [part]}
     shown = waterfall(found).layout["xaxis"]
-    assert ("does not begin at 0" in shown["title"]["text"]) == (first is not None)
-    assert first is None or shown["range"][0] == pytest.approx(first)
+    assert ("not from 0" in shown["title"]["text"]) == (first is not None)
+    size = 1.0 if b_s == 2.0 else 1e-3  # of 1 s all is drawn in seconds, of 100 ms in those
+    assert first is None or shown["range"][0] * size == pytest.approx(first)
 
 
 def test_the_command(tmp_path):
