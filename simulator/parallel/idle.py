@@ -31,6 +31,7 @@ _PIPELINE = (
     "pipeline_layout",
     "overlap_p2p",
     "scatter_gather",
+    "pipeline_batch",
 )
 
 #: settings, whether they change nothing, why

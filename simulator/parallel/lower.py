@@ -245,7 +245,9 @@ def lower(
     mesh = Mesh(plan, gpus_per_node, collectives_at_once)
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
     chunks = split_layers(model, plan, placement)
-    build = partial(build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks)
+    build = partial(
+        build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks, n_at_once=plan.pipeline_batch or 0
+    )
     if classes is None:
         classes = Classes.whole(tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
     is_whole = unfold if whole is None else whole
@@ -255,7 +257,8 @@ def lower(
         whole=not classes.is_apart and not classes.is_split, classes=classes,
         jointly=jointly and not (unfold and is_whole), loading=loading, on_processors=on_processors,
     )  # fmt: skip
-    short = ShortTable(build(plan.n_micro_batches)) if is_whole else shorten(build, plan.pp, plan.n_micro_batches)
+    is_written = is_whole or plan.pipeline_batch is not None
+    short = ShortTable(build(plan.n_micro_batches)) if is_written else shorten(build, plan.pp, plan.n_micro_batches)
     program = write(short)
     if any(rank.stretch is None for rank in program.ranks) and short.n_omitted:
         short = ShortTable(build(plan.n_micro_batches))

@@ -435,6 +435,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 data_parallel=replace(FSDP2, shards_masters=False),
                 stops_recompute_early=True,
                 lays_out_pipelines=True,
+                synchronous_p2p=False,  # ``torch.distributed.pipelining`` waits for messages on streams
                 master_weights=False,
                 clips_gradients=False,
                 flash=flash,

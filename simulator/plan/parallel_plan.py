@@ -100,6 +100,7 @@ class ParallelPlan:
         synonyms={"zb-h1": "zb-1p", "zb-h2": "zb-2p", "zbv": "zb-v", "zbvzerobubble": "zb-v", "interleaved": "1f1b-interleaved",
                   "interleaved1f1b": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "dualpipev": "dualpipe-v"},
     )  # fmt: skip
+    pipeline_batch: int | None = setting("pipeline", "Micro-batches until a pipeline drains.", unset="all", least=1)
     micro_batch: int = setting(
         "batch", "Sequences per rank and micro-batch.", unset="the largest that fits", least=1, is_common=True,
         changes=("time", "memory"), aliases=("mbs", "micro_batch_size", "train_micro_batch_size_per_gpu"),
@@ -354,8 +355,7 @@ class ParallelPlan:
         changes=_EVERYTHING,
     )  # fmt: skip
     loader_workers: int = setting(
-        "data", "Processes per GPU that read the next batch beside the step; 0 reads it first.", default=2, least=0,
-        is_common=True,
+        "data", "Processes per GPU that read the next batch beside the step; 0 reads it first.", default=2, least=0, is_common=True,
     )  # fmt: skip
     sample_bytes: int | None = setting(
         "data", "Bytes in storage per sequence.", unset="2 per token, 4 with a vocabulary beyond 65,500", least=1,

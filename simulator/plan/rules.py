@@ -66,7 +66,13 @@ def _axis_conflicts(plan: ParallelPlan) -> Conflicts:
     within = min(group or n_replicas, n_replicas)
     secondary = min(plan.secondary_group or 0, within) if plan.shards_parameters else 0
     refusal = sharding_refusal(plan) if n_replicas > 1 else ""
+    at_once = plan.pipeline_batch if plan.pp > 1 and plan.micro_batch and plan.global_batch else None
     return [
+        (
+            at_once and plan.n_micro_batches % at_once,
+            f"pipeline_batch={at_once} does not divide the {at_once and plan.n_micro_batches} micro-batches of a step",
+            "a divisor of them",
+        ),
         (refusal, refusal, "--sharding zero1, or --pp 1 with more --tp, or --framework fsdp2"),
         (
             plan.cp > 1 and plan.attention == "eager" and plan.context_exchange != "all_gather",

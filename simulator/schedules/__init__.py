@@ -191,13 +191,15 @@ def placement_of(name: str, n_stages: int, virtual_pp: int = 1) -> Placement:
     )  # fmt: skip
 
 
-def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
+def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int = 1, n_at_once: int = 0) -> Table:
     """Return a schedule's table: per stage, its actions in order.
 
     Parameters
     ----------
     n_chunks : int
         Chunks per stage; 1 takes the schedule's own number.
+    n_at_once : int
+        Micro-batches after which the pipeline drains and the schedule begins anew; 0 for all.
 
     Raises
     ------
@@ -208,5 +210,13 @@ def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int
     --------
     >>> [f"{action.kind}{action.micro_batch}" for action in build_table("1f1b", 2, 2)[1]]
     ['F0', 'B0', 'F1', 'B1']
+    >>> [f"{action.kind}{action.micro_batch}" for action in build_table("1f1b", 2, 4, n_at_once=2)[0]]
+    ['F0', 'F1', 'B0', 'B1', 'F2', 'F3', 'B2', 'B3']
     """
-    return find_schedule(name, n_chunks)(n_stages, n_micro_batches, n_chunks=n_chunks)
+    n_at_once = n_at_once or n_micro_batches
+    once = find_schedule(name, n_chunks)(n_stages, n_at_once, n_chunks=n_chunks)
+    firsts = range(0, n_micro_batches, n_at_once)
+    return tuple(
+        tuple(action._replace(micro_batch=first + action.micro_batch) for first in firsts for action in row)
+        for row in once
+    )

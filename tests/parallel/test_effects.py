@@ -30,6 +30,7 @@ EFFECTS = [
     ("etp", 1, {"experts": True, "tp": 4, "ep": 2, "sequence_parallel": True}),
     ("virtual_pp", 2, PIPE), ("sharding", "zero1", {}), ("sharding", "zero2", {"framework": "deepspeed"}),
     ("sharding_group", 8, {"sharding": "zero1"}), ("schedule", "zb-v", PIPE), ("schedule", "dualpipe", PIPE),
+    ("pipeline_batch", 8, PIPE),
     ("micro_batch", 2, {}), ("global_batch", 128, {}), ("sequence_length", 512, {}), ("precision", "fp32", {}),
     ("document_length", 128, {}), ("document_spread", 1.0, {"document_length": 128}),
     ("recompute", "full", {}), ("attention", "eager", {}), ("sequence_parallel", True, {"tp": 4}), ("framework", "hf-eager", {}),

@@ -86,6 +86,7 @@ def test_any_plan_runs_folded_as_unfolded_or_is_refused_in_words(drawn):
     ("chosen", "reason"),
     [
         ({"sharding": "zero1", "sharding_group": 3}, "sharding_group=3 does not divide"),
+        ({"pp": 2, "micro_batch": 1, "pipeline_batch": 3}, "pipeline_batch=3 does not divide"),
         ({"sharding": "zero3", "secondary_group": 3, "framework": "deepspeed"}, "secondary_group=3 does not divide"),
         ({"quantized_weights": True, "framework": "fsdp", "sharding": "zero3"}, "ZeRO\\+\\+"),
         ({"offload_parameters": "cpu", "sharding": "zero1"}, "needed whole on the device"),

@@ -454,3 +454,17 @@ def test_turns_in_their_order_end_when_the_table_does(name: str) -> None:
             ends[turn.stage, index] = start + turn.n
     wanted = execute(table, placement, lambda _: 1.0).ends
     assert ends == {(stage, i): end for stage, row in enumerate(wanted) for i, end in enumerate(row)}
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("1f1b-interleaved", 2), ("zb-1p", 1)])
+def test_a_pipeline_that_drains_fills_anew(name, chunks):
+    """Three calls of a schedule take three times what one takes, and hold no more at once."""
+    once = build_table(name, 4, 8, n_chunks=chunks)
+    thrice = build_table(name, 4, 24, n_chunks=chunks, n_at_once=8)
+    placement = placement_of(name, 4, chunks)
+    check(thrice, placement)
+    assert peak_in_flight(thrice, chunks) == peak_in_flight(once, chunks)
+    if name == "1f1b":
+        bubbles = [unit_time_execution(table).makespan - 3 * 8 * n for table, n in ((once, 1), (thrice, 3))]
+        assert bubbles[0] == 3 * 3
+        assert 2 * bubbles[0] <= bubbles[1] <= 3 * bubbles[0]

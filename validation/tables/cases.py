@@ -304,6 +304,10 @@ def _usual(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[s
     if blocking := blocks_launches(row.text("source"), degrees["gpus"]):
         facts["launch_blocking"] = True
         assumed.append(blocking)
+    local = re.search(r"local batch (\d+)", row.text("notes").lower())
+    if framework.startswith("automodel") and degrees["pp"] > 1 and local:
+        facts["pipeline_batch"] = int(local[1]) // max(1, row.integer("micro_batch", 1))
+        assumed.append(f"pipeline_batch {facts['pipeline_batch']}: its local batch, one call of the schedule")
     if framework in _CORE and degrees["dp"] > 1:
         facts["overlap_parameter_gather"] = True
         assumed.append("parameter gather overlapped: usual for megatron-core")

@@ -244,6 +244,15 @@ class TestPredicting:
         plan = case_of(training_row(**{**usual, **cells}))[0].plan
         assert (plan.framework, plan.recompute) == (framework, recompute)
 
+    def test_a_local_batch_of_automodel_is_one_pass_of_its_pipeline(self):
+        """NVIDIA-NeMo/Automodel, docs/performance-summary.md: "local batch 8" beside a micro-batch of 1."""
+        cells = {"source": "NVIDIA-NeMo/Automodel@1c65dca69:x", "release": "2025-11-26", "framework": "", "layers": "", "hidden": "",
+                 "heads": "", "recompute": "", "micro_batch": "2", "global_batch": "32", "topology": "dgx-h100", "precision": "bf16",
+                 "fsdp": "0", "model": "llama3-70b", "tp": "2", "dp": "1", "gpus": "8"}  # fmt: skip
+        notes = "local batch 8; gradient accumulation 4"
+        assert case_of(training_row(**cells, pp="4", notes=notes))[0].plan.pipeline_batch == 4
+        assert case_of(training_row(**{**cells, "dp": "4"}, pp="1", notes=notes))[0].plan.pipeline_batch is None
+
     def test_dense_models_of_automodel_are_tuned_where_their_page_says_so(self):
         """NVIDIA-NeMo/Automodel, docs/performance-summary.md at 1c65dca69: the section "Finetuning (LoRA) Performance"; in 2026-04
         there is one of pretraining."""
