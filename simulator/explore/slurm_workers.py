@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -102,7 +103,9 @@ def start_cluster(spec: SlurmSpec) -> Any:
 
     make: Any = SLURMCluster  # no types
     try:
-        cluster = make(**spec.options())
+        with warnings.catch_warnings():  # a port that somebody else's dashboard has: where ours is, is said
+            warnings.filterwarnings("ignore", "Port .* is already in use")
+            cluster = make(**spec.options())
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"no Dask scheduler can be started for Slurm: {_last_line(str(error))}") from None
     try:

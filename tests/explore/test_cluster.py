@@ -1,13 +1,16 @@
 """Sweeps and searches on many machines: a real Dask cluster that loses a worker, and Slurm's jobs."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -233,9 +236,15 @@ def test_options_of_dask_jobqueue(slurm_file):
 def test_the_job_script(slurm_file, tmp_path, monkeypatch):
     pytest.importorskip("dask_jobqueue")
     monkeypatch.setenv("PATH", str(fake_slurm(tmp_path / "bin")), prepend=os.pathsep)
-    cluster = start_cluster(read_slurm(str(slurm_file)).model_copy(update={"jobs": 1}))
+    with socket.socket() as taken, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with contextlib.suppress(OSError):  # somebody has the port of dashboards already
+            taken.bind(("", 8787))
+            taken.listen()
+        cluster = start_cluster(read_slurm(str(slurm_file)).model_copy(update={"jobs": 1}))
     script = cluster.job_script()
     cluster.close()
+    assert not [one for one in said if "Port" in str(one.message)], "where the dashboard is, is said"
     for line in ("-p general", "-A r00123", "-t 00:10:00", "--mem=1G", "--cpus-per-task=1", "--qos=debug"):
         assert f"#SBATCH {line}\n" in script
     assert f"{sys.executable} -m distributed.cli.dask_worker tcp://" in script

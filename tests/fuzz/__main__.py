@@ -22,20 +22,25 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for one input of each kind of failure")
     arguments = parser.parse_args()
     start = time.monotonic()
+    said: list[str] = []
 
     def say(found: Findings) -> None:
         took = time.monotonic() - start
+        for name in list(found.places)[len(said) :]:
+            said.append(name)
+            kind, text, trace = found.examples[name]
+            print(f"\n{name} ({kind})\n{trace}", flush=True)
+            if arguments.out:
+                arguments.out.mkdir(parents=True, exist_ok=True)
+                (arguments.out / name.replace(" ", "_").replace(":", "_")).write_text(text, errors="replace")
         print(
             f"{found.n_inputs} inputs, {sum(found.places.values())} failures, {took:.0f} s", file=sys.stderr, flush=True
         )
 
     found = fuzz(arguments.inputs, arguments.seed, say)
+    say(found)
     for name, count in found.places.most_common():
-        kind, text, trace = found.examples[name]
-        print(f"\n{count} x {name} ({kind})\n{trace}")
-        if arguments.out:
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / name.replace(" ", "_").replace(":", "_")).write_text(text, errors="replace")
+        print(f"{count} x {name}")
     print(
         f"{found.n_inputs} inputs ({', '.join(f'{n} {kind}' for kind, n in sorted(found.kinds.items()))}): {len(found.places)} places"
     )

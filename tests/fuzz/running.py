@@ -84,7 +84,7 @@ def fuzz(
     n_inputs, seed : int
         How many, and of which sequence.
     say : callable, optional
-        Told every thousand inputs how far it is.
+        Told every 500 inputs how far it is.
     share_of_commands : float
         How often a file goes through the whole command line instead of its reader alone; 0 for no commands at all.
     """
@@ -109,7 +109,7 @@ def fuzz(
             except BaseException as error:  # whatever comes is what is looked for
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 found.note(kind, broken, error)
-            if say is not None and (number + 1) % 1000 == 0:
+            if say is not None and (number + 1) % 500 == 0:
                 say(found)
     return found
 
