@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -249,21 +249,33 @@ def _no_number(text: str) -> float:
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def write_file(path: str | Path, text: str) -> None:
-    """Write a text beside its place and rename it, so that nobody finds half of it; devices and pipes are written to."""
+@contextmanager
+def beside(path: str | Path) -> Iterator[Path]:
+    """Give a place beside a file to write to, and rename it at the end: nobody finds half of it; devices and pipes are written to."""
     path = Path(path)
     is_plain = path.is_file() or not path.exists()
     target = path.resolve() if path.is_symlink() else path
     partial = target.with_name(f"{target.name}.{os.getpid()}.tmp") if is_plain else path
     try:
-        partial.write_text(text, encoding="utf-8", errors="replace")
+        yield partial
         if is_plain:
             os.replace(partial, target)
-    except (OSError, ValueError) as error:
+    except BaseException as error:
         if is_plain:
-            partial.unlink(missing_ok=True)
-        reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
-        raise ConfigError(f"{path}: cannot be written: {reason}") from None
+            with suppress(OSError, ValueError):
+                partial.unlink()
+        if isinstance(error, OSError):
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise
+
+
+def write_file(path: str | Path, text: str) -> None:
+    """Write a text so that nobody finds half of it."""
+    try:
+        with beside(path) as place:
+            place.write_text(text, encoding="utf-8", errors="replace")
+    except ValueError as error:
+        raise ConfigError(f"{path}: cannot be written: {error}") from None
 
 
 def cell(value: Any) -> Any:

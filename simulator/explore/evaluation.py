@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 
 import simulator
 from simulator.answer import to_json
-from simulator.config import data_folders, resolve_name
+from simulator.config import data_folders, resolve_name, write_file
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.explore.neighbourhood import Site, objection
 from simulator.interop import load_model, open_topology
@@ -105,11 +104,8 @@ class Store:
 
     def put(self, key: str, record: Record) -> None:
         """Write a record; a reader sees it whole or not at all."""
-        path = self._path(key)
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
         stored = {"digest": _digest(key, record), "record": record}
-        partial.write_text(json.dumps(stored, allow_nan=False, separators=(",", ":")), encoding="utf-8")
-        os.replace(partial, path)
+        write_file(self._path(key), json.dumps(stored, allow_nan=False, separators=(",", ":")))
 
     def __len__(self) -> int:
         return sum(1 for _ in self.folder.glob("*.json"))

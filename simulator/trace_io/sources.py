@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
+from simulator.config import beside
 from simulator.errors import TraceError
 from simulator.trace_io.trace_record import MAX_RANKS
 
@@ -141,11 +142,15 @@ class _Stored(io.BufferedIOBase):
             self._ended, self._fault = True, fault
 
 
-def created(path: str | Path) -> IO[bytes]:
+@contextmanager
+def created(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file for writing, gzipped without a date where the name says so: one trace gives the same bytes again."""
-    if not str(path).endswith(".gz"):
-        return open(path, "wb")
-    return cast(IO[bytes], gzip.GzipFile(path, "wb", compresslevel=5, mtime=0))
+    with beside(path) as place, open(place, "wb") as file:
+        if not str(path).endswith(".gz"):
+            yield file
+            return
+        with gzip.GzipFile(Path(path).name, "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
+            yield cast(IO[bytes], packed)
 
 
 def members(paths: Iterable[str | Path]) -> tuple[Member, ...]:

@@ -1,5 +1,6 @@
 """Inputs that would eat the machine, or that a broken script gives: a clear error, at once, and never a traceback."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -11,7 +12,9 @@ import pytest
 from simulator.cli.main import main
 from simulator.config import cell, write_file
 from simulator.errors import ConfigError
+from simulator.explore.evaluation import Store
 from simulator.models.spec import ModelSpec
+from simulator.trace_io.sources import created
 
 JOB = ["--topology", "bigred200", "--model", "gpt2", "--gpus", "4"]
 
@@ -81,6 +84,36 @@ def test_what_was_there_is_kept_where_nothing_can_be_written(tmp_path, monkeypat
     assert page.read_text() == "before" and os.listdir(tmp_path) == ["page.html"]
     write_file(page, "after")
     assert page.read_text() == "after" and os.listdir(tmp_path) == ["page.html"]
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_half_a_trace_is_no_trace(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"before")
+    with pytest.raises(ConfigError, match=f"{name}: cannot be written: No space left"), created(path) as file:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+    with pytest.raises(KeyboardInterrupt), created(path) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"before" and os.listdir(tmp_path) == [name]
+    with created(path) as file:
+        file.write(b"after")
+    data = path.read_bytes()
+    assert (gzip.decompress(data) if name.endswith(".gz") else data) == b"after" and os.listdir(tmp_path) == [name]
+
+
+def test_a_store_on_a_full_disk_is_named(tmp_path, monkeypatch):
+    def full(path, *_args, **_options):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    store = Store(tmp_path)
+    with monkeypatch.context() as disk:
+        disk.setattr("pathlib.Path.write_text", full)
+        with pytest.raises(ConfigError, match=r"key\.json: cannot be written: No space left"):
+            store.put("key", {"status": "ok"})
+    assert not os.listdir(tmp_path) and store.get("key") is None
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
