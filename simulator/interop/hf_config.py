@@ -51,7 +51,7 @@ def parse_hf_config(text: str, file: str, *, name: str = "") -> Imported:
 def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
     """Read a configuration that is already a mapping; see :func:`import_hf_config`."""
     inner = reader
-    if isinstance(reader.data.get("text_config"), dict) and reader.data.get("model_type") not in PERCEPTION:
+    if isinstance(reader.data.get("text_config"), dict) and str(reader.data.get("model_type")) not in PERCEPTION:
         inner = reader.section("text_config")
         reader.assume("text_config", "the language model", "vision and audio parts are left out")
         reader.irrelevant([key for key in reader.data if key != "text_config"])

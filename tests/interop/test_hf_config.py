@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
-from simulator.interop import load_model
+from simulator.interop import import_any, load_model
 from simulator.interop.hf_config import import_hf_config
 from simulator.models.catalog import find_spec
 
@@ -247,3 +247,11 @@ def test_sliding_windows(write):
     with pytest.raises(ConfigError, match="layer_types") as error:
         import_hf_config(write(LLAMA | {"layer_types": ["linear_attention"]}))
     assert "--module" in error.value.hint
+
+
+@pytest.mark.parametrize("kind", [[[]], {}, 3, None])
+def test_a_kind_of_model_that_is_no_word_is_refused(tmp_path, kind):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, "text_config": {"model_type": "llama", "hidden_size": 64}}))
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        import_any(path, "hf-config")
