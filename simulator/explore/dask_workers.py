@@ -121,13 +121,14 @@ def spread(client: Any, function: Callable[[Item], Answer], items: Sequence[Item
     A piece whose workers die too often is divided; an item of which that is true ends the work, and so does a
     cluster that has had no workers for a minute.
     """
-    from distributed import as_completed
+    import distributed
 
     left, alone = deque(range(len(items))), deque[int]()
     out: dict[Any, list[int]] = {}
     arrived: list[tuple[int, Answer]] = []
     size, crew = 1, _Crew(client)
-    done = as_completed(loop=client.loop, with_results=True, raise_errors=False)
+    completed: Any = distributed.as_completed  # no types
+    done = completed(loop=client.loop, with_results=True, raise_errors=False)
     try:
         while left or alone or out or arrived:
             n_out = _AHEAD * crew.n_threads()
