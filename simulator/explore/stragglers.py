@@ -39,6 +39,8 @@ Floats = NDArray[np.float64]
 _MOST_NUMBERS = 1 << 25
 #: a job that is slower than this counts as straggling, as published
 STRAGGLES = 1.1
+#: rows and steps of the map by rank
+_MOST_ROWS, MOST_STEPS = 64, 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,20 @@ class CauseRow(TypedDict):
     slowdown: float  #: Mean time of a step with this cause alone, over that of even steps.
 
 
+class RanksRow(TypedDict):
+    """What the ranks of one pipeline stage of one replica cost alone, everything else taking the mean of its peers.
+
+    They meet in every layer, so that the slowest of them counts. Late data and planned pauses come in at the first stage; slow NICs,
+    for which all ranks wait, are left out.
+    """
+
+    ranks: list[int]  #: A tensor- and context-parallel group; a single rank without these.
+    stage: int  #: Pipeline stage.
+    replica: int  #: Data-parallel replica.
+    slowdown: float  #: Mean of ``steps``.
+    steps: list[float]  #: Of each step, over the even one; the first 60 of a job.
+
+
 class Straggling(TypedDict):
     """What uneven steps cost a plan."""
 
@@ -173,6 +189,8 @@ class Straggling(TypedDict):
     #: The simulated step over one in which every stage takes the mean of all stages: what uneven stages cost, always.
     stages_slowdown: float
     causes: list[CauseRow]  #: Each cause alone, the worst first.
+    job: int  #: The job in the middle by its slowdown, which ``ranks`` are of.
+    ranks: list[RanksRow]  #: By rank; where there are more than 64 groups of ranks, those that cost most.
     n_jobs: int  #: Jobs that were played.
     n_steps: int  #: Steps of each.
     seed: int  #: Of the draws.
@@ -190,6 +208,16 @@ class Played:
         """``[job, step]``: the slowest replica, for which the others wait at the gradients' reduction."""
         slowest: Floats = self.replica_s.max(axis=2)
         return slowest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """What was drawn of some jobs."""
+
+    #: Seconds of every action of every stage, ``[job, step, replica]``, before replicas wait for one another.
+    passes_s: list[list[Floats]]
+    #: ``[job]``: whether a node of it has slow NICs.
+    has_slow_link: NDArray[np.bool_]
 
 
 class StepModel:
@@ -216,14 +244,16 @@ class StepModel:
         self.rest_s = self.iteration_s - base_s
         self._result = result
         mesh = Mesh(plan, result.topology.gpus_per_host)
-        #: ``[replica, stage, rank]``: the node of each rank
-        self._nodes = np.array([
+        #: ``[replica, stage, rank]``
+        self._ranks = np.array([
             [
-                [result.topology.node_of(mesh.rank(tp=t, replica=r * plan.cp + c, pp=p)) for c in range(plan.cp) for t in range(plan.tp)]
+                [mesh.rank(tp=t, replica=r * plan.cp + c, pp=p) for c in range(plan.cp) for t in range(plan.tp)]
                 for p in range(plan.pp)
             ]
             for r in range(plan.dp)
         ])  # fmt: skip
+        #: the node of each
+        self._nodes = np.vectorize(result.topology.node_of)(self._ranks)
         #: replicas that wait for one another in every pass
         self.coupled = [np.array(group) for group in mesh.coupled_replicas() if len(group) > 1]
 
@@ -264,40 +294,78 @@ class StepModel:
 
     def play(self, causes: Causes, *, n_jobs: int, n_steps: int, seed: int = 0) -> Played:
         """Play jobs: slow GPUs and clocks stay with a job, everything else is drawn anew in every step."""
-        n_actions = sum(map(len, self.table))
-        at_once = max(1, _MOST_NUMBERS // (n_actions * n_steps * self.plan.dp))
-        rng = np.random.default_rng(seed)
-        mix = causes.lengths.mix(self.plan.sequence_length, rng) if causes.lengths else None
-        found = [
-            self._round(causes, mix, (min(at_once, n_jobs - first), n_steps, self.plan.dp), rng)
-            for first in range(0, n_jobs, at_once)
-        ]
+        found = []
+        for drawn in self._draws(causes, n_jobs, n_steps, seed):
+            durations = [[self._met(one).reshape(-1) for one in row] for row in drawn.passes_s]
+            shape = (len(drawn.has_slow_link), n_steps, self.plan.dp)
+            played = self._play(durations, int(np.prod(shape))).reshape(shape) + self.rest_s
+            if drawn.has_slow_link.any():
+                played += self._slow_nics_s(causes.slow_links[1]) * drawn.has_slow_link[:, None, None]
+            found.append(played)
         return Played(replica_s=np.concatenate(found))
 
-    def _round(
+    def _draws(self, causes: Causes, n_jobs: int, n_steps: int, seed: int) -> Iterator[_Drawn]:
+        """Draw the passes of jobs, of as many at once as memory is meant to hold."""
+        plan, rows = self.plan, self.table
+        at_once = max(1, _MOST_NUMBERS // (sum(map(len, rows)) * n_steps * plan.dp))
+        rng = np.random.default_rng(seed)
+        mix = causes.lengths.mix(plan.sequence_length, rng) if causes.lengths else None
+        for first in range(0, n_jobs, at_once):
+            yield self._draw(causes, mix, (min(at_once, n_jobs - first), n_steps, plan.dp), rng)
+
+    def _draw(
         self, causes: Causes, mix: LengthMix | None, shape: tuple[int, int, int], rng: np.random.Generator
-    ) -> Floats:
-        """Play some jobs; return ``[job, step, replica]``."""
+    ) -> _Drawn:
+        """Draw the passes of some jobs, ``[job, step, replica]``."""
         plan, rows = self.plan, self.table
         n_ranks = plan.tp * plan.cp
         slow = _gpu_factors(causes, (shape[0], shape[2], plan.pp, n_ranks), self._nodes, rng)
         full = np.ones(1), np.ones(1)
         shapes = [mix.draw(plan.micro_batch, shape, rng) if mix else full for _ in range(plan.n_micro_batches)]
         late = _Delays(causes, shape, n_ranks, [len(row) for row in rows], rng)
-        durations = [
+        passes_s = [
             [
-                self._met(self._pass_s(stage, index, *shapes[max(0, action.micro_batch)], slow[:, None, :, stage])
-                          + late.of(stage, index) + np.zeros(shape)).reshape(-1)
+                self._pass_s(stage, index, *shapes[max(0, action.micro_batch)], slow[:, None, :, stage])
+                + late.of(stage, index) + np.zeros(shape)
                 for index, action in enumerate(row)
             ]
             for stage, row in enumerate(rows)
         ]  # fmt: skip
-        played = self._play(durations, int(np.prod(shape))).reshape(shape) + self.rest_s
-        if causes.slow_links[0] > 0:
-            share, factor = causes.slow_links
+        share = causes.slow_links[0]
+        has_one = np.zeros(shape[0], bool)
+        if share > 0:
             has_one = rng.random(shape[0]) < 1.0 - (1.0 - share) ** self._result.topology.n_nodes
-            played += self._slow_nics_s(factor) * has_one[:, None, None]
-        return played
+        return _Drawn(passes_s=passes_s, has_slow_link=has_one)
+
+    def by_ranks(self, causes: Causes, job: int, *, n_jobs: int, n_steps: int, seed: int = 0) -> list[RanksRow]:
+        """Play a job of :meth:`play` anew, once for each stage: with its passes alone as they are, all others even."""
+        at = job
+        for drawn in self._draws(causes, n_jobs, n_steps, seed):
+            if at < len(drawn.has_slow_link):
+                break
+            at -= len(drawn.has_slow_link)
+        even, even_s = self._even(causes.lengths, seed), self.even_s(causes.lengths, seed)
+        is_met = np.isin(np.arange(self.plan.dp), np.concatenate([*self.coupled, np.zeros(0)]))
+        rows = []
+        for stage, own in enumerate(drawn.passes_s):
+            durations = list(even)
+            durations[stage] = [
+                np.where(is_met, np.maximum(one[at, :MOST_STEPS], mean), one[at, :MOST_STEPS]).reshape(-1)
+                for one, mean in zip(own, even[stage], strict=True)
+            ]
+            width = min(n_steps, MOST_STEPS) * self.plan.dp
+            slowdowns = (self._play(durations, width).reshape(-1, self.plan.dp) + self.rest_s) / even_s
+            if self.plan.dp > 1:  # the step waits for the other replicas, too
+                slowdowns = np.maximum(slowdowns, 1.0)
+            rows += [
+                RanksRow(
+                    ranks=sorted(self._ranks[replica, stage].tolist()), stage=stage, replica=replica,
+                    slowdown=float(steps.mean()), steps=steps.tolist(),
+                )
+                for replica, steps in enumerate(slowdowns.T)
+            ]  # fmt: skip
+        rows = sorted(rows, key=lambda row: -row["slowdown"])[:_MOST_ROWS]
+        return sorted(rows, key=lambda row: row["ranks"])
 
     def _slow_nics_s(self, factor: float) -> float:
         """Return how much longer a step takes where the NICs of a node are so many times as slow: all wait for them, whichever it is."""
@@ -315,14 +383,17 @@ class StepModel:
 
     def even_s(self, lengths: Lengths | None = None, seed: int = 0) -> float:
         """Seconds of a step whose micro-batches all have the mean length."""
+        return float(self._play(self._even(lengths, seed), 1)[0]) + self.rest_s
+
+    def _even(self, lengths: Lengths | None, seed: int) -> list[list[Floats]]:
+        """Seconds of the passes of such a step."""
         mix = lengths.mix(self.plan.sequence_length, np.random.default_rng(seed)) if lengths else None
         tokens, squares = mix.mean if mix else (1.0, 1.0)
         one = np.ones(1)
-        durations = [
+        return [
             [self._pass_s(stage, index, tokens, squares, one) for index in range(len(row))]
             for stage, row in enumerate(self.table)
         ]
-        return float(self._play(durations, 1)[0]) + self.rest_s
 
     def _met(self, times: Floats) -> Floats:
         """Let replicas that meet inside a pass take as long as the slowest of them."""
@@ -423,6 +494,7 @@ def straggle(
     rows = [CauseRow(cause=name, slowdown=_slowdown(model, one, n_jobs, n_steps, seed)) for name, one in causes.alone()]
     step_s = played.step_s
     jobs = step_s.mean(axis=1) / even_s
+    middle = int(np.argsort(jobs)[len(jobs) // 2])
     left_out = ["messages between stages, reductions and the optimizer", "hosts that run ahead and so hide a pause"]
     return Straggling(
         iteration_time_s=model.iteration_s, even_s=even_s, mean_s=float(step_s.mean()),
@@ -431,8 +503,9 @@ def straggle(
         job_slowdown_p90=float(np.quantile(jobs, 0.9)), straggling_share=float((jobs >= STRAGGLES).mean()),
         waiting_share=float((1.0 - played.replica_s / step_s[:, :, None]).mean()),
         stages_slowdown=model.iteration_s / model.even_stages_s(),
-        causes=sorted(rows, key=lambda row: -row["slowdown"]), n_jobs=n_jobs, n_steps=n_steps, seed=seed,
-        left_out=left_out,
+        causes=sorted(rows, key=lambda row: -row["slowdown"]), job=middle,
+        ranks=model.by_ranks(causes, middle, n_jobs=n_jobs, n_steps=n_steps, seed=seed),
+        n_jobs=n_jobs, n_steps=n_steps, seed=seed, left_out=left_out,
     ), played  # fmt: skip
 
 

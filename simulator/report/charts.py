@@ -114,7 +114,7 @@ def layout(x: dict[str, Any], y: dict[str, Any], *, right_px: int = 16, **more: 
 
 
 def slowdown_map(
-    key: str, title: str, summary: str, slowdowns: Sequence[Sequence[float]], **named: Sequence[int]
+    key: str, title: str, summary: str, slowdowns: Sequence[Sequence[float]], **named: Sequence[int | str]
 ) -> Chart:
     """Return a map of slowdowns, one row below the other; ``named`` numbers the columns, then the rows, by what these are."""
     (column, x), (row, y) = named.items()

@@ -161,3 +161,53 @@ def test_schedules_whose_passes_overlap_are_refused() -> None:
 def test_what_is_no_cause_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         parse_causes(**given)  # type: ignore[arg-type]
+
+
+def test_rows_name_the_ranks_that_meet_in_every_layer_and_slow_nodes_are_slow_in_their_own() -> None:
+    """Of 16 ranks, pairs of tensor parallelism are nearest, then two replicas, then four stages; a node holds four ranks."""
+    rows = straggle(answer(), Causes(slow_nodes=(0.3, 1.5)), n_jobs=9, n_steps=3, seed=2)[0]["ranks"]
+    assert [row["ranks"] for row in rows] == [[first, first + 1] for first in range(0, 16, 2)]
+    assert [(row["stage"], row["replica"]) for row in rows] == [(s, r) for s in range(4) for r in range(2)]
+    is_slow = [row["slowdown"] > 1.01 for row in rows]
+    assert is_slow[::2] == is_slow[1::2] and 0 < sum(is_slow) < 8
+    assert all(row["steps"] == pytest.approx([row["slowdown"]] * 3) for row in rows)
+
+
+def test_a_slow_rank_costs_alone_what_the_engine_says() -> None:
+    plan = ParallelPlan(gpus=8, tp=2, micro_batch=4, global_batch=64, sequence_length=2048, framework="megatron-core")
+    scenario = Scenario(topology="dgx-h100", model="gpt-1.3b", plan=plan)
+    result = simulate(scenario, detail=True)
+    rows = straggle(result, Causes(slow_gpus=(0.2, 1.5)), n_jobs=9, n_steps=3)[0]["ranks"]
+    slow_s = simulate(replace(scenario, faults=Faults(slow_ranks=((2, 1.5),)))).metrics.iteration_time_s
+    slow = [row["slowdown"] for row in rows if row["slowdown"] > 1.0]
+    assert len(rows) == 4 and 0 < len(slow) < 4
+    assert slow == pytest.approx([slow_s / result.metrics.iteration_time_s] * len(slow), rel=0.02)
+
+
+def test_a_pause_in_every_step_costs_each_rank_itself() -> None:
+    """Without stages a pause of half a second lengthens the step by just that, whichever rank it is that pauses alone."""
+    found, _ = straggle(answer(sharding="zero3"), Causes(pause_s=0.5), n_jobs=2, n_steps=70)
+    assert len(found["ranks"]) == 8 and {len(row["steps"]) for row in found["ranks"]} == {60}
+    for row in found["ranks"]:
+        assert row["slowdown"] == pytest.approx(1.0 + 0.5 / found["even_s"])
+
+
+def test_rows_of_ranks_are_of_the_job_in_the_middle() -> None:
+    """Of one replica without stages, what its ranks cost alone is all that there is."""
+    causes = Causes(lengths=Lengths.parse("lognormal:200,1.5"))
+    single = ParallelPlan(gpus=4, tp=4, micro_batch=1, global_batch=4, sequence_length=1024, framework="megatron-core")
+    result = simulate(Scenario(topology="polaris", model="gpt-1.3b", plan=single), detail=True)
+    found, played = straggle(result, causes, n_jobs=7, n_steps=5, seed=4)
+    jobs = played.step_s.mean(axis=1)
+    assert jobs[found["job"]] == np.median(jobs)
+    assert found["ranks"][0]["ranks"] == [0, 1, 2, 3] and len(found["ranks"]) == 1
+    assert found["ranks"][0]["steps"] == pytest.approx(played.step_s[found["job"]] / found["even_s"])
+
+
+def test_of_many_ranks_those_that_cost_most_have_rows() -> None:
+    """128 groups of ranks, of which three quarters are slow: 64 rows, all of slow ones, in the order of their ranks."""
+    plan = ParallelPlan(gpus=128, micro_batch=1, global_batch=128, sequence_length=1024, framework="megatron-core")
+    result = simulate(Scenario(topology="dgx-h100", model="gpt2", plan=plan), detail=True)
+    rows = straggle(result, Causes(slow_gpus=(0.75, 1.5)), n_jobs=1, n_steps=1)[0]["ranks"]
+    assert len(rows) == 64 and min(row["slowdown"] for row in rows) > 1.1
+    assert [row["ranks"] for row in rows] == sorted(row["ranks"] for row in rows)
