@@ -236,8 +236,8 @@ class StepModel:
         self.turns: list[Turn] = turns(self.table, placement)
         stages = {report.rank: report.stage for report in result.memory.stages}
         self.passes_s = _passes_s(result, self.table, stages)
-        #: shares of a stage's passes that compute, and that attention takes
-        self.compute, self.attention = _shares(result, stages)
+        #: shares of a stage's passes that compute, that attention takes, and in which the GPU waits for launches
+        self.compute, self.attention, self.host = _shares(result, stages)
         base_s = float(self._play([[np.full(1, one) for one in row] for row in self.passes_s], 1)[0])
         self.iteration_s = result.metrics.iteration_time_s
         #: time of a step that its passes do not explain
@@ -376,10 +376,16 @@ class StepModel:
         return slow.metrics.iteration_time_s - self.iteration_s
 
     def _pass_s(self, stage: int, index: int, tokens: Floats | float, squares: Floats | float, slow: Floats) -> Floats:
-        """Seconds of a pass with these shares of its tokens and of their squares, on GPUs so many times as slow."""
+        """Seconds of a pass with these shares of its tokens and of their squares, on GPUs so many times as slow.
+
+        Slow kernels first fill the gaps in which the GPU waits for its host, which launches as fast as ever.
+        """
         compute, attention = self.compute[stage], self.attention[stage]
         scaled = (compute - attention) * tokens + attention * squares
-        return self.passes_s[stage][index] * (1.0 - compute + slow * scaled)
+        more = slow * scaled - compute
+        return self.passes_s[stage][index] * (
+            1.0 + np.where(more > 0.0, np.maximum(0.0, more - self.host[stage]), more)
+        )
 
     def even_s(self, lengths: Lengths | None = None, seed: int = 0) -> float:
         """Seconds of a step whose micro-batches all have the mean length."""
@@ -420,21 +426,22 @@ def _passes_s(result: Result, table: Table, stages: dict[int, int]) -> list[list
     return found
 
 
-def _shares(result: Result, stages: dict[int, int]) -> tuple[list[float], list[float]]:
-    """Return which shares of the passes of each stage compute, and which are attention."""
+def _shares(result: Result, stages: dict[int, int]) -> tuple[list[float], ...]:
+    """Return which shares of the passes of each stage compute, which are attention, and in which the host is waited for."""
     n_stages = result.plan.pp
-    whole, compute, attention = (np.zeros(n_stages) for _ in range(3))
+    whole, compute, attention, host = (np.zeros(n_stages) for _ in range(4))
     for outer, n in result.timeline.counted:
         if outer.stream != COMPUTE or outer.rank not in stages:
             continue
         for span in outer.expand():
             phase = getattr(span.op, "phase", "")
             if phase in ("forward", "backward", "recompute") and not isinstance(span.op, COMMUNICATIONS):
-                compute[stages[outer.rank]] += n * span.duration_ps
+                host[stages[outer.rank]] += n * (span.host_wait_ps + span.host_idle_ps)
+                compute[stages[outer.rank]] += n * (span.duration_ps - span.host_idle_ps)
                 attention[stages[outer.rank]] += n * span.duration_ps * (kind_of(span.op).name == "attention")
     for rank, passes in passes_of(result.timeline, table_of(result.plan), stages).items():
         whole[stages[rank]] += sum(one.end_ps - one.start_ps for one in passes if one.kind != "O")
-    return (np.minimum(1.0, compute / whole)).tolist(), (np.minimum(1.0, attention / whole)).tolist()
+    return tuple(np.minimum(1.0, part / whole).tolist() for part in (compute, attention, host))
 
 
 def _gpu_factors(
@@ -520,6 +527,6 @@ def in_words(found: Straggling) -> str:
     return (
         f"{format_time(found['mean_s'])} per step in the mean over {found['n_jobs']} jobs of {found['n_steps']} steps, "
         f"{found['slowdown']:.3f} times the even {format_time(found['even_s'])}; {jobs:.0%} of the jobs are at least "
-        f"10 % slower, 80 % lie between {low:.3f} and {high:.3f}; a replica waits {found['waiting_share']:.1%} of its time "
+        f"10% slower, 80% lie between {low:.3f} and {high:.3f}; a replica waits {found['waiting_share']:.1%} of its time "
         "for the slowest"
     )
