@@ -524,9 +524,10 @@ def _slowdown(model: StepModel, causes: Causes, n_jobs: int, n_steps: int, seed:
 def in_words(found: Straggling) -> str:
     """Say what uneven steps cost."""
     jobs, low, high = found["straggling_share"], found["job_slowdown_p10"], found["job_slowdown_p90"]
+    n_jobs, n_steps = found["n_jobs"], found["n_steps"]
+    among = f"; {jobs:.0%} of the jobs are at least 10% slower, 80% lie between {low:.3f} and {high:.3f}"
     return (
-        f"{format_time(found['mean_s'])} per step in the mean over {found['n_jobs']} jobs of {found['n_steps']} steps, "
-        f"{found['slowdown']:.3f} times the even {format_time(found['even_s'])}; {jobs:.0%} of the jobs are at least "
-        f"10% slower, 80% lie between {low:.3f} and {high:.3f}; a replica waits {found['waiting_share']:.1%} of its time "
-        "for the slowest"
+        f"{format_time(found['mean_s'])} per step in the mean over {n_jobs} job{'s' * (n_jobs > 1)} of {n_steps} "
+        f"step{'s' * (n_steps > 1)}, {found['slowdown']:.3f} times the even {format_time(found['even_s'])}"
+        f"{among if n_jobs > 1 else ''}; a replica waits {found['waiting_share']:.1%} of its time for the slowest"
     )

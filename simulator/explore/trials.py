@@ -37,6 +37,7 @@ _COMPUTES = ("compute", "optimizer", "matrix products", "attention", "elementwis
 #: improvements that are tried unasked, and the share of a step that each can shorten; parts of a whole come after it
 _FIRST = {
     "network between nodes": "communication",
+    "bandwidth between sites": "communication",
     "NVLink bandwidth": "communication",
     "NVLink bandwidth (to the NVSwitch)": "communication",
     "arithmetic rate and power limit of the GPU": "compute",

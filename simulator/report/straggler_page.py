@@ -58,6 +58,8 @@ def _ranks_map(scenario: Scenario, found: Straggling) -> Chart:
     )
     if len(rows) * len(rows[0]["ranks"]) < scenario.plan.gpus:
         text += f". Drawn are the {len(rows)} rows that cost most"
+    if any(row["cause"] == "slow links" for row in found["causes"]):
+        text += ". Slow NICs, for which all ranks wait, are left out"
     if len(rows[0]["ranks"]) > 1:
         text += ". Ranks that meet in every layer share a row, and the slowest of them counts"
     return slowdown_map(

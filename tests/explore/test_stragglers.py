@@ -12,7 +12,7 @@ from simulator import ParallelPlan, Scenario, simulate
 from simulator.answer import Result
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.lengths import Lengths
-from simulator.explore.stragglers import Causes, StepModel, parse_causes, straggle
+from simulator.explore.stragglers import Causes, StepModel, in_words, parse_causes, straggle
 from simulator.faults import Faults
 from simulator.parallel.mesh import Mesh
 
@@ -225,3 +225,10 @@ def test_slow_kernels_first_fill_the_gaps_between_launches(factor: float) -> Non
     slow_s = simulate(replace(scenario, faults=every)).metrics.iteration_time_s - (factor - 1) * parts["optimizer_s"]
     played = StepModel(result).play(Causes(slow_gpus=(1.0, factor)), n_jobs=1, n_steps=1)
     assert played.step_s[0, 0] == pytest.approx(slow_s, rel=0.01)
+
+
+def test_of_one_job_nothing_is_said_about_the_others() -> None:
+    one = in_words(straggle(answer(), Causes(spread=0.02), n_jobs=1, n_steps=1)[0])
+    assert "over 1 job of 1 step," in one and "of the jobs" not in one
+    several = in_words(straggle(answer(), Causes(spread=0.02), n_jobs=2, n_steps=3)[0])
+    assert "over 2 jobs of 3 steps," in several and "of the jobs are at least 10% slower" in several

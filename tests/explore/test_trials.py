@@ -7,6 +7,7 @@ import pytest
 
 from simulator.changes import MachineChange
 from simulator.explore import full_answer as documents
+from simulator.explore.named_settings import scenario_of
 from simulator.explore.neighbourhood import Neighbour
 from simulator.explore.trials import Trials, advise, knobs_of, options_of
 from simulator.explore.trials import explain as explain_result
@@ -63,6 +64,16 @@ def test_advice_stops_where_nothing_left_can_save_more(small):
 
 def test_the_part_of_the_network_that_does_it_is_named(small):
     assert advise(small)[0]["change"] == "twice the NIC bandwidth"
+
+
+def test_a_slow_line_between_sites_is_found_out():
+    """Nearly all of the step is gradients on a line of 10 Gb/s, of which twice the bandwidth saves nearly half."""
+    settings = {
+        "topology": "dgx-h100", "model": "gpt-1.3b", "gpus": 16, "micro_batch": 4, "sharding": "zero1",
+        "framework": "megatron-core", "nodes": "2", "sites.count": "2", "sites.bandwidth": "10 Gb/s", "sites.latency": "10 ms",
+    }  # fmt: skip
+    best = advise(simulate(scenario_of(settings)))[0]
+    assert best["change"] == "twice the bandwidth between sites" and best["saving"] == pytest.approx(0.47, abs=0.03)
 
 
 def test_large_runs_are_not_simulated_again_unasked(small, monkeypatch):
