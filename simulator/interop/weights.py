@@ -12,6 +12,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from os.path import isfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,11 +66,11 @@ def import_safetensors(path: str | Path) -> Imported:
         shards = sorted(
             {path.parent / Path(str(one)).name for one in _json(path, read_text(path), "weight_map").values()}
         )
-    missing = [one.name for one in shards if not one.is_file()]
+    here = [one for one in shards if isfile(one)]  # False, where Path raises, for names that no file can have
+    missing = [one.name for one in shards if one not in here]
     counts: Counter[str] = Counter()
-    for shard in shards:
-        if shard.is_file():
-            counts.update(_header(shard))
+    for shard in here:
+        counts.update(_header(shard))
     total, dtypes = sum(counts.values()), ", ".join(name for name, _ in counts.most_common())
     config = path.parent / "config.json"
     if not config.is_file():

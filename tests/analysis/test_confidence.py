@@ -162,7 +162,9 @@ def test_features_are_those_of_plan_and_device():
     ("low", "high", "expected"), [(0.9, 1.2, (1.8, 2.4)), (1.1, 1.3, (2.0, 2.6)), (0.7, 0.9, (1.4, 2.0))]
 )
 def test_the_prediction_itself_always_lies_in_its_interval(monkeypatch, low, high, expected):
-    monkeypatch.setattr(confidence, "interval", lambda *_: Interval(low=low, high=high, basis="b", distance=0.0))
+    monkeypatch.setattr(
+        confidence, "_shipped_interval", lambda _: Interval(low=low, high=high, basis="b", distance=0.0)
+    )
     found = confidence_of(ParallelPlan(gpus=1), load_device("a100-sxm4-40g"), 2.0)
     assert (found["low_s"], found["high_s"], found["basis"]) == (
         pytest.approx(expected[0]),

@@ -76,7 +76,7 @@ def test_rows_of_a_sweep_have_what_they_cost():
         price = list_prices().get({"dgx-a100-80g": "a100-sxm4-80g", "dgx-h100": "h100-sxm5-80g"}.get(row["topology"]))
         assert row["cost"] == (None if price is None else pytest.approx(row["gpu_hours"] * price.gpu_hour))
     assert list(money_columns(rows)) == ["run", "cost", "energy", "CO2"]
-    assert money_columns(rows)["cost"](rows[2]) == "-"
+    assert money_columns(rows)["cost"](rows[2]) == "no list price"  # of the A100 with 40 GB
 
 
 def test_the_front_is_of_money_where_machines_are_priced():

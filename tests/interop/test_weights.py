@@ -82,6 +82,9 @@ def test_shards_are_counted_together(tmp_path):
     assert any(f"{TOTAL:,}" in text for text in import_any(path).report.used)
     (tmp_path / next(iter(shards))).unlink()
     assert any("not all shards" in text for text in import_any(path).report.assumed)
+    index["weight_map"]["lm_head.weight"] = 300 * "[" + ".safetensors"  # more letters than a file's name may have
+    path.write_text(json.dumps(index))
+    assert any("not all shards" in text for text in import_any(path).report.assumed)
 
 
 def test_gguf(tmp_path):
