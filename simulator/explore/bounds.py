@@ -201,7 +201,8 @@ class Bounds:
     def _peak_in_flight(self, layout: Layout) -> tuple[tuple[int, ...], ...]:
         plan, n_chunks = layout.plan, layout.placement.n_chunks
         saturated = SATURATED_GROUPS * plan.pp if layout.schedule.saturates else plan.n_micro_batches
-        key = (plan.schedule, plan.pp, min(plan.pipeline_batch or plan.n_micro_batches, saturated), n_chunks)
+        n_at_once = (plan.pipeline_batch if plan.pp > 1 else 0) or plan.n_micro_batches
+        key = (plan.schedule, plan.pp, min(n_at_once, saturated), n_chunks)
         if key not in self._peaks:
             self._peaks[key] = peak_in_flight(build_table(*key[:3], n_chunks=n_chunks), n_chunks)
         return self._peaks[key]

@@ -199,7 +199,7 @@ def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int
     n_chunks : int
         Chunks per stage; 1 takes the schedule's own number.
     n_at_once : int
-        Micro-batches after which the pipeline drains and the schedule begins anew; 0 for all.
+        Micro-batches after which the pipeline drains and the schedule begins anew; 0 for all, as for a single stage.
 
     Raises
     ------
@@ -213,7 +213,7 @@ def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int
     >>> [f"{action.kind}{action.micro_batch}" for action in build_table("1f1b", 2, 4, n_at_once=2)[0]]
     ['F0', 'F1', 'B0', 'B1', 'F2', 'F3', 'B2', 'B3']
     """
-    n_at_once = n_at_once or n_micro_batches
+    n_at_once = (n_at_once if n_stages > 1 else 0) or n_micro_batches
     once = find_schedule(name, n_chunks)(n_stages, n_at_once, n_chunks=n_chunks)
     firsts = range(0, n_micro_batches, n_at_once)
     return tuple(

@@ -60,7 +60,7 @@ def model_of(n_layers):
     return Model(name="unit", layers=layers, n_parameters=10 * n_layers, model_flops_per_sequence=1.0)
 
 
-def makespan(p, m, *, schedule="1f1b", v=1, dp=1):
+def makespan(p, m, *, schedule="1f1b", v=1, dp=1, **settings):
     plan = ParallelPlan(
         pp=p,
         dp=dp,
@@ -71,6 +71,7 @@ def makespan(p, m, *, schedule="1f1b", v=1, dp=1):
         gpus=p * dp,
         framework="megatron-core",
         precision="fp16",
+        **settings,
     )
     lowered = lower(model_of(p * v), plan, gpus_per_node=8, boundary_bytes=1)
     check(lowered.program)
@@ -82,6 +83,13 @@ def makespan(p, m, *, schedule="1f1b", v=1, dp=1):
 @pytest.mark.parametrize("m", [1, 4, 16])
 def test_bubble_of_plain_pipelines(schedule, p, m):
     assert makespan(p, m, schedule=schedule) == (m + p - 1) * (FORWARD_PS + BACKWARD_PS)
+
+
+@pytest.mark.parametrize(("p", "batch"), [(1, 3), (1, 5), (2, 2), (4, 1)])
+def test_a_pipeline_that_drains_within_a_step_has_its_bubble_each_time(p, batch):
+    """Four micro-batches: without a pipeline nothing drains, whatever the number."""
+    n_bubbles = 4 // batch if p > 1 else 0
+    assert makespan(p, 4, pipeline_batch=batch) == (4 + n_bubbles * (p - 1)) * (FORWARD_PS + BACKWARD_PS)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "1f1b-combined"])
