@@ -59,7 +59,7 @@ def run_main(options: dict[str, Any]) -> None:
             results, placed = _on_their_nodes(options, settings, results, faults, say)
         results = [replace(result, memory_margin=margin) for result in results]
         others, request = _others(options, results, request, say)
-        extras: Extras = {**_extras(options, results, say), **placed, **others}
+        extras: Extras = {**_extras(options, results, request, say), **placed, **others}
         nearby = _nearby(options, results[-1], request, say)
     write_warnings(results[-1].idle_inputs(given), said=said)
     if request and options["flapping"] and len(results) > 1:
@@ -202,7 +202,9 @@ def _trouble(options: dict[str, Any], result: Result, say: Callable[[str], None]
     return found, in_the_run(found, flapping)
 
 
-def _extras(options: dict[str, Any], results: Sequence[Result], say: Callable[[str], None]) -> Extras:
+def _extras(
+    options: dict[str, Any], results: Sequence[Result], request: RunRequest | None, say: Callable[[str], None]
+) -> Extras:
     """Explain the last answer, and find ways out for the first that does not fit; what does it is loaded only then."""
     found: Extras = {}
     if options["explain"]:
@@ -213,7 +215,7 @@ def _extras(options: dict[str, Any], results: Sequence[Result], say: Callable[[s
     if unfit is not None:
         from simulator.explore.out_of_memory import ways_out
 
-        found["ways_out"] = ways_out(unfit, say=say)
+        found["ways_out"] = ways_out(unfit, price=request.price if request else None, say=say)
     return found
 
 

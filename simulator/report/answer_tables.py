@@ -168,7 +168,7 @@ def _verdict(row: WayOut) -> str:
 
 def ways_out(rows: Sequence[WayOut]) -> Grid:
     """Return the changes with which a plan that does not fit needs less memory, those that suffice first."""
-    cells = [
+    cells: list[tuple[object, ...]] = [
         (
             _named(row),
             _verdict(row),
@@ -181,7 +181,10 @@ def ways_out(rows: Sequence[WayOut]) -> Grid:
         )
         for i, row in enumerate(rows)
     ]
-    columns = ("change", "verdict", "peak memory", "iteration", "GPU hours per 1e9 tokens", "cost of them")
+    columns = ["change", "verdict", "peak memory", "iteration", "GPU hours per 1e9 tokens"]
+    if any(row["cost_per_billion_tokens"] is not None for row in rows):
+        columns.append("cost of them")
+    cells = [cell[: len(columns)] for cell in cells]
     return Grid("Ways out of memory, the fastest first", columns, cells, words=(1,))
 
 

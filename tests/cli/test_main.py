@@ -451,3 +451,19 @@ def test_one_margin_of_memory_holds_for_every_command(simulate, tmp_path):
     code, _, err = simulate(*SMALL, "--memory-margin", 1.5)
     assert (code, "--memory-margin 1.5" in err) == (3, True)
     assert f"{MEMORY_MARGIN}." in MEMORY_MARGIN_HELP
+
+
+def test_ways_out_of_memory_cost_what_their_gpu_hours_do_at_the_given_price(simulate):
+    """Cost is hours times price; bigred200's A100-40G has no list price, so that without one there is no such column."""
+    large = ("--topology", "bigred200", "--model", "gpt-350m", "--gpus", 16, "--micro-batch", 32)
+    priced = ("--tokens", "1B", "--gpu-hour-price", "1.50 USD")
+    code, out, _ = simulate(*large, *priced, "--json")
+    rows = [row for row in json.loads(out)["ways_out"] if row["gpu_hours_per_billion_tokens"]]
+    assert code == 4 and rows
+    for row in rows:
+        assert row["cost_per_billion_tokens"] == pytest.approx(1.5 * row["gpu_hours_per_billion_tokens"])
+        assert row["currency"] == "USD"
+    _, said, _ = simulate(*large, *priced)
+    assert "cost of them" in said
+    _, said, _ = simulate(*large)
+    assert "Ways out of memory" in said and "cost of them" not in said
