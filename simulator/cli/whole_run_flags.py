@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,8 @@ def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = F
     elif "histories" not in texts:
         idle = (f"--{name.replace('_', '-')}" for name in ("elastic", "spare_nodes", "repair_time") if name in texts)
         write_warnings((f"{one} has no effect without --histories" for one in idle), said=said)
+    elif mtbf is not None and math.isinf(mtbf.seconds) and not options.get("flapping"):
+        write_warnings(("--histories has no effect where nothing fails (--mtbf none)",), said=said)
     tokens, iterations = length or (0.0, 0)
     repair: dict[str, Any] = {} if repair_s is None else {"repair_s": repair_s}
     n_domain, share = parse_domain(texts["failure_domain"]) if "failure_domain" in texts else (1, 0.0)

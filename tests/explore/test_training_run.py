@@ -243,6 +243,9 @@ def test_the_command_line():
         assert words in shown.output
     warned = runner.invoke(app, [*base, "--mtbf", "none"])
     assert "--mtbf has no effect without --tokens" in warned.stderr
+    lasting = runner.invoke(app, [*base, "--tokens", "1B", "--mtbf", "none", "--histories", "3"])
+    assert "--histories has no effect where nothing fails" in lasting.stderr
+    assert "no effect" not in runner.invoke(app, [*base, "--tokens", "1B", "--mtbf", "9 h", "--histories", "3"]).stderr
     several = runner.invoke(app, [*base[:4], "--gpus", "4,8", "--micro-batch", "1", "--iterations", "10", "--json"])
     rows = json.loads(several.stdout)["scaling"]
     assert [row["whole_run"]["iterations"] for row in rows] == [10, 10]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from simulator.analysis.trace_difference import diff
 from simulator.analysis.trace_facts import facts_of as info
 from simulator.analysis.usage import analyse
-from simulator.errors import TraceError
+from simulator.errors import ConfigError, TraceError
 from simulator.replay import replay
 from simulator.replay.stage_replay import replay_stages
 from simulator.trace_io import detect, json_stream, read
@@ -227,9 +227,9 @@ def test_what_is_read_is_never_written_over(tmp_path):
 
 def test_what_cannot_be_written_or_named_is_said(tmp_path):
     path = save(tmp_path / "a.json", document())
-    with pytest.raises(TraceError, match="cannot be written: No space left"):
+    with pytest.raises(ConfigError, match="/dev/full: cannot be written: No space left"):
         convert(path, "/dev/full", "chrome")
-    with pytest.raises(TraceError, match="cannot be written: "):
+    with pytest.raises(ConfigError, match="cannot be written: "):
         convert(path, path / "run.et")
     with pytest.raises(TraceError, match="name too long"):
         read(tmp_path / ("x" * 300))
