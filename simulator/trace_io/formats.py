@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import TraceError
+from simulator.errors import ConfigError, TraceError
 from simulator.trace_io.sources import Member, Progress, members
 from simulator.trace_io.trace_record import RankTrace, Trace
 
@@ -387,7 +387,7 @@ def write(trace: Trace, path: str | Path, to: str | None = None) -> tuple[str, .
     try:
         form.write(trace, target)
     except OSError as fault:  # a full disk names no file
-        raise TraceError(f"{fault.filename or target}: cannot be written: {fault.strerror or fault}") from fault
+        raise ConfigError(f"{fault.filename or target}: cannot be written: {fault.strerror or fault}") from fault
     return tuple(loss for loss in form.loses if _LOSSES[loss](trace))
 
 
