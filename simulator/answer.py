@@ -386,15 +386,24 @@ def describe_support(support: Support) -> str:
     )
 
 
-def margin_of(asked: float | None) -> float:
-    """Return the share of the memory that should stay free: what ``--memory-margin`` asks for, or the default."""
+def margin_of(asked: str | float | None) -> float:
+    """Return the share of the memory that should stay free: what ``--memory-margin`` asks for, or the default.
+
+    Examples
+    --------
+    >>> margin_of("10%"), margin_of("0.1"), margin_of(None)
+    (0.1, 0.1, 0.05)
+    """
     if asked is None:
         return MEMORY_MARGIN
-    if not 0.0 <= asked < 1.0:
-        raise ConfigError(
-            f"--memory-margin {asked:g}: is no share of the memory", hint="0.05 asks for 5 % to stay free"
-        )
-    return asked
+    text = str(asked).strip()
+    try:
+        share = float(text[:-1]) / 100.0 if text.endswith("%") else float(text)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share < 1.0:
+        raise ConfigError(f"--memory-margin {asked}: is no share of the memory", hint="0.05 or 5%: so much stays free")
+    return share
 
 
 def is_tight(peak_bytes: int, capacity_bytes: int, margin: float) -> bool:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.completion import objectives
-from simulator.cli.options import MEMORY_MARGIN_HELP, PLAIN_JSON, Real, Text, Texts, option, report_option
+from simulator.cli.options import MEMORY_MARGIN_HELP, PLAIN_JSON, Text, Texts, option, report_option
 
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
 
 Jobs = Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)]
 Scheduler = Annotated[str, option("Dask scheduler that does the work: tcp://..., or a Slurm file.")]
-Margin = Annotated[Real, option(MEMORY_MARGIN_HELP)]
+Margin = Annotated[Text, option(MEMORY_MARGIN_HELP)]
 Formats = Annotated[str, typer.Option("--format", help="Tables to write: csv, jsonl, parquet.")]
 
 

@@ -106,9 +106,9 @@ def models_command(
 @app.command("schedule", help="Print and draw a pipeline schedule.")
 def schedule_command(
     name: Annotated[str, typer.Argument(help="1f1b, gpipe, 1f1b-interleaved, zb-1p ...", autocompletion=schedules)],
-    stages: Annotated[int, typer.Option("--stages", help="Pipeline stages.")] = 4,
+    stages: Annotated[int, typer.Option("--stages", "--pp", help="Pipeline stages.")] = 4,
     micro_batches: Annotated[int, typer.Option("--micro-batches", help="Micro-batches.")] = 8,
-    chunks: Annotated[int, typer.Option("--chunks", help="Model chunks per stage.")] = 1,
+    chunks: Annotated[int, typer.Option("--chunks", "--virtual-pp", help="Model chunks per stage.")] = 1,
     plot: Annotated[Text, report_option("Draw it with unit times: .html, .svg, .png or .pdf.")] = None,
 ) -> None:
     """Print the table of a pipeline schedule and draw it with unit times."""

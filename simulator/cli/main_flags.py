@@ -82,7 +82,7 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         "repair_time": Flag(Text, "Until a failed node is a spare again; 24 h."),
     },
     "Output": {
-        "memory_margin": Flag(Real, MEMORY_MARGIN_HELP),
+        "memory_margin": Flag(Text, MEMORY_MARGIN_HELP),
         "explain": Flag(bool, "Simulate what would help most.", "--explain"),
         "report": Flag(Text, "Write an HTML report."),
         "neighbours": Flag(Number, "With --report: simulate up to so many answers around this one, to choose from on the page."),

@@ -93,7 +93,7 @@ def replay_tables(document: Mapping[str, Any]) -> list[Grid]:
     found.append(Grid(title, columns, cells))
     if "critical_path" in document:
         path = critical_path(document["critical_path"]["kinds"])
-        found.append(path._replace(title="Critical path of the replayed steps, by kind of work"))
+        found.append(path._replace(title="Critical path of all that was replayed, between steps too, by kind of work"))
     return found
 
 

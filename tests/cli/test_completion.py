@@ -107,6 +107,14 @@ def test_a_missing_model_is_one_line(monkeypatch):
     assert "--model" in done.stderr and "simulate models list" in done.stderr
 
 
+def test_a_schedule_takes_the_flags_of_a_plan(simulate):
+    drawn = {
+        simulate("schedule", "1f1b-interleaved", "--micro-batches", 4, *flags)
+        for flags in (("--stages", 2, "--chunks", 3), ("--pp", 2, "--virtual-pp", 3))
+    }
+    assert len(drawn) == 1 and next(iter(drawn))[0] == 0
+
+
 @pytest.mark.parametrize("arguments", [["schedule", "zb-1p"], ["topology", "show", "polaris"]])
 def test_what_stands_alone_is_drawn_into_a_page(arguments, tmp_path):
     page = tmp_path / "page.html"

@@ -448,6 +448,8 @@ def test_one_margin_of_memory_holds_for_every_command(simulate, tmp_path):
         assert json.loads(out)["rows"][0]["is_tight"] is (margin == 0.999)
     _, out, _ = simulate(*SMALL, "--topology", "bigred200,dgx-h100", "--gpus", 8, "--memory-margin", 0.999, "--json")
     assert [row["is_tight"] for row in json.loads(out)["rows"]] == [True, True]
+    _, out, _ = simulate(*SMALL, "--gpus", 8, "--memory-margin", "10%", "--json")
+    assert json.loads(out)["memory"]["margin"] == 0.1
     code, _, err = simulate(*SMALL, "--memory-margin", 1.5)
     assert (code, "--memory-margin 1.5" in err) == (3, True)
     assert f"{MEMORY_MARGIN}." in MEMORY_MARGIN_HELP

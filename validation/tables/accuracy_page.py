@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -86,7 +86,16 @@ _BY_MACHINE = ("topology", "transport", "collective", "nodes", "size_class")
 
 
 def _shown(table: Grid) -> list[str]:
-    return markdown(table.columns, table.rows)
+    return _lines(table.columns, table.rows)
+
+
+def _lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a table, folded up where it is long."""
+    held = list(rows)
+    if len(held) <= _UNFOLDED:
+        return markdown(columns, held)
+    said = f"{len(held)} rows: {', '.join(columns)}"
+    return ["<details>", f"<summary>{escape(said)}</summary>", "", *markdown(columns, held), "</details>", ""]
 
 
 def _by_group(title: str, outcomes: Sequence[Outcome], by: Sequence[str]) -> list[str]:
@@ -100,7 +109,14 @@ def _by_group(title: str, outcomes: Sequence[Outcome], by: Sequence[str]) -> lis
         name = whole.key[by[0]]
         mine = group_table(title, [group for group in groups if group.key[by[0]] == name])
         said = f"{name or '-'}: n {whole.n}, mean {percent(whole.mean_absolute) or '-'}, bias {percent(whole.bias, sign=True) or '-'}"
-        lines += ["<details>", f"<summary>{escape(said)}</summary>", "", *_shown(mine), "</details>", ""]
+        lines += [
+            "<details>",
+            f"<summary>{escape(said)}</summary>",
+            "",
+            *markdown(mine.columns, mine.rows),
+            "</details>",
+            "",
+        ]
     return lines
 
 
@@ -142,7 +158,7 @@ def _noise(outcomes: Sequence[Outcome]) -> list[str]:
         for source, floors in sorted(noise_floors(outcomes).items())
         for described in [describe(floors)]
     ]
-    return ["### Noise floors", "", text, "", *markdown(("source", "rows", "median", "p90", "max"), rows)]
+    return ["### Noise floors", "", text, "", *_lines(("source", "rows", "median", "p90", "max"), rows)]
 
 
 def _summary(found: Validation, table: ResidualTable, left_out: list[list[str]]) -> list[str]:
@@ -176,7 +192,7 @@ def _summary(found: Validation, table: ResidualTable, left_out: list[list[str]])
         f"left out of the table behind the intervals, {coverage(table, unseen):.0%} of the measured iterations lie in their 80 % interval. "
         "Weights come from each row's uncertainty and grade ([how](validation.md))."
     )
-    return [*markdown(columns, rows), text, ""]
+    return [*_lines(columns, rows), text, ""]
 
 
 def _training(found: Validation) -> list[str]:
@@ -200,7 +216,7 @@ def _verdicts(split: str, outcomes: Sequence[Outcome]) -> list[str]:
     names = ("accuracy", "false_fits", "false_oom")
     rows = [[*g.key.values(), str(g.n), *(percent(g.verdicts[name]) for name in names)] for g in groups]
     columns = ("source", "topology", "n", "right", "said to fit, ran out", "said to run out, fitted")
-    return [f"### Out-of-memory verdicts, `{split}` rows", "", *markdown(columns, rows)]
+    return [f"### Out-of-memory verdicts, `{split}` rows", "", *_lines(columns, rows)]
 
 
 def _plans(outcomes: Sequence[Outcome]) -> list[str]:
@@ -242,8 +258,8 @@ def _intervals(found: Validation, table: ResidualTable) -> list[str]:
     shares = [[f"{level:.0%}", f"{inside:.0%}"] for level, inside in shares_inside(table, test)]
     return [
         *("## Intervals", "", text, ""),
-        *markdown(("promised", "`test` rows inside, own source left out, mean over sources"), shares),
-        *markdown(columns, rows),
+        *_lines(("promised", "`test` rows inside, own source left out, mean over sources"), shares),
+        *_lines(columns, rows),
     ]
 
 
@@ -289,8 +305,8 @@ def _left_out_sources(fit: SharesFit) -> list[str]:
     columns = ("source", "n", "mean", "mean, refitted to all others", "bias", "bias, refitted to all others")
     return [
         *("### One source left out", "", text, ""),
-        *markdown(("part of the iteration", "share", "factor", "one standard deviation"), factors),
-        *markdown(columns, sources),
+        *_lines(("part of the iteration", "share", "factor", "one standard deviation"), factors),
+        *_lines(columns, sources),
     ]
 
 
@@ -305,7 +321,7 @@ def _left_out_clusters(clusters: Mapping[str, Residuals]) -> list[str]:
         [name, str(found.n), percent(found.median), percent(found.p90), percent(found.bias, sign=True)]
         for name, found in clusters.items()
     ]
-    return ["### One cluster left out", "", text, "", *markdown(("cluster", "n", "median", "p90", "bias"), rows)]
+    return ["### One cluster left out", "", text, "", *_lines(("cluster", "n", "median", "p90", "bias"), rows)]
 
 
 def _emulated(extras: Extras) -> list[str]:
@@ -339,7 +355,7 @@ def _others(published: Sequence[dict[str, str]]) -> list[str]:
         "answer an easier question than a prediction from names alone."
     )
     columns = ("tool", "year", "what", "mean error", "max", "setting", "source")
-    return ["## Beside other tools", "", text, "", *markdown(columns, rows)]
+    return ["## Beside other tools", "", text, "", *_lines(columns, rows)]
 
 
 def render(found: Validation, table: ResidualTable, budgets: dict[str, float], extras: Extras) -> str:
@@ -381,7 +397,7 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
         "`python -m validation.tables.accuracy --check` runs in CI and fails when a group's mean error exceeds its budget.",
         "It predicts a fixed sample of each group's rows, so a budget may differ from the tables above.",
         "",
-        *markdown(("group", "budget"), ([key, percent(budget)] for key, budget in budgets.items())),
+        *_lines(("group", "budget"), ([key, percent(budget)] for key, budget in budgets.items())),
     ]
     return "\n".join(lines)
 

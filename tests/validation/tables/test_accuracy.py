@@ -134,7 +134,14 @@ class TestPage:
             emulated=groups_of([with_prediction(row) for row in rows]),
             emulated_before=(),
         )
-        page = render(found, accuracy.residual_table(found.outcomes), {"training | a | fits": 0.1}, extras)
+        budgets = {"training | a | fits": 0.1}
+        page = render(found, accuracy.residual_table(found.outcomes), budgets, extras)
+        assert "2 rows: group, budget" not in page
+        many = render(found, accuracy.residual_table(found.outcomes), {f"g{n}": 0.1 for n in range(13)}, extras)
+        assert (
+            "<summary>13 rows: group, budget</summary>" in many
+            and many.count("<details>") == page.count("<details>") + 1
+        )
         for title in (
             "One source left out",
             "One cluster left out",
