@@ -89,7 +89,7 @@ def _shown(table: Grid) -> list[str]:
     return _lines(table.columns, table.rows)
 
 
-def _lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def _lines(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Return a table, folded up where it is long."""
     held = list(rows)
     if len(held) <= _UNFOLDED:
