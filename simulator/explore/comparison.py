@@ -105,7 +105,7 @@ def side_of(text: str, shared: Mapping[str, Any], *, say: Callable[[str], None] 
         if not separator:
             raise ConfigError(
                 f"'{text}' is nothing to compare",
-                hint="settings like gpus=16, a plan.yaml, or an answer that --json printed",
+                hint="settings like gpus=16 or model=gpt-1.3b, a plan.yaml, or an answer that --json printed",
             )
         key = canonical_name(name)
         settings[key] = convert(key, value)

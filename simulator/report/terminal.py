@@ -53,13 +53,15 @@ def make_console() -> Console:
 
 #: blanks between columns
 _GAP = 2
+#: characters that a column of words keeps when it is made narrow
+_LEAST_WORDS = 20
 
 
 def print_grid(grid: Grid, out: Console | None = None) -> None:
     """Print a table in pieces that are no wider than the terminal, each with the columns that name its rows.
 
-    Figures break nowhere. In a table that is too wide names have half of the width, headings and names break between words, and a
-    word that is too long is cut.
+    Figures break nowhere. In a table that is too wide headings and columns of words break between words; where that does not do, names
+    have half of the width, break between words, too, and a word that is too long is cut.
     """
     out, grid = out or make_console(), grid.written()
     if grid.title:
@@ -69,6 +71,10 @@ def print_grid(grid: Grid, out: Console | None = None) -> None:
     lengths = [max(map(len, (name, *column))) for name, column in zip(columns, cells, strict=True)]
     if sum(lengths) + _GAP * len(columns) > out.width:
         lengths = [max(map(len, (*name.split(), *column, ""))) for name, column in zip(columns, cells, strict=True)]
+        for i in (i for i in grid.words if any(" " in cell for cell in cells[i])):
+            most = out.width - _GAP * len(columns) - sum(lengths) + lengths[i]
+            lengths[i] = min(lengths[i], max(most, _LEAST_WORDS))
+    if sum(lengths) + _GAP * len(columns) > out.width:
         while sum(lengths[:n_names]) + _GAP * n_names > out.width // 2 and len(columns) > n_names:
             lengths[lengths.index(max(lengths[:n_names]))] -= 1
     first = sum(lengths[:n_names]) + _GAP * n_names

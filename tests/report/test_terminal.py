@@ -55,6 +55,20 @@ def test_names_are_whole_where_there_is_room(terminal, capsys):
     assert any(line.startswith(ROWS[0][0]) for line in printed(capsys))
 
 
+def test_words_break_before_names_do(terminal, capsys):
+    """A name is copied: it is cut only where words that break, to no fewer than 20 characters, leave too little room."""
+    name, run = "deepseek-v3-gb300-nvl72-256-mxfp8-more", "deepseek-v3 on 256 GPUs of gb300-nvl72 in mxfp8"
+    for columns, is_whole in ((80, True), (40, False)):
+        terminal(columns)
+        print_grid(Grid("", ("preset", "run", "measured"), [(name, run, "15.04 s")], words=(1,)))
+        lines = printed(capsys)
+        assert any(line.startswith(name) for line in lines) is is_whole
+        assert not any(run in line for line in lines) and all(len(line) <= columns for line in lines)
+    terminal(80)
+    print_grid(Grid("", ("what", "bar", "time"), [(60 * "n", 30 * "#", "1 s")], words=(1,)))
+    assert any(30 * "#" in line for line in printed(capsys))  # no words: nothing to break
+
+
 def test_facts_are_lines_and_tables(capsys):
     print_facts({
         "n_host_events": 12, "operations": {"compute": 3, "copy": 1}, "devices": ["V100", "A100"], "notes": [],
