@@ -108,8 +108,8 @@ class Answer(TypedDict):
     #: PaLM (arXiv 2204.02311, appendix B), although causal kernels skip half of it. Of a long sequence it may therefore
     #: exceed 1, in fp32 the more so, of which fused attention makes products in TF32.
     mfu: float
-    #: Hardware FLOPs utilization: seconds that the FLOPs of all kernels that ran, recomputation included and what a
-    #: causal mask skips left out, take at the peak of the unit that each ran on, over the iteration; never above 1.
+    #: Hardware FLOPs utilization: the same with what activation checkpointing runs again, so that without it both are equal (PaLM,
+    #: appendix B; Korthikanti et al., arXiv 2205.05198, appendix A).
     hfu: float
     breakdown: Breakdown  #: Where the time goes.
     communication_fraction: float  #: Exposed communication as a share of the iteration.
@@ -163,9 +163,8 @@ class Result:
     traffic: tuple[Traffic, ...] = ()  #: What each kind of communication sends over NVLink, and what leaves its domain.
     #: Settings that were left open and how each was chosen, by name.
     chosen: dict[str, str] = field(default_factory=dict)
-    memory_margin: float = (
-        MEMORY_MARGIN  #: Share of the memory that should stay free: answers that leave less are marked.
-    )
+    #: Share of the memory that should stay free: answers that leave less are marked.
+    memory_margin: float = MEMORY_MARGIN
 
     @property
     def plan(self) -> ParallelPlan:
@@ -197,8 +196,8 @@ def to_json(result: Result) -> Answer:
     device = result.topology.device(0)
     peak_flops_per_s = device.peak(plan.precision_spec.products)
     per_gpu = result.model.model_flops_per_sequence * plan.global_batch / seconds / plan.gpus
-    hfu = metrics.least_s / seconds
-    assert hfu <= 1.0, f"{device.name} needs {metrics.least_s:.4g} s for what is said to run in {seconds:.4g} s"
+    least_s = metrics.least_s
+    assert least_s <= seconds, f"{device.name} needs {least_s:.4g} s for what is said to run in {seconds:.4g} s"
     has_tokens = not isinstance(result.spec, RecordedModule) or result.spec.has_tokens
     experts, family = getattr(result.spec, "n_experts", 0) > 0, getattr(result.spec, "architecture", "module")
     return Answer(
@@ -207,7 +206,7 @@ def to_json(result: Result) -> Answer:
         tokens_per_s=plan.global_batch * plan.sequence_length / seconds if has_tokens else None,
         tflops_per_gpu=per_gpu / 1e12,
         mfu=per_gpu / peak_flops_per_s,
-        hfu=hfu,
+        hfu=(per_gpu + metrics.recomputed_flops / seconds) / peak_flops_per_s,
         breakdown=metrics.breakdown,
         communication_fraction=metrics.communication_fraction,
         communication=metrics.communication,
@@ -314,6 +313,8 @@ def describe_plan(plan: ParallelPlan) -> str:
         parts.append(f"CUDA graphs of {plan.cuda_graphs}")
     if plan.offload_layers:
         parts.append(f"{plan.offload_layers} layers' activations on the host")
+    if plan.offload_modules:
+        parts.append(f"inputs of {plan.offload_modules} on the host")
     return ", ".join([*parts, f"{plan.attention} attention", plan.framework])
 
 
@@ -429,12 +430,21 @@ def describe_fit(memory: Memory) -> str:
     if not memory["fits"]:
         return f"does not fit in {capacity}"
     free = f"{1.0 - memory['peak_bytes'] / memory['capacity_bytes']:.1%} stays free"
-    margin = f"the margin of {100 * memory['margin']:.3g}%"
+    verdict = (", tight", "less") if memory["is_tight"] else ("", "more")
     return (
-        f"fits in {capacity}, tight: {free}, less than {margin}"
-        if memory["is_tight"]
-        else f"fits in {capacity}: {free}, more than {margin}"
+        f"fits in {capacity}{verdict[0]}: {free}, {verdict[1]} than the margin of {describe_margin(memory['margin'])}"
     )
+
+
+def describe_margin(margin: float) -> str:
+    """Say how much of the memory should stay free.
+
+    Examples
+    --------
+    >>> describe_margin(0.05), describe_margin(0.025), describe_margin(0.999)
+    ('5%', '2.5%', '99.9%')
+    """
+    return f"{100 * margin:.3g}%"
 
 
 def describe_link(link: Bottleneck | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
@@ -31,6 +31,8 @@ from simulator.units import to_ps
 
 #: kernels that modules written in Python launch, where the framework's are
 _OF_MODULES = (GemmShape, AttentionShape, ScanShape)
+#: axes whose collectives run over buffers that Megatron registers with NCCL
+_REGISTERED = frozenset(("dp", "expert_dp", "shard", "replicate"))
 #: kinds of links between the GPUs of a node, as the topology's arrays have them
 _NVLINKS = [LINK_KINDS.index(kind) for kind in ("nvlink", "nvswitch")]
 
@@ -174,6 +176,9 @@ class ModelCosts:
             n_sms = self.topology.device(op.groups[0][0]).n_sms
             left = 1.0 - self.scenario.plan.dispatcher_sms / n_sms
             return Interference(min(left, float(inside.get("compute", 1.0))), float(inside.get("communication", 1.0)))
+        if self.scenario.plan.nccl_user_buffers and op.axis in _REGISTERED:
+            left = 1.0 - self._registered_sms(op) / self.topology.device(op.groups[0][0]).n_sms
+            inside, across = ({**one, "compute": max(float(one.get("compute", 1.0)), left)} for one in (inside, across))
         crosses = self.topology.node_of(op.groups[0][0]) != self.topology.node_of(op.groups[0][-1])
         beside, kept = (
             float(inside.get("compute", 1.0)),
@@ -183,6 +188,19 @@ class ModelCosts:
             return Interference(beside, kept)
         alone = float(across.get("compute", 1.0))
         return Interference(alone + min(0.0, beside - alone) * self._nvlink_use(op), kept)
+
+    def _registered_sms(self, op: Collective) -> int:
+        """SMs of a collective over registered buffers: within NVLink, over it and a network without SHARP, over a network alone.
+
+        References
+        ----------
+        NVIDIA/Megatron-LM, ``core/distributed/distributed_data_parallel_config.py``, ``nccl_ub``: its table of expected SMs.
+        """
+        nodes = [self.topology.node_of(rank) for rank in op.groups[0]]
+        is_gather = op.collective == "all_gather"
+        if len(set(nodes)) == 1:
+            return 4 if is_gather else 5
+        return 16 if len(set(nodes)) < len(nodes) else 1 if is_gather else 4
 
     def _nvlink_use(self, op: Collective) -> float:
         """Utilisation of the busiest NVLink while all groups of its axis that lie alike run the collective alone, 0 to 1.
@@ -225,10 +243,11 @@ class ModelCosts:
         seen: dict[int, Collective | Transfer] = {}
         n_times: dict[tuple[int, int, int], int] = defaultdict(int)
         alike: dict[tuple[int, int, int], Span] = {}
-        for span, n in timeline.counted:
-            what = id(span.op), id(span.inner), span.rank
-            n_times[what] += n
-            alike[what] = span
+        for spans, repeats in ((timeline.simulated, False), (timeline.period, True)):
+            whats = [(id(span.op), id(span.inner), span.rank) for span in spans]
+            alike.update(zip(whats, spans, strict=True))
+            for what, n in Counter(whats).items():
+                n_times[what] += n * timeline.n_more(what[2]) if repeats else n
         for what, span in alike.items():
             for op in _communications(span, inner):
                 counts[id(op)][span.rank] += n_times[what]

@@ -35,7 +35,8 @@ from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
-from simulator.plan.parallel_plan import LORA_TARGETS
+from simulator.plan.module_names import LORA_TARGETS
+from simulator.plan.stage_layout import parse_layout
 from simulator.program.program import Program
 from simulator.scenario import Scenario
 from simulator.schedules import peak_in_flight
@@ -66,6 +67,8 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
     if isinstance(spec, RecordedModule):
         return spec.model(plan)
     sequence_length = plan.sequence_length or spec.max_positions
+    if plan.pipeline_layout and not spec.mtp_layers:  # catalogues and config files leave out what the layout has
+        spec = replace(spec, mtp_layers="".join(parse_layout(plan.pipeline_layout)).count("m"))
     if plan.pp > 1 and (spec.image or spec.encoder_positions):
         raise InfeasiblePlanError(
             f"pp={plan.pp}: {spec.name} has two stacks over sequences of their own, whose tensors no stage boundary carries both",
@@ -78,11 +81,13 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
         attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
-        captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules, lora_rank=plan.lora_rank or 0,
+        offload_modules=plan.offloaded_modules, captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules,
+        lora_rank=plan.lora_rank or 0,
         wide_modules=tuple(plan.bf16_modules.split("+")) if plan.bf16_modules else (),
         wide_first=plan.bf16_first_layers, wide_last=plan.bf16_last_layers,
         lora_targets=tuple(adapted if plan.lora_rank else ()), fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
-        fuses_operations=plan.fused_operations,
+        fuses_operations=plan.fused_operations, bias_summing=framework.bias_summing(plan.release),
+        left_sms=framework.margin_sms if plan.moe_fused_experts and plan.schedule == "1f1b-combined" else 0,
         permutes_by_scan=plan.permutes_by_scan, sorts_arrivals=sorts_arrivals(plan), stops_early=framework.stops_recompute_early,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,

@@ -1,3 +1,4 @@
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -219,6 +220,10 @@ def test_what_a_shipped_file_says_is_kept_until_its_text_changes(shipped, monkey
     for broken in ("", "{}", "[1]", '{"text": "a: 3\\n"}', '{"text": "a: 2\\n", "data": 1}'):
         kept.write_text(broken)
         assert load_yaml(file)[0] == {"a": 3}
+    known = json.loads(kept.read_text()) | {"data": {"a": 4}}
+    for reader, expected in ((known["reader"], 4), ([1, 2], 3), (None, 3)):
+        kept.write_text(json.dumps(known | {"reader": reader}))
+        assert load_yaml(file)[0] == {"a": expected}
 
 
 @pytest.mark.parametrize("text", ["1: one\n", "a: 2001-02-03\n"])

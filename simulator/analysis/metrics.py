@@ -11,12 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Literal, NamedTuple, TypedDict, cast
 
 import numpy as np
 
 from simulator.collectives.table import bus_factor
 from simulator.kernels.base import peak_flops_per_s
+from simulator.models.layer import AttentionShape
 from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, HOST, LOADER, Block
 from simulator.timeline import Inside, Span, Timeline, merge, subtract, total_ps
@@ -50,7 +52,7 @@ class DeviceTime(TypedDict):
     """Seconds of one iteration in which a device computes or communicates, as a mean over all ranks."""
 
     compute_s: float  #: Kernels of forward and backward.
-    exposed_communication_s: float  #: Communication with no compute beside it.
+    exposed_communication_s: float  #: Communication with no compute beside it, and waiting in it for slower ranks.
     overlapped_communication_s: float  #: Communication hidden behind compute; it adds nothing to the iteration.
 
 
@@ -99,6 +101,7 @@ class _Tally:
     waiting_ps: int = 0
     #: By the peak of the unit that they run on.
     flops: dict[float, float] = field(default_factory=lambda: defaultdict(float))
+    recomputed_flops: float = 0.0  #: As MFU counts them.
     communication: dict[CommunicationKind, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0, 0]))
 
     def add(self, other: _Tally, times: int = 1) -> None:
@@ -110,34 +113,59 @@ class _Tally:
         self.waiting_ps += times * other.waiting_ps
         for peak, n_flops in other.flops.items():
             self.flops[peak] += times * n_flops
+        self.recomputed_flops += times * other.recomputed_flops
         for kind, (count, n_bytes, ps) in other.communication.items():
             entry = self.communication[kind]
             entry[0] += times * count
             entry[1] += times * n_bytes
             entry[2] += times * ps
 
-    def add_span(self, span: Span, times: int, cache: dict[int, _Tally], device: Device) -> None:
-        """Add a span that occurs ``times`` times."""
-        op = span.op
+    def add_spans(self, alike: Sequence[Span], times: int, cache: dict[int, _Tally], device: Device) -> None:
+        """Add spans of one operation, inside which the same happened; each occurs ``times`` times."""
+        op, n_times = alike[0].op, times * len(alike)
+        duration_ps = times * sum([span.end_ps - span.start_ps for span in alike])
         if isinstance(op, Block):
-            inner = _block_tally(span, cache, device)
-            self.add(inner, times)
+            inner = _block_tally(alike[0], cache, device)
+            self.add(inner, n_times)
             inside_ps = inner.compute_ps + inner.optimizer_ps + inner.exposed_ps + inner.idle_ps + inner.waiting_ps
-            stretch = span.duration_ps - inside_ps
-            self.compute_ps += times * stretch  # interference slows the block as a whole
+            self.compute_ps += duration_ps - n_times * inside_ps  # interference slows the block as a whole
         elif isinstance(op, COMPUTE_OPS):
             for peak, n_flops in flops_of(op, device).items():
-                self.flops[peak] += times * n_flops
-            self.idle_ps += times * span.host_idle_ps
+                self.flops[peak] += n_times * n_flops
+            self.recomputed_flops += n_times * recomputed_flops(op)
+            idle_ps = times * sum([span.host_idle_ps for span in alike])
+            self.idle_ps += idle_ps
             if op.phase == "optimizer":
-                self.optimizer_ps += times * (span.duration_ps - span.host_idle_ps)
+                self.optimizer_ps += duration_ps - idle_ps
             else:
-                self.compute_ps += times * (span.duration_ps - span.host_idle_ps)
+                self.compute_ps += duration_ps - idle_ps
         elif isinstance(op, COMMUNICATIONS):
             entry = self.communication[_kind(op)]
-            entry[0] += times
-            entry[1] += times * op.n_bytes
-            entry[2] += times * span.duration_ps
+            entry[0] += n_times
+            entry[1] += n_times * op.n_bytes
+            entry[2] += duration_ps
+
+
+def _alike(spans: Iterable[Span]) -> list[list[Span]]:
+    """Return spans by their operation and what happened inside."""
+    found: dict[tuple[int, int], list[Span]] = {}
+    for span in spans:
+        key = id(span.op), id(span.inner)
+        if key in found:
+            found[key].append(span)
+        else:
+            found[key] = [span]
+    return list(found.values())
+
+
+def recomputed_flops(op: Kernel | KernelRun) -> float:
+    """Return the FLOPs of kernels that rebuild activations, attention counted whole as in MFU; those of all others are none."""
+    if op.phase != "recompute":
+        return 0.0
+    shapes = [
+        kernel.shape for kernel in (op.kernels if isinstance(op, KernelRun) else (op,)) if kernel.shape is not None
+    ]
+    return sum(shape.whole_flops if isinstance(shape, AttentionShape) else shape.n_flops for shape in shapes)
 
 
 def flops_of(op: Kernel | KernelRun, device: Device) -> dict[float, float]:
@@ -153,12 +181,17 @@ def _intervals(spans: Iterable[Span]) -> tuple[list[tuple[int, int]], list[tuple
     """Return when compute and when communication is busy."""
     if isinstance(spans, Inside):
         return merge(spans.computing_ps), merge(spans.communicating_ps)
-    busy, talking = [], []
-    for span in spans:
-        if isinstance(span.op, _BUSY):
-            busy.append((span.start_ps, span.end_ps))
-        elif isinstance(span.op, COMMUNICATIONS):
-            talking.append((span.start_ps, span.end_ps))
+    return _busy_and_talking(_alike(spans))
+
+
+def _busy_and_talking(alike: Iterable[Sequence[Span]]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    busy: list[tuple[int, int]] = []
+    talking: list[tuple[int, int]] = []
+    for same in alike:
+        if isinstance(same[0].op, _BUSY):
+            busy += [(span.start_ps, span.end_ps) for span in same]
+        elif isinstance(same[0].op, COMMUNICATIONS):
+            talking += [(span.start_ps, span.end_ps) for span in same]
     return merge(busy), merge(talking)
 
 
@@ -174,9 +207,10 @@ def _block_tally(span: Span, cache: dict[int, _Tally], device: Device) -> _Tally
         tally = cache[id(span.inner)] = _tally_in_step(span.inner, cache, device)
     if tally is None:
         tally = _Tally()
-        for inner in span.inner:
-            tally.add_span(inner, 1, cache, device)
-        busy, talking = _intervals(span.inner)
+        alike = _alike(span.inner)
+        for same in alike:
+            tally.add_spans(same, 1, cache, device)
+        busy, talking = _busy_and_talking(alike)
         exposed = subtract(talking, busy)
         tally.exposed_ps += total_ps(exposed)
         tally.overlapped_ps += total_ps(talking) - total_ps(exposed)
@@ -198,7 +232,7 @@ def _tally_in_step(inside: Inside, cache: dict[int, _Tally], device: Device) -> 
     if of_all is None:  # what is the same whenever and wherever the pass runs
         of_all = cache[id(sheet.computes)] = _Tally()
         for task in (*sheet.computes, *sheet.meetings):
-            of_all.add_span(Span(task.op, 0, task.stream, 0, 0), 1, cache, device)
+            of_all.add_spans([Span(task.op, 0, task.stream, 0, 0)], 1, cache, device)
     tally = _Tally()
     tally.add(of_all)
     start_ps, end_ps = sheet.start_ps[:, lane], sheet.end_ps[:, lane]
@@ -252,50 +286,55 @@ def _rank_breakdown(
     device: Device,
     *,
     pipelined: bool,
-) -> tuple[dict[str, int], _Tally]:
+) -> tuple[dict[str, int], _Tally, int]:
+    """Return the parts of a rank's iteration, its tally, and what is left of it where no pipeline explains that."""
     tally = _Tally()
     waited_ps = 0
-    for part, times in ((spans, 1), (period, timeline.n_more(rank))):
-        for span in part:
-            tally.add_span(span, times, cache, device)
-            if span.stream == COMPUTE and not isinstance(span.op, Block):
-                waited_ps += times * span.host_wait_ps
-    busy, talking = _intervals(spans)
+    alike = _alike(spans)
+    for part, times in ((alike, 1), (_alike(period), timeline.n_more(rank))):
+        for same in part:
+            tally.add_spans(same, times, cache, device)
+            if not isinstance(same[0].op, Block):
+                waited_ps += times * sum([span.host_wait_ps for span in same if span.stream == COMPUTE])
+    busy, talking = _busy_and_talking(alike)
     exposed_ps = timeline.length_ps(subtract(talking, busy), rank)
     overlapped_ps = timeline.length_ps(talking, rank) - exposed_ps
-    twice, idle = _beside(spans, talking)
+    joint = [same for same in alike if isinstance(same[0].op, Block) and same[0].op.is_joint]
+    twice, idle = _beside(chain.from_iterable(joint), talking)
     uncovered_ps = timeline.length_ps(idle, rank)
     overlapped_ps -= timeline.length_ps(twice, rank) + uncovered_ps
     occupied = merge(busy + talking)
-    data = merge([(s.start_ps, s.end_ps) for s in spans if s.stream == HOST and _is_data(s)])
+    reading = chain.from_iterable(same for same in alike if _is_data(same[0]))
+    data = merge([(span.start_ps, span.end_ps) for span in reading if span.stream == HOST])
     blocking_ps = timeline.length_ps(subtract(data, occupied), rank)
     data_ps = blocking_ps + late_data_ps
     left_ps = timeline.makespan_ps - timeline.length_ps(occupied, rank) - data_ps
-    host_ps = min(left_ps, max(0, waited_ps - blocking_ps)) if pipelined else left_ps
+    host_ps = min(left_ps, max(0, waited_ps - blocking_ps))
+    others_ps = (
+        left_ps - host_ps + tally.waiting_ps - uncovered_ps
+    )  # neither computes nor talks, nor waits for its host
     times_ps = {
         "compute": tally.compute_ps,
         "exposed_communication": tally.exposed_ps + exposed_ps + uncovered_ps,
         "overlapped_communication": tally.overlapped_ps + overlapped_ps,
-        "bubble": left_ps - host_ps + (tally.waiting_ps - uncovered_ps if pipelined else 0),
+        "bubble": others_ps if pipelined else 0,
         "optimizer": tally.optimizer_ps,
-        "host": host_ps + tally.idle_ps + (0 if pipelined else tally.waiting_ps - uncovered_ps),
+        "host": host_ps + tally.idle_ps,
         "data": data_ps,
     }
-    return times_ps, tally
+    return times_ps, tally, 0 if pipelined else others_ps
 
 
 def _beside(
-    spans: Sequence[Span], talking: Sequence[tuple[int, int]]
+    joint: Iterable[Span], talking: Sequence[tuple[int, int]]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return when communication outside a joint pass goes on beside that inside, and when beside nothing at all.
+    """Return when communication outside joint passes goes on beside that inside, and when beside nothing at all.
 
     A pass counts as busy from its start to its end, and what is inside it by itself.
     """
     twice, idle = [], []
     known: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
-    for span in spans:
-        if not (isinstance(span.op, Block) and span.op.is_joint):
-            continue
+    for span in joint:
         first = max(0, bisect_right(talking, (span.start_ps, span.start_ps)) - 1)
         last = bisect_left(talking, (span.end_ps, span.end_ps))
         outside = [
@@ -317,7 +356,7 @@ def exposed_by_axis(timeline: Timeline) -> dict[str, float]:
     """Return the exposed communication of an iteration by axis of the mesh, in seconds, as means over all ranks.
 
     Where communication over several axes is exposed at the same time, it counts for the first of them in the alphabet: the
-    sum is that of the breakdown.
+    sum is that of the breakdown, less waiting for slower ranks.
     """
     world = sum(len(members) for members in timeline.members.values())
     totals: dict[str, float] = defaultdict(float)
@@ -367,6 +406,9 @@ class Metrics:
     communication: list[CommunicationRow]  #: One row per collective, axis and group size.
     #: Seconds of the FLOPs of all kernels that ran, recomputation included, each at the peak of its unit, per rank.
     least_s: float
+    recomputed_flops: (
+        float  #: Of what was run again to rebuild activations, attention counted whole as in MFU, per rank.
+    )
 
     @property
     def communication_fraction(self) -> float:
@@ -392,15 +434,24 @@ def measure(timeline: Timeline, device: Device, *, pipelined: bool) -> Metrics:
     world = sum(len(members) for members in timeline.members.values())
     totals: dict[str, float] = defaultdict(float)
     table: dict[CommunicationKind, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    least_s = 0.0
+    least_s = recomputed = 0.0
     late_data_ps = _late_data_ps(timeline)
     first = min(timeline.members)
-    for rank, members in timeline.members.items():
-        weight = len(members) / world
-        times, tally = _rank_breakdown(
+    found = {
+        rank: _rank_breakdown(
             rank, simulated[rank], period[rank], timeline, late_data_ps, cache, device, pipelined=pipelined
         )
+        for rank in timeline.members
+    }
+    # the slowest rank waits for nobody: what it leaves idle is every host's, what others leave beyond that is waiting for it
+    least_ps = min(left_ps for _, _, left_ps in found.values())
+    for rank, members in timeline.members.items():
+        weight = len(members) / world
+        times, tally, left_ps = found[rank]
+        times["host"] += least_ps
+        times["exposed_communication"] += left_ps - least_ps
         least_s += weight * sum(n_flops / peak for peak, n_flops in sorted(tally.flops.items()))
+        recomputed += weight * tally.recomputed_flops
         for name, ps in times.items():
             totals[f"{name}_s"] += weight * ps / PS_PER_S
         for kind, entry in tally.communication.items():
@@ -412,6 +463,7 @@ def measure(timeline: Timeline, device: Device, *, pipelined: bool) -> Metrics:
         phase_s=_phases(simulated[first], period[first], timeline.n_more(first)),
         communication=[_row(kind, *entry) for kind, entry in sorted(table.items())],
         least_s=least_s,
+        recomputed_flops=recomputed,
     )
 
 

@@ -36,7 +36,7 @@ def table_of(plan: ParallelPlan) -> Table:
     """Return the schedule of a resolved plan: the actions of every stage in order."""
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
     return build_table(
-        plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=placement.n_chunks, n_at_once=plan.pipeline_batch or 0
+        plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=placement.n_chunks, n_at_once=plan.drains_every
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import PLAIN_JSON, Text, Texts, option
+from simulator.cli.shared import print_json, say_written
 
 if TYPE_CHECKING:
     from simulator.calibration.cluster_fit import ClusterFit
@@ -48,15 +48,16 @@ def collectives(
     if leave_one_out:
         raise CalibrationError("--leave-one-out takes a table of several clusters", hint="leave --topology out")
     from simulator.calibration.cluster_fit import fit_cluster, fitted_cluster_text, read_measurements
+    from simulator.config import write_file
     from simulator.interop import open_topology
 
     machine = open_topology(topology)
     rows = read_measurements(files, machine, topology, transport=transport or "", collective=collective)
     fit = fit_cluster(rows, machine.name)
     if out:
-        _write(out, fitted_cluster_text(topology, fit, files))
+        write_file(out, fitted_cluster_text(topology, fit, files))
     if json_output:
-        print(json.dumps(_cluster_document(fit, out), allow_nan=False))
+        print_json(_cluster_document(fit, out))
     else:
         _print_cluster(fit)
     _say_written(out)
@@ -72,7 +73,7 @@ def kernels(
 ) -> None:
     """Fit the kernel constants of a device to a table of timed kernels."""
     from simulator.calibration.kernels import fit_kernels, undetermined_kernels, write_kernels
-    from simulator.config import read_text, resolve_name
+    from simulator.config import read_text, resolve_name, write_file
     from simulator.topology.device import load_device
     from validation.tables.reader import find_table
 
@@ -81,11 +82,11 @@ def kernels(
     fit = fit_kernels(file, device, start_from=start_from or "")
     missing = undetermined_kernels(file, known, fit)
     if out:
-        _write(out, read_text(resolve_name(device, "devices")))
+        write_file(out, read_text(resolve_name(device, "devices")))
         n_rows = sum(found.n for name, found in fit.residuals.items() if " / " not in name)
         write_kernels(out, fit, source=f"simulate calibrate kernels: {n_rows} rows of {Path(file).name}")
     if json_output:
-        print(json.dumps(_kernel_document(fit, missing, out), allow_nan=False))
+        print_json(_kernel_document(fit, missing, out))
     else:
         _print_kernels(fit, missing)
     _say_written(out)
@@ -115,7 +116,7 @@ def training(
     found = validate([file], where=conditions, split=split, n_processes=processes, quiet=False)
     fit = fit_shares(found.outcomes, split)
     if json_output:
-        print(json.dumps(asdict(fit), allow_nan=False))
+        print_json(asdict(fit))
         return
     from simulator.report.grid import Grid
     from simulator.report.terminal import print_grid
@@ -136,18 +137,9 @@ def training(
         print_grid(Grid(title, ("", "n", "mean", "bias"), rows))
 
 
-def _write(out: str, text: str) -> None:
-    from simulator.errors import CalibrationError
-
-    try:
-        Path(out).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CalibrationError(f"{out}: cannot be written: {error.strerror}") from None
-
-
 def _say_written(out: str | None) -> None:
     if out:
-        print(f"wrote {out}", file=sys.stderr)
+        say_written([out])
 
 
 # ---- all clusters --------------------------------------------------------------------------
@@ -165,7 +157,7 @@ def _all_clusters(paths: Sequence[Path], out: str | None, *, leave_one_out: bool
     if leave_one_out:
         errors = summed_up(left_out(rows))
         if json_output:
-            print(json.dumps({"left_out": {name: _plain(found) for name, found in errors.items()}}, allow_nan=False))
+            print_json({"left_out": {name: _plain(found) for name, found in errors.items()}})
         else:
             _print_errors("each cluster predicted by constants that have not seen it, sizes from 1 MiB", errors)
         return
@@ -173,7 +165,7 @@ def _all_clusters(paths: Sequence[Path], out: str | None, *, leave_one_out: bool
     if out:
         write_fitted(table, Path(out))
     if json_output:
-        print(json.dumps({"constants": table, "out": out}, allow_nan=False))
+        print_json({"constants": table, "out": out})
     else:
         _print_errors("residuals", errors_by_part(rows, table))
     _say_written(out)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import PLAIN_JSON, Number, Text, option, report_option
+from simulator.cli.shared import print_json, say_written
 
 if TYPE_CHECKING:
     from simulator.collectives.benchmark import BenchmarkRow
@@ -73,7 +72,7 @@ def collective(
         document = _document(name, machine, rows, used)
         for plain, interval in zip(document["rows"], intervals, strict=True):
             plain |= {"low_s": plain["time_s"] * interval.low, "high_s": plain["time_s"] * interval.high}
-        print(_dump({**document, "interval_basis": intervals[-1].basis}))
+        print_json({**document, "interval_basis": intervals[-1].basis})
     else:
         print(_table(name, machine, rows, used))
         for interval in dict.fromkeys(intervals):
@@ -88,7 +87,10 @@ def _copies(machine: Topology, sizes: Sequence[int], plot: str | None, *, as_jso
     from simulator.collectives.copies import copy_table
 
     rows = copy_table(machine, sizes)
-    print(_dump(_document(_COPIES, machine, rows, "")) if as_json else _table(_COPIES, machine, rows, ""))
+    if as_json:
+        print_json(_document(_COPIES, machine, rows, ""))
+    else:
+        print(_table(_COPIES, machine, rows, ""))
     _draw(
         plot, _COPIES, machine, {label: [r for r in rows if r.label == label] for label in {r.label: 0 for r in rows}}
     )
@@ -98,8 +100,7 @@ def _draw(plot: str | None, name: str, machine: Topology, series: Mapping[str, S
     if plot:
         from simulator.report.network_charts import bandwidth_page
 
-        bandwidth_page(name, machine.name, series).save(plot)
-        print(f"wrote {plot}", file=sys.stderr)
+        say_written(bandwidth_page(name, machine.name, series).save(plot))
 
 
 def _warn(name: str, machine: Topology, given: Mapping[str, str], network: str) -> None:
@@ -132,7 +133,7 @@ def _compare(
             kind: [row.time_s / one.time_s - 1.0 for row, one in zip(rows, exact, strict=True)]
             for kind, rows in by_network.items()
         }
-        print(_dump({"networks": networks, "relative_to_chunk": differs}))
+        print_json({"networks": networks, "relative_to_chunk": differs})
     else:
         from simulator.report.grid import Grid
         from simulator.report.terminal import print_grid
@@ -147,10 +148,6 @@ def _compare(
         title = f"# {_where(name, machine, transport)}: time (us) by network model, and against every message (chunk)"
         print_grid(Grid(title, heads, cells, words=(len(heads) - 1,)))
     _draw(plot, name, machine, by_network)
-
-
-def _dump(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, allow_nan=False)
 
 
 def _size(option: str, text: str) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
-from simulator.cli.shared import say
+from simulator.cli.shared import print_json, say, say_written
 from simulator.errors import ConfigError
 from simulator.report.grid import Grid
 from simulator.report.terminal import print_grid
@@ -20,7 +18,10 @@ def topology(action: str, name: str | None, *, plot: str | None = None, json_out
 
     if action == "list":
         names = list_topologies()
-        print(json.dumps(names) if json_output else "\n".join(names))
+        if json_output:
+            print_json(names)
+        else:
+            print("\n".join(names))
         return
     if action != "show":
         raise ConfigError(f"topology {action}: unknown action", hint="show NAME or list")
@@ -31,11 +32,11 @@ def topology(action: str, name: str | None, *, plot: str | None = None, json_out
     if plot:
         from simulator.report.still_pages import topology_page
 
-        print(f"wrote {', '.join(map(str, topology_page(shown).save(plot)))}", file=sys.stderr)
+        say_written(topology_page(shown).save(plot))
     if json_output:
         from dataclasses import asdict
 
-        print(json.dumps(asdict(summary), default=str))
+        print_json(asdict(summary))
         return
     say(str(summary))
 
@@ -54,7 +55,7 @@ def models(action: str, *, json_output: bool) -> None:
         for name, spec in CATALOG.items()
     ]  # fmt: skip
     if json_output:
-        print(json.dumps(rows))
+        print_json(rows)
         return
     cells = [[f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()] for row in rows]
     print_grid(Grid("", [column.replace("_", " ") for column in rows[0]], cells))
@@ -70,7 +71,7 @@ def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int, plot
     if plot:
         from simulator.report.still_pages import schedule_page
 
-        print(f"wrote {', '.join(map(str, schedule_page(name, table, placement).save(plot)))}", file=sys.stderr)
+        say_written(schedule_page(name, table, placement).save(plot))
 
 
 def list_presets(*, json_output: bool) -> None:
@@ -79,7 +80,7 @@ def list_presets(*, json_output: bool) -> None:
 
     known = presets()
     if json_output:
-        print(json.dumps({name: one.model_dump() for name, one in known.items()}))
+        print_json({name: one.model_dump() for name, one in known.items()})
         return
     rows = [
         (name, one.title, format_time(one.measured.iteration_time_s) if one.measured else "")

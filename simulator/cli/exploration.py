@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +10,7 @@ import typer
 
 from simulator.cli.completion import objectives
 from simulator.cli.options import MEMORY_MARGIN_HELP, PLAIN_JSON, Text, Texts, option, report_option
+from simulator.cli.shared import print_json, say_written
 
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
@@ -70,7 +69,7 @@ def sweep(
         result = run_sweep(given, store, observe=Progress(say).sweep, **workers)
     files = write_sweep(result, out, formats, plot)
     if json_output:
-        print(json.dumps({**result.to_dict(), "files": [str(file) for file in files]}, allow_nan=False))
+        print_json({**result.to_dict(), "files": [str(file) for file in files]})
     else:
         print_sweep(result, files)
     with after_the_answer(is_json=json_output):
@@ -86,6 +85,7 @@ def _stream(asked: Sweep, out: str, formats: str, plot: str | None, workers: dic
     from simulator.explore.evaluation import open_store
     from simulator.explore.sweeps import MOST_ROWS, stream_sweep
     from simulator.report.sweep_page import NO_PLOT, names_of
+    from simulator.report.terminal import counted
 
     if plot not in (None, NO_PLOT):
         raise ConfigError(f"--plot shows at most {MOST_ROWS:,} rows", hint="leave it out, and plot what the tables say")
@@ -93,9 +93,9 @@ def _stream(asked: Sweep, out: str, formats: str, plot: str | None, workers: dic
     with keeping(store, out), progress_line() as say:
         counts, parts = stream_sweep(asked, store, out, names_of(formats), observe=Progress(say).sweep, **workers)
     if is_json:
-        print(json.dumps({**asdict(counts), "files": list(map(str, parts))}))
+        print_json({**asdict(counts), "files": list(map(str, parts))})
     else:
-        done = f"{counts.n_computed} simulated, {counts.n_stored} from the store, {counts.n_failed} failed"
+        done = counted(counts.n_computed, counts.n_stored, counts.n_failed)
         print(f"{counts.n_rows} rows: {done}; {len(parts)} files in {parts[0].parent}")
     with after_the_answer(is_json=is_json):
         if counts.n_failed == counts.n_rows:
@@ -166,7 +166,7 @@ def _show_search(answer: dict[str, Any], written: Sequence[Any], files: Sequence
 
     if is_json:
         emitted = [one.to_dict() for one in written]
-        print(json.dumps({**answer, "emitted": emitted, "files": [str(file) for file in files]}, allow_nan=False))
+        print_json({**answer, "emitted": emitted, "files": [str(file) for file in files]})
         return
     print_search(answer)
     print_emitted(written)
@@ -201,9 +201,9 @@ def compare(
         from simulator.report.comparison_page import comparison_page
 
         files = comparison_page(found).save(report)
-        print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
+        say_written(files)
     if json_output:
-        print(json.dumps(found, allow_nan=False))
+        print_json(found)
     else:
         print_comparison(found)
 
@@ -260,8 +260,8 @@ def requirements(
     rows = [one.to_dict() for one in found]
     if plot:
         files = requirements_page(found[0].scenario.model, str(found[0].scenario.topology), target, rows).save(plot)
-        print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
+        say_written(files)
     if json_output:
-        print(json.dumps({"requirements": rows}, allow_nan=False))
+        print_json({"requirements": rows})
     else:
         print_requirements(found)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from simulator.cli.options import PLAIN_JSON, Number, Text, Texts, option
+from simulator.cli.shared import print_json, say_written
 
 _SHOWN = 72
 
@@ -52,11 +51,11 @@ def import_(
     if out:
         write_text(out, text, document)
     if json_output:
-        print(json.dumps({**document, "out": out}, allow_nan=False))
+        print_json({**document, "out": out})
         return
     print(_table(document))
     if out:
-        print(f"wrote {out}", file=sys.stderr)
+        say_written([out])
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

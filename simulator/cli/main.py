@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import gc
 import io
-import json
 import os
 import sys
 from importlib import import_module
@@ -27,7 +26,7 @@ from simulator.cli.options import (
     with_flags,
     with_plan_flags,
 )
-from simulator.cli.shared import complain
+from simulator.cli.shared import complain, print_json
 from simulator.errors import SimulatorError
 
 app = typer.Typer(
@@ -211,13 +210,13 @@ def main() -> None:
             sys.stdout.flush()  # a full disk is an error to report, not one to ignore at exit
     except SimulatorError as error:
         if wants_json:
-            print(json.dumps({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}}))
+            print_json({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
         complain(f"error: {error}")
         sys.exit(error.exit_code)
     except MemoryError:
         limit = "memory is full: the run needs more than --max-memory allows, or than the machine has"
         if wants_json:
-            print(json.dumps({"error": {"type": "MemoryError", "message": limit, "hint": ""}}))
+            print_json({"error": {"type": "MemoryError", "message": limit, "hint": ""}})
         complain(f"error: {limit}")
         sys.exit(SimulatorError.exit_code)
     except KeyboardInterrupt:
@@ -232,7 +231,7 @@ def main() -> None:
         if error.filename is None:  # the output itself
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         elif wants_json:
-            print(json.dumps({"error": {"type": "OSError", "message": message, "hint": ""}}))
+            print_json({"error": {"type": "OSError", "message": message, "hint": ""}})
         sys.exit(SimulatorError.exit_code)
 
 

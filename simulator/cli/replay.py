@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.cli.completion import devices, models, schedules, topologies
 from simulator.cli.options import Flag, Number, Ranks, Switch, Text, Texts, with_flags
+from simulator.cli.shared import print_json, say_written
 from simulator.cli.trace import Paths, reading
 
 if TYPE_CHECKING:
@@ -79,17 +78,17 @@ def replay(traces: Paths, **options: Any) -> None:
         found = what_if(run, what, schedule=options["schedule"], messages=_messages(options["message"]))
     document = answer_of(found)
     if options["json_output"]:
-        print(json.dumps(document, allow_nan=False))
+        print_json(document)
     else:
         _print(document)
     if trace:
         write_outcome(found, trace)
-        print(f"wrote {trace}", file=sys.stderr)
+        say_written([trace])
     if report:
         from simulator.report.replay_page import replay_page
 
         files = replay_page(document, found.timeline, ", ".join(Path(path).name for path in traces)).save(report)
-        print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
+        say_written(files)
 
 
 def _seconds(text: str | None) -> float:

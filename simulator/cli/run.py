@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.answer import Result, margin_of, memory_over_time
 from simulator.cli.inputs import clusters_of, recorded_module, settings_of, write_notes, write_warnings
 from simulator.cli.main_flags import RUN_OPTIONS
-from simulator.cli.shared import after_the_answer, progress_line
+from simulator.cli.shared import after_the_answer, print_json, progress_line, say_written
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.full_answer import document, simulate_counts
 from simulator.explore.named_settings import given_in
@@ -69,7 +67,7 @@ def run_main(options: dict[str, Any]) -> None:
     answer = document(results, request=request, **extras)
     _write_files(options, results, answer, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
     if options["json_output"]:
-        print(json.dumps(answer))
+        print_json(answer)
     else:
         _print(results, answer)
     if "ways_out" in extras:
@@ -124,7 +122,7 @@ def _run_clusters(
         title = f"{settings.get('model', 'One model')} on {', '.join(clusters)}"
         _say_written(*sweep_page(title, axes, found.rows, base=sweep.base).save(options["report"]))
     if options["json_output"]:
-        print(json.dumps(found.to_dict(), allow_nan=False))
+        print_json(found.to_dict())
     else:
         from simulator.report import terminal
 
@@ -263,7 +261,7 @@ def _write_files(
 
 
 def _say_written(*files: object) -> None:
-    print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
+    say_written(files)
 
 
 def _print(results: Sequence[Result], answer: Document | Scaling) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -73,6 +74,16 @@ def say(text: str, *, hang: str = "", stream: TextIO | None = None) -> None:
         width = shutil.get_terminal_size().columns
         text = "\n".join(_filled(line, width, hang) for line in text.splitlines())
     print(text, file=stream)
+
+
+def print_json(document: object) -> None:
+    """Print one JSON document and nothing else on standard output."""
+    print(json.dumps(document, allow_nan=False))
+
+
+def say_written(files: Iterable[object]) -> None:
+    """Say on standard error which files were written."""
+    print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
 
 
 def _filled(line: str, width: int, hang: str) -> str:
@@ -143,7 +154,7 @@ class Progress:
         """Say how many scenarios are simulated, and how long the others will take."""
         parts = [f"{n_done + n_stored}/{n_total} scenarios"]
         if n_stored:
-            parts.append(f"{n_stored} from the store")
+            parts.append(f"{n_stored} known from before")
         if n_failed:
             parts.append(f"{n_failed} failed")
         is_last = n_done + n_stored == n_total

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import PLAIN_JSON, Ranks, Text, option, report_option, with_signature
+from simulator.cli.shared import print_json, say_written
 
 if TYPE_CHECKING:
     from simulator.replay.recorded_tables import RecordedTable
@@ -60,7 +59,7 @@ def convert(
     with reading() as progress:
         lost = run(traces[:-1], traces[-1], to, progress=progress)
     if json_output:
-        print(json.dumps({"written": traces[-1], "lost": list(lost)}))
+        print_json({"written": traces[-1], "lost": list(lost)})
         return
     print(f"wrote {traces[-1]}")
     for loss in lost:
@@ -81,7 +80,7 @@ def info(
     with reading() as progress:
         summary = facts_of(read(traces, as_format=as_format, progress=progress))
     if json_output:
-        print(json.dumps(summary, allow_nan=False))
+        print_json(summary)
         return
     print_facts(summary)
 
@@ -110,13 +109,13 @@ def _look(
     if csv == "-":
         print(as_csv(found), end="")
     elif json_output:
-        print(json.dumps(found, allow_nan=False))
+        print_json(found)
     else:
         print_recorded(found)
     _save(found, csv, page, traces)
     if overlay:
         write_overlay(recorded, analysis, overlay)
-        print(f"wrote {overlay}", file=sys.stderr)
+        say_written([overlay])
 
 
 def _save(found: RecordedTable, csv: str | None, page: str | None, traces: list[str]) -> None:
@@ -131,7 +130,7 @@ def _save(found: RecordedTable, csv: str | None, page: str | None, traces: list[
     if page:
         written += save_recorded(found, page, ", ".join(Path(trace).name for trace in traces))
     for path in written:
-        print(f"wrote {path}", file=sys.stderr)
+        say_written([path])
 
 
 @trace_app.command("diff", hidden=True)
@@ -162,7 +161,7 @@ def compare(
         print(as_csv(rows), end="")
         return
     if json_output:
-        print(json.dumps(found.to_dict(), allow_nan=False))
+        print_json(found.to_dict())
         return
     if found.left_out:
         print(f"left out: {found.left_out}")

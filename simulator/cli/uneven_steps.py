@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from simulator.cli.options import PLAIN_JSON, Real, Text, option, report_option
+from simulator.cli.shared import print_json, say_written
 
 
 def stragglers(
@@ -65,8 +64,8 @@ def stragglers(
         from simulator.report.straggler_page import straggler_page
 
         files = straggler_page(result.scenario, found, played).save(report)
-        print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
+        say_written(files)
     if json_output:
-        print(json.dumps(found, allow_nan=False))
+        print_json(found)
     else:
         print_straggling(result.scenario, found)

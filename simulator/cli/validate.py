@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated
 
 import typer
 
 from simulator.cli.options import Real, Text, Texts, report_option
-from simulator.cli.shared import after_the_answer
+from simulator.cli.shared import after_the_answer, print_json, say_written
 
 _WORST = 20
 
@@ -62,14 +60,14 @@ def validate(
     columns = [column.strip() for column in by.split(",") if column.strip()]
     found = run(files, where=where or (), split=split, by=columns, n_processes=processes, quiet=False)
     if json_output:
-        print(json.dumps(document(found.outcomes, found.by), allow_nan=False))
+        print_json(document(found.outcomes, found.by))
     else:
         print_tables(found.outcomes, found.by, n_rows=worst)
     if report:
         from validation.tables.error_tables import write_page
 
         write_page(report, found)
-        print(f"wrote {report}", file=sys.stderr)
+        say_written([report])
     if threshold is not None:
         with after_the_answer(is_json=json_output):
             check_threshold(found, threshold / 100.0)
@@ -103,12 +101,12 @@ def _here_cpu(threshold: float | None, report: str | None, json_output: bool, n_
 
     found = compare_here(quiet=False)
     if json_output:
-        print(json.dumps(document(found), allow_nan=False))
+        print_json(document(found))
     else:
         print_comparisons(HERE.model, found)
     if report:
         write_page(report, HERE.model, found)
-        print(f"wrote {report}", file=sys.stderr)
+        say_written([report])
     if threshold is not None:
         with after_the_answer(is_json=json_output):
             check_here(found, threshold / 100.0)
@@ -125,14 +123,14 @@ def _here_gpus(threshold: float | None, report: str | None, json_output: bool, n
     with ending_cleanly(), TemporaryDirectory(prefix="validate-here-") as folder:
         one = compare_gpus(Path(folder), n_gpus, import_nvml(), quiet=False)
         if json_output:
-            print(json.dumps(document(one), allow_nan=False))
+            print_json(document(one))
         else:
             print_gpus(one)
         if report:
             from validation.tables.error_tables import write_page
 
             write_page(report, one.found)
-            print(f"wrote {report}", file=sys.stderr)
+            say_written([report])
     if threshold is not None:
         with after_the_answer(is_json=json_output):
             check_gpus(one, threshold / 100.0)

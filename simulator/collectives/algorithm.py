@@ -55,14 +55,18 @@ class Terms:
         """Bytes on the NICs of a node per byte of size."""
         return self.scales.nics * self.sent[1]
 
-    def lone_time_s(self, n_bytes: float, shape: GroupShape) -> float:
-        """Time of a collective that has the machine for itself and a fabric that is not the bottleneck."""
+    def rate_bytes_per_s(self, shape: GroupShape) -> float:
+        """Rate of progress with the machine for itself and a fabric that is not the bottleneck."""
         rate = self.cap_bytes_per_s
         if self.inside_load:
             rate = min(rate, shape.nvlink_bytes_per_s / self.inside_load)
         if self.between_load and shape.n_nodes > 1:
             rate = min(rate, shape.n_nics * shape.nic_bytes_per_s / self.between_load)
-        return self.latency_s + n_bytes / rate
+        return rate
+
+    def lone_time_s(self, n_bytes: float, shape: GroupShape) -> float:
+        """Time of a collective under the same conditions."""
+        return self.latency_s + n_bytes / self.rate_bytes_per_s(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,8 @@ class Inside:
     launch_grouped_s: float
     #: Rate at which one ring passes from a GPU to one of another socket, through host memory.
     sockets_bytes_per_s: float
+    #: Share of the time of a ring's bytes while which latencies of its steps pass: half where a chunk moves in two slices.
+    overlap: Triple = (0.0, 0.0, 0.0)
 
     def over(self, route_s: float) -> Inside:
         """Return the constants where GPUs are a route's latency apart; NVLS goes to the switch and back twice."""

@@ -152,7 +152,8 @@ def read_text(path: str | Path) -> str:
 def load_yaml(path: str | Path) -> tuple[Any, Locator]:
     """Read a YAML (1.2) or JSON file as plain data, with the finder of positions.
 
-    What a shipped file says is kept beside Python's compiled modules, and read from there as long as its text is the same.
+    What a shipped file says is kept beside Python's compiled modules, and read from there as long as its text and the reader of
+    YAML are the same.
     """
     text = read_text(path)
     if not is_shipped(path):
@@ -160,7 +161,7 @@ def load_yaml(path: str | Path) -> tuple[Any, Locator]:
     kept = Path(cache_from_source(str(path))).with_suffix(".read")
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         known = json.loads(kept.read_text(encoding="utf-8"))
-        if known["text"] == text:
+        if known["text"] == text and known["reader"] == _reader():
             return known["data"], Locator(str(path), text)
     data, locator = parse_yaml(text, str(path))
     if not sys.dont_write_bytecode:
@@ -168,10 +169,16 @@ def load_yaml(path: str | Path) -> tuple[Any, Locator]:
     return data, locator
 
 
+def _reader() -> list[int]:
+    """Return what tells versions of the reader of YAML apart: time and size of its module, as Python has it for compiled ones."""
+    module = Path(__file__).with_name("yaml_nodes.py").stat()
+    return [module.st_mtime_ns, module.st_size]
+
+
 def _keep(file: Path, text: str, data: Any) -> None:
     """Write down what a text says where that is possible, and JSON can say it."""
     with suppress(OSError, ValueError, TypeError, ConfigError):
-        content = json.dumps({"text": text, "data": data}, allow_nan=False)
+        content = json.dumps({"text": text, "reader": _reader(), "data": data}, allow_nan=False)
         if json.loads(content)["data"] == data:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_file(file, content)
@@ -213,18 +220,27 @@ def _parse_json(text: str, locator: Locator) -> Any:
         raise ConfigError(f"{locator.file}: not JSON that can be read: {error}") from None
 
 
-def parse_json(text: str, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def parse_json(
+    text: str,
+    pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None,
+    *,
+    constant: Callable[[str], Any] = _no_number,
+) -> Any:
     """Parse JSON that is within bounds; a ``ValueError`` says what is wrong with any other.
 
     Parameters
     ----------
     pairs : callable, optional
         Makes an object of its keys and values.
+    constant : callable, optional
+        Makes something of the infinities that Python writes, which are refused otherwise.
     """
     try:
-        return json.loads(
-            text, object_pairs_hook=pairs, parse_int=_whole, parse_float=_finite, parse_constant=_no_number
-        )
+        return json.loads(text, object_pairs_hook=pairs, parse_int=_whole, parse_float=_finite, parse_constant=constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -239,10 +255,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(float(text)):
         raise ValueError(f"the number {text:.40} is beyond all bounds")
     return float(text)
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
 
 
 #: what begins a formula in a spreadsheet

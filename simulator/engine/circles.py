@@ -76,9 +76,12 @@ def _exposed(tasks: Sequence[Task]) -> Iterator[Collective | Transfer]:
 def put_off(rank: RankState, by_ps: int) -> list[Running]:
     """Let a rank be at a later time what it is now; return what runs on it and has an end, which must be scheduled anew."""
     rank.host_ps += by_ps
-    rank.issued_ps = [time_ps + by_ps for time_ps in rank.issued_ps]
-    rank.ready_ps = [time_ps + by_ps for time_ps in rank.ready_ps]
-    rank.ended_ps = [time_ps + by_ps if time_ps >= 0 else time_ps for time_ps in rank.ended_ps]
+    for index, ended_ps in enumerate(rank.ended_ps):
+        if ended_ps >= 0:
+            rank.ended_ps[index] += by_ps
+        else:
+            rank.issued_ps[index] += by_ps
+            rank.ready_ps[index] += by_ps
     rank.generation += 1
     ending = []
     for stream in rank.streams.values():

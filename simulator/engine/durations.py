@@ -15,6 +15,8 @@ from simulator.timeline import Span
 FAR_AHEAD_PS = 10**18
 #: Runs of kernels whose costs are known before all are forgotten; where every GPU has a speed of its own, each is asked for once.
 _MEMO_LIMIT = 8192
+#: Likewise, pairs of a pass and the links of a flow.
+_MOST_PAIRS = 4096
 
 
 class RunCost(NamedTuple):
@@ -210,6 +212,8 @@ class Durations:
         key = (id(used), id(links))
         known = self._touching.get(key)
         if known is None:
+            if len(self._touching) >= _MOST_PAIRS:
+                self._touching.clear()
             known = self._touching[key] = (used, links, not used.isdisjoint(links))
         return known[2]
 

@@ -26,12 +26,11 @@ IntArray = NDArray[np.int64]
 
 
 def is_in_step(blocks: Sequence[Block]) -> bool:
-    """Whether ranks do nothing in a pass but compute, and meet all of the others in collectives one after the other."""
+    """Whether ranks do the same in a pass, and nothing but compute and meet all of the others in collectives one after the other."""
     first = blocks[0].tasks
     if not all(map(_is_plain, first)) or len({task.stream for task in first} - {COMPUTE}) > 1:
         return False
-    order = [(task.key, task.stream, task.after) for task in first]
-    return all(order == [(task.key, task.stream, task.after) for task in block.tasks] for block in blocks[1:])
+    return all(block.tasks == first for block in blocks[1:])
 
 
 def _is_plain(task: Task) -> bool:
@@ -41,7 +40,7 @@ def _is_plain(task: Task) -> bool:
 
 
 class _Line:
-    """What ranks of a pass do one after the other, on whatever kind of device.
+    """What ranks of a pass do one after the other, all of them the same, on whatever kind of device.
 
     The block is kept so that nothing else takes its place in memory.
     """
@@ -360,7 +359,9 @@ class Turns:
         score = self._scores.get(key)
         if score is None:
             block = own[0].block
-            line = self._lines.setdefault(id(block), self._lines.get(id(block)) or _Line(block))
+            line = self._lines.get(id(block))
+            if line is None:
+                line = self._lines[id(block)] = _Line(block)
             score = self._scores[key] = _score_of(line, own, durations)
         return Pass(parts, firsts, score, begin_ps, durations)
 

@@ -129,8 +129,8 @@ class Machine:
                 if cost_ps is None:
                     cost_ps = self.durations.host_ps(task.op, rank.program.rank, rank.kind)
                 rank.host_ps += cost_ps
-            stream.queue.append(index)
-            if not stream.busy and not n_waiting[index] and len(stream.queue) == 1:
+            stream.put(index)
+            if not stream.busy and not n_waiting[index] and stream.head == index:
                 self.start_next(rank, stream)
 
     def _write_on(self, rank: RankState) -> bool:
@@ -178,14 +178,15 @@ class Machine:
 
     def start_next(self, rank: RankState, stream: Stream) -> None:
         """Start the head of an idle stream; its dependencies have ended."""
-        index = stream.queue.popleft()
+        index = stream.take()
         stream.busy = True
         task = rank.tasks[index]
         if isinstance(task.op, COMMUNICATIONS):
             now_ps = self.clock.now_ps
-            issued_ps = rank.issued_ps[index] + self.durations.host_ps(task.op, rank.program.rank, rank.kind)
-            self._tighten(rank, issued_ps - now_ps)
-            self._arrive(rank, index, max(issued_ps, now_ps))
+            issued_ps = rank.issued_ps[index] + self.durations.hosts(rank.kind)[id(task.op)]
+            if issued_ps - now_ps > rank.tightest_ps:
+                self._tighten(rank, issued_ps - now_ps)
+            self._arrive(rank, index, task, max(issued_ps, now_ps))
         else:
             self._start_compute(rank, stream, index, task)
 
@@ -249,6 +250,7 @@ class Machine:
         if len(participants) < self.n_participants[task.key]:
             self.arrived[task.key] = (participants, max(latest_ps, start_ps))
         else:
+            del self.n_participants[task.key]
             self._run_jointly(sorted(participants, key=lambda one: one[0].number))
 
     def _run_jointly(self, participants: Participants) -> None:
@@ -382,7 +384,7 @@ class Machine:
         stream.running = None
         if rank.running is running:
             rank.running = None
-        is_next_ready = bool(stream.queue) and not rank.n_waiting[stream.queue[0]]
+        is_next_ready = stream.head >= 0 and not rank.n_waiting[stream.head]
         if is_next_ready and (rank.number, running.index) in self.trailing:
             raise TouchedError  # what comes next does not wait for the communication at the end of the pass
         self.finish(rank, running.index, stream, now_ps)
@@ -394,8 +396,7 @@ class Machine:
         stream.busy = False
         self.latest_ps = max(self.latest_ps, now_ps)
         tasks, n_waiting = rank.tasks, rank.n_waiting
-        rank.ended_ps[index] = now_ps
-        for later in rank.dependents.pop(index, ()):
+        for later in rank.end(index, now_ps):
             n_waiting[later] -= 1
             if n_waiting[later]:
                 continue
@@ -405,25 +406,26 @@ class Machine:
                     self.issue(rank)
             elif later < rank.n_issued:
                 other = rank.streams[tasks[later].stream]
-                if not other.busy and other.queue and other.queue[0] == later:
+                if not other.busy and other.head == later:
                     self.start_next(rank, other)
-        if stream.queue and not stream.busy and not n_waiting[stream.queue[0]]:
+        if stream.head >= 0 and not stream.busy and not n_waiting[stream.head]:
             self.start_next(rank, stream)
 
     # -- communication ----------------------------------------------------------------------------------------
 
-    def _arrive(self, rank: RankState, index: int, at_ps: int) -> None:
+    def _arrive(self, rank: RankState, index: int, task: Task, at_ps: int) -> None:
         """Take part in a communication from ``at_ps`` on; the last to take part sets its start."""
-        task = rank.tasks[index]
-        assert isinstance(task.op, COMMUNICATIONS)
-        participants = [(rank, index)]
-        if task.key is not None:
-            participants, latest_ps = self.arrived.pop(task.key, ([], 0))
-            participants.append((rank, index))
-            at_ps = max(at_ps, latest_ps)
-            if len(participants) < self.n_participants[task.key]:
-                self.arrived[task.key] = (participants, at_ps)
+        participants, key = [(rank, index)], task.key
+        if key is not None:
+            if key in self.arrived:
+                participants, latest_ps = self.arrived.pop(key)
+                participants.append((rank, index))
+                at_ps = max(at_ps, latest_ps)
+            if len(participants) < self.n_participants[key]:
+                self.arrived[key] = (participants, at_ps)
                 return
+            del self.n_participants[key]
+        assert isinstance(task.op, COMMUNICATIONS)
         communication = Communication(task.op, participants, at_ps)
         if at_ps > self.clock.now_ps:
             self._begin_later(communication)
@@ -449,7 +451,7 @@ class Machine:
             self._check_passing(flow.links, participants, self.passing)
         handle = self.network.start(flow, now_ps)
         self.in_flight[handle] = communication
-        one = self._pass_of(communication)
+        one = None if self.turns is None else self._pass_of(communication)
         if one is not None:
             self._begin_beside(one, handle, communication)
         elif isinstance(op, Collective):
@@ -507,13 +509,15 @@ class Machine:
         communications = [self.in_flight.pop(handle) for handle in done]
         for handle, communication in zip(done, communications, strict=True):
             op, participants, start_ps = communication
-            for rank, index in participants if self._pass_of(communication) is None else ():
+            if self.turns is not None and self._pass_of(communication) is not None:
+                continue
+            for rank, index in participants:
                 task = rank.tasks[index]
                 self.spans.append(Span(op, rank.program.rank, task.stream, start_ps, now_ps, task.micro_batch))
-                if rank.collectives.pop(handle, None) is not None:
+                if rank.collectives and rank.collectives.pop(handle, None) is not None:
                     self._change_rate(rank)
         for communication in communications:
-            one = self._pass_of(communication)
+            one = None if self.turns is None else self._pass_of(communication)
             if one is not None:
                 one.meet(now_ps)
                 self._go_on(one, communication.participants)
@@ -622,11 +626,12 @@ class Machine:
         self.set_alarm()
 
     def recorded(self) -> tuple[Span, ...]:
-        """Return all spans, those of a rank that was put off on a clock that stood still in the meantime."""
+        """Return all spans, those of a rank that was put off on a clock that stood still in the meantime; the run is over then."""
         if not self.moved:
             return tuple(self.spans)
         by_rank = {self.ranks[number].program.rank: moved for number, moved in self.moved.items()}
         self.moved = {}
+        self.ranks, self.watches = [], []  # over: what they hold makes room for the times that are new
         for place, span in enumerate(self.spans):
             n_before, by_ps = by_rank.get(span.rank, (0, 0))
             if by_ps and place >= n_before:  # in place: two of each would be the most that a run holds at any time

@@ -219,7 +219,7 @@ def _reached(rank: RankState) -> int:
     stream = rank.streams.get(COMPUTE)
     if stream is not None and stream.running is not None:
         return stream.running.index
-    return stream.queue[0] if stream is not None and stream.queue else len(rank.tasks)
+    return stream.head if stream is not None and stream.head >= 0 else len(rank.tasks)
 
 
 def _running_state(running: Running, position: int, floor_ps: int, now_ps: int, *, with_hosts: bool = True) -> Hashable:
@@ -239,9 +239,9 @@ def _rank_state(rank: RankState, stretch: Stretch, position: int, now_ps: int) -
         if running is not None:
             oldest = min(oldest, running.index)
             state = _running_state(running, position, running.floor_ps, now_ps)
-        if stream.queue:
-            oldest = min(oldest, stream.queue[0])
-        queue = tuple((index - position, rank.issued_ps[index] - now_ps) for index in stream.queue)
+        if stream.head >= 0:
+            oldest = min(oldest, stream.head)
+        queue = tuple((index - position, rank.issued_ps[index] - now_ps) for index in stream.waiting)
         streams.append((stream.busy, state, queue))
     if oldest < stretch.start or position > stretch.end:
         return None
@@ -262,7 +262,7 @@ def _free_state(rank: RankState, stretch: Stretch, position: int, now_ps: int) -
             oldest = min(oldest, running.index)
             is_held = running.floor_ps > running.since_ps + running.left_ps
             state = _running_state(running, position, running.floor_ps if is_held else now_ps, now_ps, with_hosts=False)
-        head = stream.queue[0] if stream.queue else len(rank.tasks)
+        head = stream.head if stream.head >= 0 else len(rank.tasks)
         oldest = min(oldest, head)
         streams.append((name, stream.busy, state, head - position if head < stretch.end else ("behind", head)))
     return None if oldest < stretch.start or position >= stretch.end else tuple(streams)

@@ -23,7 +23,7 @@ class WayOut(TypedDict):
     #: Simulated time of a step with it; null where it does not suffice, or slower ones were not simulated any more.
     iteration_time_s: float | None
     gpu_hours_per_billion_tokens: float | None  #: What training takes with it.
-    cost_per_billion_tokens: float | None  #: The same at the price of a GPU hour, where the cluster file has one.
+    cost_per_billion_tokens: float | None  #: The same at the price of a GPU hour, where one is known.
     currency: str  #: Of the cost.
     same_training: bool  #: Whether training computes the same, to the last bit of its rounding.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
 
 from simulator.answer import Answer
 from simulator.config import notebook_table
@@ -26,14 +27,14 @@ PLAIN = {"DDP": "none", "FSDP": "zero3"}
 
 @dataclass(slots=True)
 class Frontier:
-    """Plans by their bounds: the first, a quick one, for all, the next ones for those that come to the front."""
+    """Plans, by number, by their bounds: the first, a quick one, for all, the next ones for those that come to the front."""
 
-    layouts: Mapping[int, Layout]
-    bounds: Sequence[Callable[[Layout], float]]
+    plans: Iterable[int]
+    bounds: Sequence[Callable[[int], float]]
     heap: list[tuple[float, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.heap = [(self.bounds[0](layout), 1, index) for index, layout in self.layouts.items()]
+        self.heap = [(self.bounds[0](index), 1, index) for index in self.plans]
         heapq.heapify(self.heap)
 
     def take(self, n_plans: int, limit: Callable[[int], float]) -> list[tuple[int, float]]:
@@ -46,7 +47,7 @@ class Frontier:
             if n_asked == len(self.bounds):
                 batch.append((index, bound))
                 continue
-            tighter = max(bound, self.bounds[n_asked](self.layouts[index]))
+            tighter = max(bound, self.bounds[n_asked](index))
             if tighter < limit(index):
                 heapq.heappush(self.heap, (tighter, n_asked + 1, index))
         return batch
@@ -60,26 +61,101 @@ class Board:
     best_s: list[float] = field(default_factory=list)
     plain_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PLAIN, float("inf")))
 
-    def limit_s(self, plan: ParallelPlan) -> float:
-        """Return the time that a plan must undercut to matter."""
+    def limit_s(self, kind: str) -> float:
+        """Return the time that a plan must undercut to matter, by its kind of plain data parallelism, empty for none."""
         ranks = sorted(self.best_s)[: self.top]
         limit_s = ranks[-1] if len(ranks) == self.top else float("inf")
-        kind = plain_kind(plan)
-        return limit_s if kind is None else max(limit_s, self.plain_s[kind])
+        return max(limit_s, self.plain_s[kind]) if kind else limit_s
 
-    def add(self, plan: ParallelPlan, seconds: float) -> None:
+    def add(self, kind: str, seconds: float) -> None:
         """Note a simulated time."""
         self.best_s.append(seconds)
-        kind = plain_kind(plan)
-        if kind is not None:
+        if kind:
             self.plain_s[kind] = min(self.plain_s[kind], seconds)
 
 
-def plain_kind(plan: ParallelPlan) -> str | None:
-    """Return which kind of plain data parallelism a plan is, if any."""
+def plain_kind(plan: ParallelPlan) -> str:
+    """Return which kind of plain data parallelism a plan is, empty for none."""
     if plan.model_parallel * plan.ep > 1:
-        return None
-    return next((label for label, sharding in PLAIN.items() if plan.sharding == sharding), None)
+        return ""
+    return next((label for label, sharding in PLAIN.items() if plan.sharding == sharding), "")
+
+
+#: layouts of candidates that are kept at a time
+MOST_LAYOUTS = 4096
+
+
+class Candidates:
+    """Plans that fit, by number: of each only what tells it apart, the most that it holds, its kind and its bounds.
+
+    A plan with its layers takes 5 KB and a search may have hundreds of thousands: a layout is made again when somebody asks.
+    """
+
+    def __init__(self, bounds: Bounds, base: ParallelPlan) -> None:
+        self._bounds = bounds
+        self._base = base
+        self._names = tuple(one.name for one in fields(base))
+        self._changes: list[tuple[tuple[str, object], ...]] = []
+        self._shared: dict[tuple[str, object], tuple[str, object]] = {}
+        self._layouts: dict[int, Layout] = {}
+        self._full_s: dict[int, float] = {}
+        self._run_s: dict[int, float] = {}
+        self.kinds: list[str] = []
+        self.peak_bytes = array("d")
+        self.quick_s = array("d")
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def add(self, layout: Layout, peak_bytes: int) -> None:
+        """Note a plan that fits."""
+        if len(self._layouts) < MOST_LAYOUTS:
+            self._layouts[len(self)] = layout
+        settings = ((name, getattr(layout.plan, name)) for name in self._names)
+        changes = [one for one in settings if one[1] != getattr(self._base, one[0])]
+        self._changes.append(tuple(self._shared.setdefault(one, one) for one in changes))
+        self.kinds.append(plain_kind(layout.plan))
+        self.peak_bytes.append(peak_bytes)
+        self.quick_s.append(self._bounds.quick_s(layout))
+
+    def __getitem__(self, index: int) -> Layout:
+        layout = self._layouts.get(index)
+        if layout is None:
+            if len(self._layouts) == MOST_LAYOUTS:
+                self._layouts.clear()
+            changes: dict[str, Any] = dict(self._changes[index])
+            layout = self._layouts[index] = self._bounds.layout(replace(self._base, **changes))
+        return layout
+
+    def full_s(self, index: int) -> float:
+        """Return the bound with communication and the end of the step."""
+        if index not in self._full_s:
+            self._full_s[index] = self._bounds.full_s(self[index])
+        return self._full_s[index]
+
+    def run_s(self, index: int) -> float:
+        """Return the bound with the engine's own time of passes."""
+        if index not in self._run_s:
+            self._run_s[index] = self._bounds.run_s(self[index], self.full_s(index))
+        return self._run_s[index]
+
+
+@dataclass(slots=True)
+class Unfit:
+    """Plans that do not fit: how many, and what the smallest of all and of each kind of plain data parallelism needs."""
+
+    n: int = 0
+    least: MemoryReport | None = None
+    plain: dict[str, MemoryReport] = field(default_factory=dict)
+
+    def add(self, plan: ParallelPlan, memory: MemoryReport) -> None:
+        """Count a plan."""
+        self.n += 1
+        if self.least is None or memory.peak_bytes < self.least.peak_bytes:
+            self.least = memory
+        kind = plain_kind(plan)
+        if kind and (kind not in self.plain or memory.peak_bytes < self.plain[kind].peak_bytes):
+            self.plain[kind] = memory
 
 
 #: plans in work at a time, per worker where there are several: one that waits for work takes a plan ahead of its turn
@@ -243,9 +319,9 @@ def search(
         If no plan is valid, or none fits; the message says what the smallest one needs.
     """
     bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
-    layouts, unfit, n_hopeless = _fitting(bounds, space.plans(), space)
+    candidates, unfit, n_hopeless = _fitting(bounds, space.plans(), space)
     with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
-        run = _Run(scenario=scenario, bounds=bounds, layouts=layouts, pool=pool, store=store)
+        run = _Run(scenario=scenario, bounds=bounds, candidates=candidates, pool=pool, store=store)
         run.best_first(top, observe)
         needed = run.needed(top) | run.complete_front(float("inf") if whole_front else FRONT_SLOWDOWN)
         energy = Energy.on(space.topology, bounds)
@@ -253,9 +329,9 @@ def search(
     ranked = _ranked(run.found[index] for index in needed & run.found.keys())
     n_failed = len(needed & run.failed.keys())
     return SearchResult(
-        ranked=ranked[:top], plain=_plain(ranked, unfit, bounds, space), n_plans=len(layouts) + len(unfit) + n_hopeless,
-        n_unfit=len(unfit) + n_hopeless,
-        n_simulated=len(ranked), n_failed=n_failed, n_pruned=len(layouts) - len(ranked) - n_failed,
+        ranked=ranked[:top], plain=_plain(ranked, unfit, space), n_plans=len(candidates) + unfit.n + n_hopeless,
+        n_unfit=unfit.n + n_hopeless,
+        n_simulated=len(ranked), n_failed=n_failed, n_pruned=len(candidates) - len(ranked) - n_failed,
         pareto=[one for one in pareto(ranked) if whole_front or one.iteration_time_s <= FRONT_SLOWDOWN * ranked[0].iteration_time_s],
         frugal=frugal, given=None if given is None else run.compare(given), n_stored=len(needed & run.stored),
     )  # fmt: skip
@@ -273,13 +349,12 @@ def _ranked(found: Iterable[Ranked]) -> list[Ranked]:
 _OTHERS = tuple(name for name in (*AXES, "schedule") if name != "micro_batch")
 
 
-def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tuple[list[Layout], list[Layout], int]:
+def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tuple[Candidates, Unfit, int]:
     """Divide plans into those that fit and those that do not, each choice without effect made once; refuse if none fits.
 
     Where the states and one micro-batch's activations alone are too large, larger micro-batches are only counted.
     """
-    fitting: list[Layout] = []
-    unfit: list[Layout] = []
+    fitting, unfit = Candidates(bounds, space.base), Unfit()
     takes_none = "none" in space.allowed.get("recompute", ("none",))
     too_large: dict[tuple[object, ...], int] = {}
     n_hopeless = 0
@@ -298,11 +373,14 @@ def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tup
             continue
         if plan.recompute == "selective" and takes_none and not layout.recomputes:
             continue  # the same as none
-        (fitting if fits else unfit).append(layout)
-        if not fits and _least_bytes(memory, layout) > memory.capacity_bytes:
+        if fits:
+            fitting.add(layout, memory.peak_bytes)
+            continue
+        unfit.add(plan, memory)
+        if _least_bytes(memory, layout) > memory.capacity_bytes:
             too_large[others] = plan.micro_batch + 1
-    if not fitting:
-        raise _nothing(unfit, bounds)
+    if not len(fitting):
+        raise _nothing(unfit)
     return fitting, unfit, n_hopeless
 
 
@@ -318,7 +396,7 @@ class _Run:
 
     scenario: Scenario
     bounds: Bounds
-    layouts: Sequence[Layout]
+    candidates: Candidates
     pool: Pool
     store: Store | None
     found: dict[int, Ranked] = field(default_factory=dict)
@@ -327,14 +405,14 @@ class _Run:
 
     def best_first(self, top: int, observe: Observer | None) -> None:
         """Simulate plans in the order of their bounds until no other one can be among the best."""
-        layouts = dict(enumerate(self.layouts))
-        frontier = Frontier(layouts, (self.bounds.quick_s, self.bounds.full_s, self.bounds.run_s))
+        some = self.candidates
+        frontier = Frontier(range(len(some)), (some.quick_s.__getitem__, some.full_s, some.run_s))
         board = Board(top)
         n_taken = self._n_at_once()
-        while batch := frontier.take(n_taken, lambda index: board.limit_s(self.layouts[index].plan)):
+        while batch := frontier.take(n_taken, lambda index: board.limit_s(some.kinds[index])):
             for index in self._simulate(dict(batch)):
                 if index in self.found:
-                    board.add(self.layouts[index].plan, self.found[index].iteration_time_s)
+                    board.add(some.kinds[index], self.found[index].iteration_time_s)
             if observe is not None:
                 best_s = min(board.best_s, default=float("inf"))
                 observe(n_simulated=len(self.found), n_left=len(frontier.heap), best_s=best_s)
@@ -347,13 +425,13 @@ class _Run:
         """Return which plans of those simulated may be among the best, seen from the end: workers took others, too."""
         board = Board(top)
         for one in self.found.values():
-            board.add(one.plan, one.iteration_time_s)
+            board.add(one.label, one.iteration_time_s)
         bounds_s = self.failed | {index: one.bound_s for index, one in self.found.items()}
-        return {index for index, bound_s in bounds_s.items() if bound_s < board.limit_s(self.layouts[index].plan)}
+        return {index for index, bound_s in bounds_s.items() if bound_s < board.limit_s(self.candidates.kinds[index])}
 
     def complete_front(self, slowdown: float) -> set[int]:
         """Simulate what may be beaten by no other plan in both time and memory, the leanest first; return what had to be."""
-        lean = sorted(range(len(self.layouts)), key=lambda index: self.bounds.memory(self.layouts[index]).peak_bytes)
+        lean = sorted(range(len(self.candidates)), key=self.candidates.peak_bytes.__getitem__)
         best_s = slowdown * min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
         needed = set()
         for place, index in enumerate(lean):
@@ -369,13 +447,12 @@ class _Run:
         """Simulate the first plan, if it may be faster than a limit, and with it as many of the others as there are workers."""
         bounds_s: dict[int, float] = {}
         for index in indices:
-            layout = self.layouts[index]
             is_known = index in self.found or index in self.failed
             if (
                 not is_known
-                and self.bounds.quick_s(layout) < limit_s
-                and self.bounds.full_s(layout) < limit_s
-                and (bound_s := self.bounds.run_s(layout)) < limit_s
+                and self.candidates.quick_s[index] < limit_s
+                and self.candidates.full_s(index) < limit_s
+                and (bound_s := self.candidates.run_s(index)) < limit_s
             ):
                 bounds_s[index] = bound_s
             if not bounds_s or len(bounds_s) == self.pool.n_workers:
@@ -385,14 +462,15 @@ class _Run:
 
     def least_energy(self, energy: Energy, observe: Observer | None) -> Ranked:
         """Simulate plans in the order of the energy that they draw at least until no other one can draw less."""
-        left = {i: layout for i, layout in enumerate(self.layouts) if i not in self.found and i not in self.failed}
-        frontier = Frontier(left, (energy.quick_j, energy.full_j))
+        some = self.candidates
+        left = [index for index in range(len(some)) if index not in self.found and index not in self.failed]
+        frontier = Frontier(left, (lambda index: energy.quick_j(some[index]), lambda index: energy.full_j(some[index])))
 
         def least(_: int = 0) -> float:
             return min((energy.joules(one.answer) for one in self.found.values()), default=float("inf"))
 
         while batch := frontier.take(self._n_at_once(), least):
-            for _ in self._simulate({index: self.bounds.full_s(self.layouts[index]) for index, _ in batch}):
+            for _ in self._simulate({index: some.full_s(index) for index, _ in batch}):
                 pass
             if observe is not None:
                 best_s = min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
@@ -402,15 +480,15 @@ class _Run:
     def _simulate(self, bounds_s: Mapping[int, float]) -> Iterator[int]:
         """Simulate plans, given their bounds, and yield each when its answer is noted."""
         indices = list(bounds_s)
-        for position, record, is_stored in self._records([self.layouts[index].plan for index in indices]):
+        for position, record, is_stored in self._records([self.candidates[index].plan for index in indices]):
             index = indices[position]
             if is_stored:
                 self.stored.add(index)
             if record["status"] == "ok":
-                plan = self.layouts[index].plan
                 self.found[index] = Ranked(
-                    plan=plan, bound_s=bounds_s[index], answer=record["answer"], label=plain_kind(plan) or ""
-                )
+                    plan=self.candidates[index].plan, bound_s=bounds_s[index], answer=record["answer"],
+                    label=self.candidates.kinds[index],
+                )  # fmt: skip
             else:
                 self.failed[index] = bounds_s[index]
             yield index
@@ -431,19 +509,18 @@ class _Run:
         return Ranked(plan=ParallelPlan(**settings), bound_s=0.0, answer=record["answer"], label="given")
 
 
-def _nothing(unfit: Sequence[Layout], bounds: Bounds) -> InfeasiblePlanError:
-    if not unfit:
+def _nothing(unfit: Unfit) -> InfeasiblePlanError:
+    if unfit.least is None:
         return InfeasiblePlanError(
             "no plan is valid: no degrees divide the GPUs, the layers, the heads and the batch",
             hint="choose a --global-batch that is a multiple of the GPUs, or allow more values",
         )
-    least = min((bounds.memory(layout) for layout in unfit), key=lambda report: report.peak_bytes)
     return InfeasiblePlanError(
-        f"none of {len(unfit)} plans fits; the smallest: {least.explain()}", hint="use more GPUs"
+        f"none of {unfit.n} plans fits; the smallest: {unfit.least.explain()}", hint="use more GPUs"
     )
 
 
-def _plain(ranked: Sequence[Ranked], unfit: Sequence[Layout], bounds: Bounds, space: Space) -> dict[str, Ranked | str]:
+def _plain(ranked: Sequence[Ranked], unfit: Unfit, space: Space) -> dict[str, Ranked | str]:
     """Return the best plan of each plain kind, or why there is none."""
     plain: dict[str, Ranked | str] = {}
     for label, sharding in PLAIN.items():
@@ -451,9 +528,8 @@ def _plain(ranked: Sequence[Ranked], unfit: Sequence[Layout], bounds: Bounds, sp
         if best is not None:
             plain[label] = best
             continue
-        too_large = [bounds.memory(layout) for layout in unfit if plain_kind(layout.plan) == label]
-        if too_large:
-            plain[label] = min(too_large, key=lambda report: report.peak_bytes).explain()
+        if label in unfit.plain:
+            plain[label] = unfit.plain[label].explain()
         elif space.base.global_batch % space.n_gpus:
             plain[label] = f"global batch {space.base.global_batch} is not a multiple of dp={space.n_gpus}"
         else:

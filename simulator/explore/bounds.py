@@ -21,15 +21,16 @@ Narayanan et al., SC 2021, arXiv:2104.04473, section 2.2 (pipeline bubble).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from simulator.analysis.passes import table_of
 from simulator.costs import ModelCosts
 from simulator.engine import run
-from simulator.explore.least_durations import Durations
+from simulator.explore.least_durations import Durations, Message
 from simulator.memory import MemoryReport, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Model
 from simulator.models.recorded import RecordedModule
@@ -65,6 +66,8 @@ from simulator.topology import Topology
 Chunks = tuple[tuple[tuple[Layer, ...], ...], ...]
 #: durations are rounded to picoseconds in the simulator, each a little; a bound must stay below
 SLACK = 1.0 - 1e-7
+#: plans of which something is remembered at a time
+MOST_PLANS = 4096
 #: what a device is busy with while its host runs ahead
 AHEAD_S = 100.0
 
@@ -92,6 +95,11 @@ class Layout:
         """The schedule, whose properties decide what can be said about its rows."""
         return find_schedule(self.plan.schedule, self.plan.virtual_pp)
 
+    @property
+    def n_times(self) -> int:
+        """How often a step runs each chunk forward and backward: for half of the micro-batches where pipelines run both ways."""
+        return self.plan.n_micro_batches // (2 if self.placement.layout == "bidirectional" else 1)
+
     def stage_layers(self, stage: int) -> list[Layer]:
         """All layers of a stage, chunk after chunk."""
         return [layer for chunk in self.chunks[stage] for layer in chunk]
@@ -116,7 +124,6 @@ class Bounds:
         self._layer_times: dict[tuple[object, ...], tuple[Layer, LayerTime]] = {}
         self._meshes: dict[tuple[object, ...], Mesh] = {}
         self._mesh_of: dict[int, tuple[ParallelPlan, Mesh]] = {}
-        self._found_s: dict[tuple[int, str], tuple[Layout, float]] = {}
         self._settings: dict[int, tuple[ParallelPlan, bool, tuple[object, ...]]] = {}
         self._communicators: dict[tuple[int, ...], Communicators] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[int, ...], ...]] = {}
@@ -124,8 +131,9 @@ class Bounds:
         self._runs: dict[tuple[object, ...], tuple[object, float]] = {}
         self._alone: dict[tuple[int, int, Kind], tuple[Layout, int]] = {}
         self._costs_of: tuple[ParallelPlan, ModelCosts] | None = None
-        self._transfers: dict[tuple[object, ...], float] = {}
+        self._messages: dict[tuple[object, ...], Message] = {}
         self._collective_s: dict[tuple[str, int, int], tuple[object, float]] = {}
+        self._evenness = Durations(self.costs).evenness
 
     # -- what a plan is made of -----------------------------------------------------------------------------------
 
@@ -144,6 +152,7 @@ class Bounds:
                 plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.expert_tp, mesh.sharding_group, plan.sharding,
                 plan.secondary_group, plan.rank_order,
             )  # fmt: skip
+            _make_room(self._mesh_of)
             known = self._mesh_of[id(plan)] = plan, self._meshes.setdefault(key, mesh)
         return known[1]
 
@@ -159,6 +168,7 @@ class Bounds:
         """Return a fresh memory of durations that shares those of collectives."""
         durations = Durations(self.costs)
         durations.collectives = self._collective_s
+        durations.evenness = self._evenness
         return durations
 
     def layer_time(self, layer: Layer, plan: ParallelPlan) -> LayerTime:
@@ -201,8 +211,7 @@ class Bounds:
     def _peak_in_flight(self, layout: Layout) -> tuple[tuple[int, ...], ...]:
         plan, n_chunks = layout.plan, layout.placement.n_chunks
         saturated = SATURATED_GROUPS * plan.pp if layout.schedule.saturates else plan.n_micro_batches
-        n_at_once = (plan.pipeline_batch if plan.pp > 1 else 0) or plan.n_micro_batches
-        key = (plan.schedule, plan.pp, min(n_at_once, saturated), n_chunks)
+        key = (plan.schedule, plan.pp, min(plan.drains_every or plan.n_micro_batches, saturated), n_chunks)
         if key not in self._peaks:
             self._peaks[key] = peak_in_flight(build_table(*key[:3], n_chunks=n_chunks), n_chunks)
         return self._peaks[key]
@@ -211,16 +220,6 @@ class Bounds:
 
     def quick_s(self, layout: Layout) -> float:
         """Return a bound from kernels alone: stages, filling and draining, and the host."""
-        return self._once(layout, "quick", self._quick_s)
-
-    def _once(self, layout: Layout, name: str, bound: Callable[[Layout], float]) -> float:
-        """Return a bound that a search asks for again when it looks for lean plans."""
-        known = self._found_s.get((id(layout), name))
-        if known is None:
-            known = self._found_s[id(layout), name] = layout, bound(layout)
-        return known[1]
-
-    def _quick_s(self, layout: Layout) -> float:
         plan = layout.plan
         if not layout.schedule.ends_with_first_chunk:
             return 0.0
@@ -239,22 +238,20 @@ class Bounds:
         """Return what ranks compute at least in a step, the optimizer left out: the mean over all stages."""
         plan = layout.plan
         times = [self.layer_time(layer, plan) for stage in range(plan.pp) for layer in layout.stage_layers(stage)]
-        n_times = plan.n_micro_batches // (2 if layout.placement.layout == "bidirectional" else 1)
-        return SLACK * n_times * sum(time.forward_s + time.backward_s for time in times) / plan.pp
+        return SLACK * layout.n_times * sum(time.forward_s + time.backward_s for time in times) / plan.pp
 
-    def run_s(self, layout: Layout) -> float:
-        """Return the full bound, with the engine's own time of passes that nothing outside touches.
+    def run_s(self, layout: Layout, full_s: float | None = None) -> float:
+        """Return the full bound, where it is known already, with the engine's own time of passes that nothing outside touches.
 
         It has what compute and the collectives of a pass take from each other. Such a pass takes no less where its host
         is late: of two that run side by side and slow each other down the later one ends no sooner if one of them is delayed, as
         long as the shares of their speeds that they keep add up to more than one.
         """
-        runs_s = self._once(layout, "run", lambda layout: self._bound_s(layout, runs_passes=True))
-        return max(self.full_s(layout), runs_s)
+        return max(self.full_s(layout) if full_s is None else full_s, self._bound_s(layout, runs_passes=True))
 
     def full_s(self, layout: Layout) -> float:
         """Return the bound with communication and the end of the step."""
-        return self._once(layout, "full", lambda layout: self._bound_s(layout, runs_passes=False))
+        return self._bound_s(layout, runs_passes=False)
 
     def _bound_s(self, layout: Layout, *, runs_passes: bool) -> float:
         plan = layout.plan
@@ -307,47 +304,65 @@ class Bounds:
         strategy = data_parallel(layout.stage_layers(stage), plan, self.communicators(plan, stage))
         first = [self.layer_time(layer, plan).backward_s for layer in layout.chunks[stage][0]]
         return data_bound(
-            strategy, plan, durations, first if layout.schedule.ends_with_first_chunk else [], is_first=stage == 0
-        )
+            strategy, plan, durations, first if layout.schedule.ends_with_first_chunk else [], n_times=layout.n_times,
+            is_first=stage == 0,
+        )  # fmt: skip
 
     def _work_s(
         self, layout: Layout, stage: int, durations: Durations, *, runs_passes: bool = False
     ) -> tuple[float, float]:
         """Least time of all passes of a stage, one after the other, and host time to issue them."""
-        plan, placement = layout.plan, layout.placement
+        plan = layout.plan
         if layout.schedule.takes_turns:  # forwards and backwards in turns: each hides what the other sends
             times = [self.layer_time(layer, plan) for layer in layout.stage_layers(stage)]
-            n_times = plan.n_micro_batches // (2 if placement.layout == "bidirectional" else 1)
             device_s = sum(time.forward_s + time.backward_s for time in times)
-            return n_times * device_s, n_times * sum(time.forward_host_s + time.backward_host_s for time in times)
+            host_s = sum(time.forward_host_s + time.backward_host_s for time in times)
+            return layout.n_times * device_s, layout.n_times * host_s
         work_s = host_s = 0.0
-        n_sends = 0
-        least_send_s = 0.0
-        for (kind, chunk), count in self._counts(layout, stage).items():
+        counts = self._counts(layout, stage)
+        for (kind, chunk), count in counts.items():
             pass_s, issue_s = self._pass_s(layout, stage, chunk, kind, durations)
             n_alone = self._n_alone(layout, stage, kind) if runs_passes else 0
             work_s += (count - n_alone) * pass_s
             work_s += n_alone * self._run_pass_s(layout, stage, chunk, kind) if n_alone else 0.0
             host_s += count * issue_s
+        return work_s + (self._waited_s(layout, stage, counts) if sends_block(plan) else 0.0), host_s
+
+    def _waited_s(self, layout: Layout, stage: int, counts: Mapping[tuple[Kind, int], int]) -> float:
+        """Least time that the passes of a stage wait for messages: each sends its own, and nobody waits for the last one.
+
+        Interleaved passes exchange a forward's message and a backward's at the same time: as many exchanges as there are messages
+        of one kind, each of which begins with a latency, and all bytes through the links that both take.
+        """
+        placement = layout.placement
+        sends: list[tuple[Kind, int, Message]] = []
+        for (kind, chunk), count in counts.items():
             virtual = placement.virtual_stage(stage, chunk)
             target = (
                 None if kind == "W" else placement.following(virtual) if kind == "F" else placement.previous(virtual)
             )
-            if target is None or placement.stage(target) == stage or not sends_block(plan):
-                continue
-            send_s = self._transfer_s(plan, stage, placement.stage(target))
-            work_s += count * send_s
-            least_send_s = max(least_send_s, send_s)
-            n_sends += count
-        return work_s - (least_send_s if n_sends else 0.0), host_s
+            if target is not None and placement.stage(target) != stage:
+                sends.append((kind, count, self._message(layout.plan, stage, placement.stage(target))))
+        if not sends:
+            return 0.0
+        longest_s = max(message.alone_s for _, _, message in sends)
+        if placement.n_chunks == 1:
+            return sum(count * message.alone_s for _, count, message in sends) - longest_s
+        n_sends, alone_s, busy_s = Counter[Kind](), defaultdict[Kind, float](float), defaultdict[int, float](float)
+        for kind, count, message in sends:
+            alone_s[kind] += count * message.alone_s
+            n_sends[kind] += count
+            for link, seconds in message.busy_s.items():
+                busy_s[link] += count * seconds
+        latency_s = max(n_sends.values()) * min(message.latency_s for _, _, message in sends)
+        return max(*alone_s.values(), latency_s + max(busy_s.values(), default=0.0)) - longest_s
 
     def _counts(self, layout: Layout, stage: int) -> dict[tuple[Kind, int], int]:
         plan = layout.plan
         if layout.schedule.ends_with_first_chunk:
             kinds: tuple[Kind, ...] = ("F", "B")
             return {(kind, c): plan.n_micro_batches for c in range(layout.placement.n_chunks) for kind in kinds}
-        table = build_table(plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=layout.placement.n_chunks)
-        return dict(Counter((action.kind, action.chunk) for action in table[stage] if action.kind != "V"))
+        return dict(Counter((action.kind, action.chunk) for action in table_of(plan)[stage] if action.kind != "V"))
 
     def _pass_s(self, layout: Layout, stage: int, chunk: int, kind: Kind, durations: Durations) -> tuple[float, float]:
         """Least time of one pass through one chunk, and host time to issue it."""
@@ -374,6 +389,7 @@ class Bounds:
                 id(mesh), plan.sequence_parallel, plan.asynchronous_tp, plan.context_exchange, plan.cp_load_balance,
                 plan.moe_dispatcher, plan.moe_fp8_dispatch, plan.moe_shared_expert_overlap, plan.dispatcher_sms,
             )  # fmt: skip
+            _make_room(self._settings)
             known = self._settings[id(plan)] = plan, is_whole and self._is_uniform(plan), settings
         return known[1:]
 
@@ -386,6 +402,7 @@ class Bounds:
         if key not in self._alone:
             strategy = data_parallel(layout.stage_layers(stage), plan, self.communicators(plan, stage))
             is_quiet = strategy.is_quiet(kind, 1, is_last=False)
+            _make_room(self._alone)
             self._alone[key] = layout, plan.n_micro_batches - 1 if is_quiet else 0
         return self._alone[key][1]
 
@@ -412,18 +429,21 @@ class Bounds:
         return plan.cp == 1 and not plan.has_expert_axes and self.topology.gpus_per_node % plan.tp == 0
 
     def _transfer_s(self, plan: ParallelPlan, source: int, target: int) -> float:
-        """Least time of a message between stages: only the first node's pairs load the network, or the first pair."""
+        return self._message(plan, source, target).alone_s
+
+    def _message(self, plan: ParallelPlan, source: int, target: int) -> Message:
+        """Return a message between stages: only the first node's pairs load the network, or the first pair."""
         shards = plan.message_shards
         n_bytes = boundary_bytes(self.spec, plan) // shards
         per_stage = plan.tp * plan.dp * plan.cp
         key = (n_bytes, per_stage, source, target, plan.rank_order)
-        if key not in self._transfers:
+        if key not in self._messages:
             mesh = self.mesh(plan)
             is_whole = mesh.has_outermost_stages and per_stage % self.topology.gpus_per_node == 0
             n_pairs = self.topology.gpus_per_node if is_whole else per_stage if fills_nodes(mesh) else 1
             pairs = tuple(zip(mesh.stage_ranks(source)[:n_pairs], mesh.stage_ranks(target)[:n_pairs], strict=True))
-            self._transfers[key] = self.durations().communication_s(Transfer(n_bytes=n_bytes, pairs=pairs))
-        return self._transfers[key]
+            self._messages[key] = self.durations().message(Transfer(n_bytes=n_bytes, pairs=pairs))
+        return self._messages[key]
 
     def _joint_s(self, layout: Layout, durations: Durations) -> tuple[float, float]:
         """Least time of the tied embedding's reduction and of the gradient norm."""
@@ -451,6 +471,12 @@ class Bounds:
         n_elements = -(-dense // shards) + -(-experts // plan.expert_shards(shards))
         n_tensors = sum(len(layer.parameters) for layer in layers)
         return durations.op_s(optimizer_run(n_elements, n_tensors, plan, owned_matrices(layers, plan, shards)))[0]
+
+
+def _make_room(memory: dict[Any, Any]) -> None:
+    """Forget what is known about single plans, which are made again, before a search of many thousands holds all of them."""
+    if len(memory) >= MOST_PLANS:
+        memory.clear()
 
 
 def _fullest(layout: Layout, in_flight: Sequence[Sequence[int]]) -> list[int]:
@@ -497,7 +523,13 @@ class DataBound:
 
 
 def data_bound(
-    strategy: DataParallel, plan: ParallelPlan, durations: Durations, first_chunk_s: Sequence[float], *, is_first: bool
+    strategy: DataParallel,
+    plan: ParallelPlan,
+    durations: Durations,
+    first_chunk_s: Sequence[float],
+    *,
+    n_times: int,
+    is_first: bool,
 ) -> DataBound:
     """Ask a strategy what it does in a step and add it up.
 
@@ -505,15 +537,17 @@ def data_bound(
     ----------
     first_chunk_s : sequence of float
         Least backward times of the layers of the chunk whose backward ends the step; empty if that is not known.
+    n_times : int
+        How often a step runs each layer forward and backward.
     is_first : bool
         Whether nothing happens on the stage before its first pass but its own gathers.
     """
     if strategy.communicators.size("dp") == 1:
         return DataBound()
     if isinstance(strategy, FullySharded):
-        return _sharded(strategy, plan, durations, is_first=is_first, has_last=bool(first_chunk_s))
+        return _sharded(strategy, plan, durations, n_times=n_times, is_first=is_first, has_last=bool(first_chunk_s))
     assert isinstance(strategy, Replicated)
-    return _replicated(strategy, plan, durations, first_chunk_s)
+    return _replicated(strategy, durations, first_chunk_s, n_times)
 
 
 def _seconds(tasks: Sequence[Task], durations: Durations) -> dict[str, float]:
@@ -525,16 +559,14 @@ def _seconds(tasks: Sequence[Task], durations: Durations) -> dict[str, float]:
     return totals
 
 
-def _replicated(
-    strategy: Replicated, plan: ParallelPlan, durations: Durations, first_chunk_s: Sequence[float]
-) -> DataBound:
+def _replicated(strategy: Replicated, durations: Durations, first_chunk_s: Sequence[float], n_times: int) -> DataBound:
     tasks = TaskList()
     n_layers = len(strategy.layers)
     launches: list[tuple[float, float]] = []
     done_s = {position: sum(first_chunk_s[position:]) for position in range(len(first_chunk_s) + 1)}
     for position in reversed(range(n_layers)):
         n_before = len(tasks.tasks)
-        strategy.after_layer(tasks, position, "B", plan.n_micro_batches - 1, (), is_last=True)
+        strategy.after_layer(tasks, position, "B", n_times - 1, (), is_last=True)
         if position < len(first_chunk_s):
             launches += _launched(tasks.tasks[n_before:], done_s[position], durations)
     n_before = n_repeated = len(tasks.tasks)
@@ -545,7 +577,7 @@ def _replicated(
     strategy.after_step(tasks, 0)
     after_step = _seconds(tasks.tasks[n_before:], durations)
     every_micro_batch = strategy.every_micro_batch and strategy.overlaps
-    repeats = plan.n_micro_batches if every_micro_batch else 1
+    repeats = n_times if every_micro_batch else 1
     before = {stream: repeats * s for stream, s in _seconds(tasks.tasks[:n_repeated], durations).items()}
     for stream, seconds in _seconds(tasks.tasks[n_repeated:n_before], durations).items():
         before[stream] = before.get(stream, 0.0) + seconds
@@ -563,13 +595,13 @@ def _launched(tasks: Sequence[Task], passed_s: float, durations: Durations) -> l
 
 
 def _sharded(
-    strategy: FullySharded, plan: ParallelPlan, durations: Durations, *, is_first: bool, has_last: bool
+    strategy: FullySharded, plan: ParallelPlan, durations: Durations, *, n_times: int, is_first: bool, has_last: bool
 ) -> DataBound:
     """Gathers and reductions of every unit in every micro-batch: two are written down, the others equal the second."""
     n_layers = len(strategy.layers)
     rounds: list[list[Task]] = []
     tasks = TaskList()
-    for micro_batch in range(min(2, plan.n_micro_batches)):
+    for micro_batch in range(min(2, n_times)):
         n_before = len(tasks.tasks)
         for position in range(n_layers):
             strategy.before_layer(tasks, position, "F", micro_batch)
@@ -578,7 +610,7 @@ def _sharded(
             strategy.before_layer(tasks, position, "B", micro_batch)
             strategy.after_layer(tasks, position, "B", micro_batch, (), is_last=False)
         rounds.append(tasks.tasks[n_before:])
-    times = [1] if len(rounds) == 1 else [1, plan.n_micro_batches - 1]
+    times = [1] if len(rounds) == 1 else [1, n_times - 1]
 
     def total_s(seconds_of: Callable[[list[Task]], float]) -> float:
         return sum(n * seconds_of(some) for n, some in zip(times, rounds, strict=True))

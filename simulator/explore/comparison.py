@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, TypedDict, cast
+
+import msgspec
 
 from simulator.analysis.metrics import PARTS, exposed_by_axis
 from simulator.answer import MEMORY_PARTS, Answer, Result, describe_plan, throughput
@@ -62,6 +64,10 @@ class Comparison(TypedDict):
     summary: str  #: The comparison in one sentence.
 
 
+#: less is what adding up rounds away
+LEAST_S = 1e-9
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """One side of a comparison."""
@@ -80,8 +86,10 @@ class Side:
         breakdown = self.answer["breakdown"]
         parts: dict[str, float] = {label: breakdown[key] for key, label in PARTS.items()}
         if self.exposed_s:
-            del parts[PARTS["exposed_communication_s"]]
+            waiting_s = parts.pop(PARTS["exposed_communication_s"]) - sum(self.exposed_s.values())
             parts |= {f"exposed communication over {axis}": s for axis, s in self.exposed_s.items()}
+            if waiting_s > LEAST_S:
+                parts["waiting for slower ranks"] = waiting_s
         return parts
 
     def describe(self) -> str:
@@ -120,42 +128,17 @@ def side_of_result(result: Result) -> Side:
 def side_of_answer(path: str) -> Side:
     """Read an answer that ``--json`` printed."""
     data, _ = load_yaml(path)
-    fault = unlike(data, Answer)
     try:
-        plan = ParallelPlan(**data["provenance"]["scenario"]["plan"]) if not fault else None
-    except (KeyError, TypeError, ConfigError):
-        fault = "provenance.scenario.plan"
-    if fault or plan is None or not (plan.gpus and plan.global_batch and data["iteration_time_s"] > 0):
-        raise ConfigError(
-            f"{path}: no answer of one run, or of another version{fault and ': see ' + fault}",
-            hint="what simulate --json prints",
-        )
-    return Side(answer=cast(Answer, data), exposed_s={})
-
-
-def unlike(value: object, hint: Any) -> str:
-    """Return where a value of plain data is not of a type: a key with dots, ``it`` for all of it, empty where it is.
-
-    Examples
-    --------
-    >>> from simulator.answer import Confidence
-    >>> unlike({"low_s": 1, "high_s": None, "basis": ""}, Confidence), unlike([], Confidence), unlike(None, float | None)
-    ('high_s', 'it', '')
-    """
-    if is_typeddict(hint):
-        if not isinstance(value, dict):
-            return "it"
-        found = ((key, unlike(value.get(key), inner)) for key, inner in get_type_hints(hint).items())
-        return next((key + (f".{at}" if at != "it" else "") for key, at in found if at), "")
-    if get_origin(hint) is list:
-        is_like = isinstance(value, list) and not any(unlike(one, get_args(hint)[0]) for one in value)
-    elif get_origin(hint) is Literal:
-        is_like = value in get_args(hint)
-    elif get_args(hint) and get_origin(hint) is not dict:  # one of several
-        is_like = not all(unlike(value, one) for one in get_args(hint))
-    else:
-        is_like = isinstance(value, (int, float) if hint is float else get_origin(hint) or hint)
-    return "" if is_like else "it"
+        answer = msgspec.convert(data, Answer)
+        plan = ParallelPlan(**answer["provenance"]["scenario"]["plan"])
+        fault = "" if answer["iteration_time_s"] > 0 and plan.gpus and plan.global_batch else "it ran nothing"
+    except msgspec.ValidationError as error:
+        fault = str(error)
+    except (KeyError, TypeError, ConfigError) as error:
+        fault = f"provenance.scenario.plan: {error}"
+    if fault:
+        raise ConfigError(f"{path}: no answer of one run of this version: {fault}", hint="what simulate --json prints")
+    return Side(answer=answer, exposed_s={})
 
 
 def compare(a: Side, b: Side) -> Comparison:

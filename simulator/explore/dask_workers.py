@@ -64,10 +64,7 @@ def connected(scheduler: str, program: Callable[[], str]) -> Iterator[Any]:
 def _connect(address: Any) -> Any:
     import distributed
 
-    for name in (
-        "distributed",
-        "distributed.client",
-    ):  # a worker that is gone is no matter of whoever waits for answers
+    for name in ("distributed", "distributed.client"):  # a worker that is gone is no matter of whoever waits
         logging.getLogger(name).setLevel(logging.ERROR)
     connect: Any = distributed.Client  # no types
     try:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -148,7 +149,7 @@ class Pool:
     """
 
     def __init__(self, *, n_jobs: int = 0, scheduler: str = "", at_once: bool = False) -> None:
-        self.n_jobs = n_jobs
+        self.n_jobs = n_jobs or -1  # as joblib counts
         self.scheduler = scheduler
         self._stack = ExitStack()
         self._client: Any = None
@@ -178,7 +179,7 @@ class Pool:
             return 1
         import joblib
 
-        return int(joblib.effective_n_jobs(self.n_jobs or -1))
+        return int(joblib.effective_n_jobs(self.n_jobs))
 
     def run(
         self, function: Callable[[Item], Answer], items: Sequence[Item], *, batch_size: int | str = "auto"
@@ -206,7 +207,9 @@ class Pool:
             return
         import joblib
 
-        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, n_jobs=self.n_jobs or -1)
+        # a worker that has grown is replaced between tasks, and its task done by another
+        warnings.filterwarnings("ignore", message="A worker stopped while some jobs", category=UserWarning)
+        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, n_jobs=self.n_jobs)
         yield from parallel(joblib.delayed(_numbered)(function, i, items[i]) for i in range(n_done, len(items)))
 
     def _starts(self, took_s: Sequence[float], n_left: int) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from typing import NamedTuple
 
 from simulator.costs import ModelCosts
 from simulator.network import NETWORKS
-from simulator.network.base import Flow, capacities
+from simulator.network.base import Flow, capacities, rate_alone
+from simulator.network.even import Evenness, UnevenError
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import Block, Task
+from simulator.simulation import MAX_UNFOLDED
 from simulator.topology import Topology
 
 
@@ -23,11 +24,15 @@ def alone_s(flow: Flow, topology: Topology, *, contends: bool = True) -> float:
         return flow.latency_s
     if not contends and flow.apart is not None:
         return alone_s(flow.parts(1)[0], topology)
-    rate = flow.alone_bytes_per_s
-    if not rate:
-        levels = capacities(topology)[np.asarray(flow.links, dtype=np.intp)] / np.asarray(flow.weights)
-        rate = min(flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf)))
-    return flow.latency_s + flow.n_bytes / rate
+    return flow.latency_s + flow.n_bytes / rate_alone(flow, capacities(topology))
+
+
+class Message(NamedTuple):
+    """A message by itself: what it takes, the part of that before it loads links, and how long it keeps each link busy."""
+
+    alone_s: float
+    latency_s: float
+    busy_s: dict[int, float]  #: Empty where messages do not contend.
 
 
 class Durations:
@@ -41,6 +46,8 @@ class Durations:
         self.costs = costs
         self.rank = rank
         self.contends: bool = getattr(NETWORKS[costs.scenario.network], "contends", True)
+        #: tells which flows stand for unequal groups, of which those that are done first make room
+        self.evenness = Evenness(costs.topology, contends=self.contends)
         self._known: dict[int, tuple[object, float, float]] = {}
         #: shared between instances where the groups are the same objects
         self.collectives: dict[tuple[str, int, int], tuple[object, float]] = {}
@@ -56,9 +63,8 @@ class Durations:
         if isinstance(op, Block):
             return self.tasks_s(op.tasks)
         if isinstance(op, KernelRun):
-            device_s = sum(self.costs.kernel_ps(kernel, self.rank) for kernel in op.kernels) * 1e-12
-            issue_ps = self.costs.issue_ps(op.kernels[0], self.rank) if op.kernels else 0
-            return device_s, issue_ps * len(op.kernels) * 1e-12
+            times_s = [self._op_s(kernel) for kernel in op.kernels]
+            return sum(device_s for device_s, _ in times_s), sum(host_s for _, host_s in times_s)
         if isinstance(op, Kernel):
             return self.costs.kernel_ps(op, self.rank) * 1e-12, self.costs.issue_ps(op, self.rank) * 1e-12
         if isinstance(op, Collective | Transfer):
@@ -73,11 +79,28 @@ class Durations:
         key = (op.collective, op.n_bytes, id(op.groups))
         known = self.collectives.get(key)
         if known is None:
-            known = self.collectives[key] = (
-                op.groups,
-                alone_s(self.costs.flow(op), self.costs.topology, contends=self.contends),
-            )
+            known = self.collectives[key] = (op.groups, self._least_s(self.costs.flow(op)))
         return known[1]
+
+    def message(self, op: Transfer) -> Message:
+        """Return what a message takes by itself, and what it takes of others that are sent at the same time."""
+        flow, topology = self.costs.flow(op), self.costs.topology
+        capacity = capacities(topology)
+        loads = zip(flow.links, flow.weights, strict=True) if self.contends else ()
+        busy_s = {link: flow.n_bytes * weight / float(capacity[link]) for link, weight in loads}
+        return Message(self.communication_s(op), flow.latency_s, busy_s)
+
+    def _least_s(self, flow: Flow) -> float:
+        """Return the time of a collective of several groups, or of the fastest of them where they are not alike."""
+        topology = self.costs.topology
+        together_s = alone_s(flow, topology, contends=self.contends)
+        if flow.apart is None or topology.n_gpus > MAX_UNFOLDED:
+            return together_s
+        try:
+            self.evenness.look((flow,), (1.0,), (rate_alone(flow, capacities(topology)),))
+        except UnevenError:
+            return min(together_s, *(alone_s(part, topology) for part in flow.parts()))
+        return together_s
 
     def tasks_s(self, tasks: Sequence[Task]) -> tuple[float, float]:
         """Return the least seconds from the first to the last of a rank's tasks, and host seconds to issue all.

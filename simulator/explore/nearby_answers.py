@@ -1,11 +1,13 @@
 """Answers around an answer: one and two settings changed, each simulated, for a page on which a reader changes one thing.
 
 A choice is a setting and the word that it takes: ``micro_batch: 8``, ``NIC bandwidth: x 2``. An answer is found by its choices; what
-was not simulated is not there, and nothing is interpolated.
+was not simulated is not there, and nothing is interpolated. A machine is changed by keys of its cluster file, as on the command
+line, so that the command of an answer gives that answer; only graphs without such keys have their links and boards changed as they are.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,14 +17,15 @@ from typing import TypedDict
 from simulator.analysis.metrics import Breakdown
 from simulator.answer import Memory, Result
 from simulator.changes import MachineChange
-from simulator.errors import SimulatorError
+from simulator.errors import ConfigError, SimulatorError
 from simulator.explore.energy import Price, price_of, training_of
 from simulator.explore.neighbourhood import Neighbour, Site, nearest, neighbours
 from simulator.interop import FORMATS
 from simulator.interop.emission import Request
 from simulator.models.spec import ModelSpec
 from simulator.plan import SETTINGS, ParallelPlan
-from simulator.simulation import simulate_on
+from simulator.scenario import Scenario
+from simulator.simulation import simulate_on, topology_of
 from simulator.topology import LINK_KINDS, Topology
 from simulator.topology.device import load_device
 from simulator.units import format_duration
@@ -31,9 +34,21 @@ Choices = dict[str, str]
 
 #: machines that are looked at: what it is called, and the kinds of links that get so many times their rate
 _LINKS = {"NIC bandwidth": ("nic", "fabric"), "NVLink bandwidth": ("nvlink", "nvswitch")}
+#: the same in a cluster file: section and key of each rate that is stated there
+_KEYS = {
+    "NIC bandwidth": (("node.nics", "bandwidth"), ("fabric", "link_bandwidth"), ("fabric", "global_bandwidth")),
+    "NVLink bandwidth": (("node.nvlink", "bandwidth_per_link"),),
+}
 _FACTORS = {"x 0.5": 0.5, "x 2": 2.0, "x 4": 4.0}
 #: boards that take the place of the cluster's
 _DEVICES = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm", "b200", "mi300x")
+#: numbers of GPUs that are looked at, as factors
+_SIZES = (0.5, 2, 4)
+#: settings of a scenario and their flags
+_FLAGS = {
+    "network": "--network", "transport": "--transport", "algorithm": "--nccl-algo", "protocol": "--nccl-proto", "seed": "--seed",
+}  # fmt: skip
+_PLAIN = Scenario(topology="", model="")
 
 
 class NearbyAnswer(TypedDict):
@@ -58,8 +73,12 @@ class _Place:
     """A plan on a machine, and the choices that lead there."""
 
     choices: tuple[tuple[str, str], ...]
-    plan: ParallelPlan
+    scenario: Scenario
     topology: Topology
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.scenario.plan
 
 
 class _Around:
@@ -68,15 +87,14 @@ class _Around:
     def __init__(self, result: Result, price: Price | None) -> None:
         self.result = result
         self.price = price_of(result.topology, price)
-        self.base = _Place(choices=(), plan=result.plan, topology=result.topology)
+        self.base = _Place(choices=(), scenario=result.scenario, topology=result.topology)
 
     def answer(self, place: _Place) -> NearbyAnswer | None:
         """Simulate a place; None where it cannot be had."""
         result = self.result
         if place is not self.base:
-            scenario = replace(result.scenario, plan=place.plan)
             try:
-                near = simulate_on(scenario, place.topology, result.spec)
+                near = simulate_on(place.scenario, place.topology, result.spec)
             except SimulatorError:  # layers, heads or the schedule do not allow it
                 return None
             result = replace(near, memory_margin=result.memory_margin)
@@ -100,19 +118,23 @@ class _Around:
 
     def singles(self) -> list[_Place]:
         """Return every place one choice away: the nearest plans first, then machines, then the farther plans."""
-        plans = list(dict.fromkeys(self._plans(self.base, nearest)))
-        farther = [place for place in self._plans(self.base, neighbours) if place not in plans]
-        return [*plans, *self._machines(self.base), *farther]
+        plans = list(self._plans(self.base, nearest))
+        known = {place.choices for place in plans}
+        farther = [place for place in self._plans(self.base, neighbours) if place.choices not in known]
+        return [*plans, *self._sizes(self.base), *self._machines(self.base), *farther]
 
     def pair(self, first: _Place, second: _Place) -> _Place | None:
         """Return the place where both choices are made, if they are of two settings and can be had together."""
         (one, _), (other, word) = first.choices[0], second.choices[0]
         if one == other:
             return None
-        if second.plan is self.base.plan:  # of the machine
-            topology = next(place.topology for place in self._machines(first) if place.choices[-1] == (other, word))
-            return replace(first, choices=(*first.choices, (other, word)), topology=topology)
-        return next((place for place in self._plans(first, neighbours) if place.choices[-1] == (other, word)), None)
+        if other == "gpus":
+            places = self._sizes(first)
+        elif other in SETTINGS:
+            places = self._plans(first, neighbours)
+        else:
+            places = self._machines(first)
+        return next((place for place in places if place.choices[-1] == (other, word)), None)
 
     def _plans(self, around: _Place, of: Callable[[ParallelPlan, Site], Iterator[Neighbour]]) -> Iterator[_Place]:
         for one in of(around.plan, Site(topology=around.topology, spec=self.result.spec)):
@@ -120,16 +142,44 @@ class _Around:
             if one.reason or changes_batch:
                 continue
             choice = (one.setting, str(getattr(one.plan, one.setting)).lower())
-            yield replace(around, choices=(*around.choices, choice), plan=one.plan)
+            scenario = replace(around.scenario, plan=one.plan)
+            yield replace(around, choices=(*around.choices, choice), scenario=scenario)
+
+    def _sizes(self, around: _Place) -> Iterator[_Place]:
+        """Yield the same step on other numbers of GPUs: more or fewer replicas share its sequences."""
+        plan = around.plan
+        for factor in _SIZES:
+            gpus, dp = plan.gpus * factor, plan.dp * factor
+            if dp % 1:
+                continue
+            try:
+                resized = replace(plan, gpus=int(gpus), dp=int(dp)).resolve(int(gpus))
+                scenario = replace(around.scenario, plan=resized)
+                topology = topology_of(scenario)
+            except SimulatorError:  # the cluster has fewer, or the batch cannot be shared by so many
+                continue
+            yield _Place(choices=(*around.choices, ("gpus", str(resized.gpus))), scenario=scenario, topology=topology)
 
     def _command(self, place: _Place) -> str:
-        scenario = self.result.scenario
+        scenario = place.scenario
         name = scenario.topology if isinstance(scenario.topology, str) else scenario.topology.name
-        words = [SETTINGS[key].spelled(value) for key, value in _stated(place.plan).items()]
-        words += [f"--set {key}={value}" for key, value in scenario.overrides]
-        machine = [f"{setting} {word}" for setting, word in place.choices if setting not in SETTINGS]
-        command = " ".join(["simulate", "--topology", name, "--model", scenario.model, *words])
-        return command + (f"  # on a machine with {' and '.join(machine)}" if machine else "")
+        words = ["simulate", "--topology", shlex.quote(name), "--model", shlex.quote(scenario.model)]
+        stated = _stated(place.plan)
+        words += [f"--gpus {stated.pop('gpus', place.plan.gpus)}"]
+        words += [SETTINGS[key].spelled(value) for key, value in stated.items()]
+        words += [f"--set {shlex.quote(f'{key}={value}')}" for key, value in scenario.overrides]
+        given = {
+            flag: getattr(scenario, key)
+            for key, flag in _FLAGS.items()
+            if getattr(scenario, key) != getattr(_PLAIN, key)
+        }
+        words += [f"{flag} {value}" for flag, value in given.items()]
+        words += [f"--slow-rank {rank}={factor}" for rank, factor in scenario.faults.slow_ranks]
+        words += [f"--slow-link {shlex.quote(f'{link}={factor}')}" for link, factor in scenario.faults.slow_links]
+        words += ["--unfold"] * scenario.unfold
+        inside = scenario.overrides != self.base.scenario.overrides
+        machine = [f"{key} {word}" for key, word in place.choices if key not in SETTINGS and not inside]
+        return " ".join(words) + (f"  # on a machine with {' and '.join(machine)}" if machine else "")
 
     def _files(self, plan: ParallelPlan) -> dict[str, str]:
         """Return a plan as our file, and in the formats of frameworks that have a word for all of it."""
@@ -152,11 +202,28 @@ class _Around:
             for word, factor in _FACTORS.items():
                 if present & set(kinds):
                     change = MachineChange(bandwidth=dict.fromkeys(kinds, factor))
-                    yield replace(around, choices=(*around.choices, (name, word)), topology=change.apply(topology))
+                    yield self._changed(around, (name, word), _rates(topology, name, factor), change)
         for name in _DEVICES:
             if name != topology.device(0).name:
                 change = MachineChange(device=load_device(name))
-                yield replace(around, choices=(*around.choices, ("GPU", name)), topology=change.apply(topology))
+                yield self._changed(around, ("GPU", name), {"node.device": name}, change)
+
+    def _changed(self, around: _Place, choice: tuple[str, str], keys: dict[str, str], change: MachineChange) -> _Place:
+        """Return a place with keys of the cluster file changed or, where it has no such keys, with the change itself."""
+        scenario = replace(around.scenario, overrides=tuple((dict(around.scenario.overrides) | keys).items()))
+        try:
+            topology = topology_of(scenario)
+        except ConfigError:  # a graph, whose links are its own
+            scenario, topology = around.scenario, change.apply(around.topology)
+        return _Place(choices=(*around.choices, choice), scenario=scenario, topology=topology)
+
+
+def _rates(topology: Topology, name: str, factor: float) -> dict[str, str]:
+    """Return the keys of a cluster file that hold some rate, each with so many times what it says."""
+    spec = topology.spec
+    parts = {"node.nics": spec.node.nics, "node.nvlink": spec.node.nvlink, "fabric": spec.fabric}
+    rates = {f"{section}.{key}": getattr(parts[section], f"{key}_bytes_per_s", None) for section, key in _KEYS[name]}
+    return {key: f"{rate * factor / 1e9:.12g} GB/s" for key, rate in rates.items() if rate is not None}
 
 
 def nearby_answers(

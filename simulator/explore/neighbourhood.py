@@ -161,18 +161,23 @@ def attention_rule(plan: ParallelPlan, site: Site) -> str:
 
 def chunk_rule(plan: ParallelPlan, site: Site) -> str:
     """Several chunks of layers per stage need a pipeline, layers that divide, and micro-batches in groups of one per stage."""
-    if plan.virtual_pp == 1:
+    return chunk_refusal(plan, site, plan.virtual_pp, plan.n_micro_batches if plan.micro_batch else 0)
+
+
+def chunk_refusal(plan: ParallelPlan, site: Site, virtual_pp: int, n_micro_batches: int) -> str:
+    """Return what :func:`chunk_rule` says of a plan with these chunks and micro-batches, 0 where those are open."""
+    if virtual_pp == 1:
         return ""
     if plan.pp == 1:
         return "virtual stages need a pipeline: pp=1"
     if plan.pipeline_layout is None and isinstance(site.spec, ModelSpec):
         per_stage = site.spec.layers // plan.pp
-        n_chunks = plan.pp * plan.virtual_pp
+        n_chunks = plan.pp * virtual_pp
         is_laid_out = plan.framework_spec.lays_out_pipelines and shortened_ends(site.spec.layers, n_chunks) is not None
         if site.spec.layers % n_chunks and not is_laid_out:
-            return f"virtual_pp={plan.virtual_pp} does not divide the {per_stage} layers of a stage"
-    if SCHEDULES[plan.schedule].takes_chunks and plan.micro_batch and plan.n_micro_batches % plan.pp:
-        return f"{plan.n_micro_batches} micro-batches are not groups of one per stage: pp={plan.pp}"
+            return f"virtual_pp={virtual_pp} does not divide the {per_stage} layers of a stage"
+    if SCHEDULES[plan.schedule].takes_chunks and n_micro_batches % plan.pp:
+        return f"{n_micro_batches} micro-batches are not groups of one per stage: pp={plan.pp}"
     return ""
 
 

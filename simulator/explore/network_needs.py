@@ -94,6 +94,12 @@ TOKENS_PER_GPU = 2048
 #: forward, backward, and forward once more: full recomputation
 FLOPS_PER_PARAMETER_AND_TOKEN = 8
 GRADIENT_BYTES = 2
+#: what the two columns of the rule are
+RULE_OF_THUMB = (
+    f"rule of thumb: N x P GB/s for each of N nodes and P billions of parameters; its assumptions: what a simulation needs where they hold "
+    f"({GPUS_PER_NODE} A100 in a node at {EFFICIENCY:.0%} of their peak, plain data parallelism, {TOKENS_PER_GPU:,} tokens per GPU, "
+    f"gradients of {GRADIENT_BYTES} bytes, all of it hidden)"
+)
 #: the reduction counts as hidden when the step is longer than its compute by no more than this
 HIDDEN = 1.001
 

@@ -80,10 +80,10 @@ class PlanRow(Figures):
     why: str  #: Where it wins or loses against the one it is compared with.
     choices: str  #: Which settings differ from that one's.
     compared_with: str  #: ``best``, or ``runner-up`` for the best.
-    is_tight: bool  #: Whether it leaves less of the device's memory free than the margin.
+    is_tight: bool  #: Whether it leaves less of the device's memory free than ``--memory-margin`` asks for.
 
 
-def row(one: Ranked, best: Ranked, runner_up: Ranked | None, margin: float = MEMORY_MARGIN) -> PlanRow:
+def row(one: Ranked, best: Ranked, runner_up: Ranked | None, margin: float) -> PlanRow:
     """Return one line of the answer as plain data."""
     is_best = one is best
     other = runner_up if is_best else best
@@ -97,7 +97,7 @@ def row(one: Ranked, best: Ranked, runner_up: Ranked | None, margin: float = MEM
     }  # fmt: skip
 
 
-def to_dict(result: SearchResult, margin: float = MEMORY_MARGIN) -> dict[str, Any]:
+def to_dict(result: SearchResult, margin: float) -> dict[str, Any]:
     """Return a search's result as plain data; plans that leave less than a share of the memory free are marked."""
     best = result.ranked[0]
     runner_up = result.ranked[1] if len(result.ranked) > 1 else None

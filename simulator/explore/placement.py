@@ -20,6 +20,7 @@ from simulator.interop.hostlist import expand_hostlist
 from simulator.topology import Topology
 from simulator.topology.layout import RegularLayout
 from simulator.topology.link import FABRIC_KINDS
+from simulator.topology.operation_spec import PowerSpec
 
 #: words for ways to place a job; anything else lists nodes
 WAYS = ("slurm", "random", "in-order")
@@ -33,17 +34,13 @@ def nodes_of_domain(which: int | str, cluster: Topology) -> int:
 
     Nodes are those of the cluster file, trays where NVLink joins several.
     """
-    n_hosts, power = cluster.node.hosts, cluster.spec.power
+    n_hosts = cluster.node.hosts
     if which == "nvlink":
-        which = n_hosts
-        if which == 1:
+        if n_hosts == 1:
             raise ConfigError("--failure-domain nvlink: NVLink joins no nodes here", hint="'4 nodes', rack or switch")
+        which = n_hosts
     elif which == "rack":
-        which = n_hosts * ((power and power.nodes_per_rack) or 1)
-        if which == 1:
-            raise ConfigError(
-                "--failure-domain rack: how many nodes share a rack?", hint="--set power.nodes_per_rack=4"
-            )
+        which = n_hosts * (cluster.spec.power or PowerSpec()).n_in_rack(n_hosts, "--failure-domain rack")
     elif which == "switch":
         which = n_hosts * max(Counter(_leaves(cluster)).values())
     return min(int(which), cluster.n_hosts)

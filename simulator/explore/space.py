@@ -12,7 +12,7 @@ from simulator.explore.named_settings import scenario_of
 from simulator.explore.neighbourhood import (
     RECOMPUTE,
     Site,
-    chunk_rule,
+    chunk_refusal,
     context_rule,
     divisors,
     expert_rule,
@@ -169,9 +169,9 @@ class Space:
                 yield from self._resolved(plan, micro_batch, virtual_pp)
 
     def _resolved(self, plan: ParallelPlan, micro_batch: int, virtual_pp: int) -> Iterator[ParallelPlan]:
-        full = replace(plan, micro_batch=micro_batch, virtual_pp=virtual_pp, schedule=plain_name(plan.schedule))
-        if chunk_rule(full, self.site):
+        if chunk_refusal(plan, self.site, virtual_pp, plan.global_batch // (plan.dp * micro_batch)):
             return
+        full = replace(plan, micro_batch=micro_batch, virtual_pp=virtual_pp, schedule=plain_name(plan.schedule))
         try:
             yield full.resolve(self.n_gpus)
         except InfeasiblePlanError:

@@ -252,8 +252,10 @@ class StepModel:
             ]
             for r in range(plan.dp)
         ])  # fmt: skip
-        #: the node of each
-        self._nodes = np.vectorize(result.topology.node_of)(self._ranks)
+        hosts = [result.topology.host_of(rank) for rank in range(plan.gpus)]
+        numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+        #: the node of each, where NVLink joins several the tray
+        self._nodes = np.array([numbers[host] for host in hosts])[self._ranks]
         #: replicas that wait for one another in every pass
         self.coupled = [np.array(group) for group in mesh.coupled_replicas() if len(group) > 1]
 

@@ -7,7 +7,6 @@ import importlib.util
 import io
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, Protocol, Required, get_args, get_type_hints
 
 from simulator.analysis.metrics import Breakdown
 from simulator.answer import MEMORY_MARGIN, Figures, figures_of, is_tight
-from simulator.config import cell, did_you_mean, notebook_table
+from simulator.config import beside, cell, did_you_mean, notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.evaluation import LookUp, Pool, Record, Store, Work, compute, evaluate, failure, look_up
 from simulator.explore.named_settings import Point, Sweep
@@ -127,8 +126,8 @@ def run_sweep(
     """
     rows: list[dict[str, Any]] = []
     counts = _simulated(
-        sweep, store, lambda piece: rows.extend(_marked(piece, margin)), request=request, n_jobs=n_jobs,
-        scheduler=scheduler, observe=observe, work=work, n_together=max(1, sweep.n_points),
+        sweep, store, rows.extend, request=request, n_jobs=n_jobs, scheduler=scheduler, observe=observe, work=work,
+        margin=margin, n_together=max(1, sweep.n_points),
     )  # fmt: skip
     return SweepResult(sweep=sweep, rows=rows, n_computed=counts.n_computed, n_stored=counts.n_stored)
 
@@ -178,11 +177,11 @@ def stream_sweep(
     files: list[Path] = []
 
     def keep(piece: Rows) -> None:
-        files.extend(write_rows(_marked(piece, margin), parts, f"part-{len(files) // len(formats):05}", formats, kinds))
+        files.extend(write_rows(piece, parts, f"part-{len(files) // len(formats):05}", formats, kinds))
 
     counts = _simulated(
         sweep, store, keep, request=request, n_jobs=n_jobs, scheduler=scheduler, observe=observe, work=work,
-        n_together=n_together,
+        margin=margin, n_together=n_together,
     )  # fmt: skip
     return counts, files
 
@@ -197,6 +196,7 @@ def _simulated(
     scheduler: str,
     observe: Observer | None,
     work: Work,
+    margin: float,
     n_together: int,
 ) -> Counts:
     """Simulate a sweep, so many rows at a time, and hand them on in the order of the axes."""
@@ -212,7 +212,7 @@ def _simulated(
                 is_one = len(found.pending) == 1 and not n_later
                 pool = stack.enter_context(Pool(n_jobs=1 if is_one else n_jobs, scheduler=scheduler))
             answers = compute(found.pending, store, pool, work=work) if pool is not None else ()
-            keep(_rows_of(piece, found, answers, request, counts, observe, n_later))
+            keep(_marked(_rows_of(piece, found, answers, request, counts, observe, n_later), margin))
     return counts
 
 
@@ -391,8 +391,7 @@ def write_rows(
     for name in formats:
         ending, write = FORMATS[name]
         path = Path(folder) / f"{stem}{ending}"
-        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        partial.write_bytes(write(rows, kinds))
-        os.replace(partial, path)
+        with beside(path) as place:
+            place.write_bytes(write(rows, kinds))
         written.append(path)
     return written

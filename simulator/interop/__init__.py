@@ -70,6 +70,7 @@ FORMATS = Formats(
         "torchtune": "torchtune.TORCHTUNE",
         "llm-foundry": "llm_foundry.LLM_FOUNDRY",
         "nanotron": "nanotron.NANOTRON",
+        "automodel": "automodel_yaml.AUTOMODEL",
         "olmo-core": "olmo_core.OLMO_CORE",
         "nccl-topo": "nccl_topo.NCCL_TOPO",
         "nvidia-smi": "nvidia_smi.NVIDIA_SMI",

@@ -203,7 +203,8 @@ def write_accelerate(request: Request) -> Emission:
     text = io.StringIO()
     YAML().dump(nested(head | flat), text)
     has_mesh = any(name.startswith(_P) for name in flat)
-    plan = under(plan, ("fsdp2",) if has_mesh else ("fsdp", "fsdp2") if is_fsdp else ("megatron",))
+    is_second = has_mesh or plan.framework_spec.data_parallel.fsdp_version == 2
+    plan = under(plan, ("fsdp2" if is_second else "fsdp",) if is_fsdp else ("megatron",))
     elsewhere = dict.fromkeys(_TRAINER, "the training script") | {
         "micro_batch": f"per_device_train_batch_size {plan.micro_batch}",
         "global_batch": f"gradient_accumulation_steps {plan.n_micro_batches}",
@@ -230,7 +231,7 @@ def _written_fsdp(request: Request) -> tuple[str, dict[str, Any], dict[str, str]
     flat = {
         _F + "fsdp_sharding_strategy": _WRITTEN_STRATEGIES[plan.sharding],
         _F + "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        **({_F + "fsdp_version": 2} if plan.framework == "fsdp2" else {}),
+        **({_F + "fsdp_version": 2} if plan.framework_spec.data_parallel.fsdp_version == 2 else {}),
         **KEYS.written(said(plan), "plan"),
         _F + "fsdp_offload_params": plan.offload_parameters == "cpu",
         _F + "fsdp_activation_checkpointing": plan.recompute == "full",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from simulator.interop.typed_values import Reader
-from simulator.plan.parallel_plan import LORA_TARGETS
+from simulator.plan.module_names import LORA_TARGETS
 
 #: name of a module in Hugging Face's, torchtune's, Meta's, GPT-2's, NeoX' and Megatron's models -> projection of a plan
 _PROJECTIONS = {

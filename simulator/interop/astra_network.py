@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import load_yaml, read_text
-from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.cluster import ImportedCluster, imported_graph
 from simulator.interop.format import Format, having
 from simulator.interop.key_table import shipped_table
 from simulator.interop.typed_values import Reader
@@ -56,11 +56,9 @@ def import_astra_network(path: str | Path, *, device: str | None = None) -> Impo
                 reader.fault("topology", f"more than {MOST_LINKS} links")
     KEYS.finish(found)
     reader.account.assume(f"the {counts[0]} GPUs of the first dimension are a node")
-    cluster: dict[str, Any] = {"version": 1, "name": Path(path).stem, "vertices": vertices, "edges": edges}
-    if device is not None:
-        cluster["device"] = device
-    cluster["source"] = f"ASTRA-sim network {Path(path).name}"
-    return imported("astra-network", path, cluster, reader.account, read_text(path))
+    return imported_graph(
+        "astra-network", path, vertices, edges, reader.account, what="ASTRA-sim network", device=device, text=read_text(path),
+    )  # fmt: skip
 
 
 def _listed(reader: Reader, name: str) -> list[str]:

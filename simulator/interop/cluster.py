@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from simulator.config import parse_yaml, read_text, resolve_name
 from simulator.errors import ConfigError
 from simulator.interop.format import Account, ImportReport
-from simulator.interop.hardware import device_of_product
+from simulator.interop.hardware import SLOWER_NVLINK_GB_PER_S, device_of_product, nvlink_gb_per_s, nvlink_section
 from simulator.topology import Topology
 from simulator.topology.cluster_file import load_layers, spec_of, topology_of
 from simulator.topology.cluster_spec import ClusterSpec
@@ -85,12 +85,40 @@ def imported(kind: str, path: str | Path, data: Mapping[str, Any], account: Acco
     )
 
 
+def imported_graph(
+    kind: str, path: str | Path, vertices: Mapping[str, Any], edges: Sequence[Mapping[str, Any]], account: Account, *,
+    what: str, device: str | None, text: str, name: str = "",
+) -> ImportedCluster:  # fmt: skip
+    """Finish the import of a file that gives ``what``: a graph, vertex by vertex and edge by edge; named like the file by default."""
+    data: dict[str, Any] = {"version": 1, "name": name or Path(path).stem, "vertices": vertices, "edges": edges}
+    data |= {"device": device} if device is not None else {}
+    return imported(kind, path, data | {"source": f"{what} {Path(path).name}"}, account, text)
+
+
 def shipped_device(path: str | Path, given: str | None, product: str, memory_bytes: float | None = None) -> str:
     """Return the device that the user gives, or the shipped one that the driver calls so."""
     name = given or device_of_product(product, memory_bytes)
     if name is None:
         raise ConfigError(f"{path}: no shipped device is a {product or 'GPU without a name'!r}", hint="give --device")
     return name
+
+
+def node_of_parts(device: str, n_gpus: int, source: str, **sections: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the node of a cluster file, without the sections that a file does not tell; all have one source."""
+    told = {name: {**section, "source": source} for name, section in sections.items() if section}
+    return {"device": device, "gpus": n_gpus, "source": source, **told}
+
+
+def nvlink_of(
+    counts: Sequence[Sequence[int]], device: str, account: Account, *, switches: int | None = None
+) -> dict[str, Any] | None:
+    """Return the NVLinks of counts that do not tell their rate: that of the device, a shipped name or a file."""
+    rate = nvlink_gb_per_s(Path(device).stem)
+    section = nvlink_section(counts, f"{rate} GB/s", switches=switches)
+    if section:
+        known = "NVLink 2 to 4 have" if rate == SLOWER_NVLINK_GB_PER_S else f"{Path(device).stem} has"
+        account.assume(f"{rate} GB/s per NVLink and direction, as {known}")
+    return section
 
 
 def add_nics(node: dict[str, Any], bandwidth: str | None, account: Account) -> None:

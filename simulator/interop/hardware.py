@@ -138,7 +138,7 @@ def device_of_nvlinks(links_per_gpu: int) -> str | None:
 
 
 def nvlink_section(
-    counts: Sequence[Sequence[int]], bandwidth_per_link: str, source: str, *, switches: int | None = None
+    counts: Sequence[Sequence[int]], bandwidth_per_link: str, *, switches: int | None = None
 ) -> dict[str, Any] | None:
     """Return the ``nvlink`` section of a node for a matrix of NVLinks between GPUs; None where there are none.
 
@@ -148,7 +148,7 @@ def nvlink_section(
     between = [counts[i][j] for i in range(size) for j in range(size) if i != j]
     if not any(between):
         return None
-    common = {"bandwidth_per_link": bandwidth_per_link, "source": source}
+    common = {"bandwidth_per_link": bandwidth_per_link}
     equal = min(between) == max(between)
     if equal and (switches is not None or max(between) * (size - 1) > MOST_NVLINKS):
         return {"kind": "switch", "links_per_gpu": max(between), "switches": switches or 1, **common}
@@ -160,6 +160,8 @@ def nvlink_section(
     return {"kind": "matrix", "matrix": matrix, **common}
 
 
+#: GB/s of one NVLink 2 to 4 per direction
+SLOWER_NVLINK_GB_PER_S = 25
 #: NVLinks of a board with NVLink, and GB/s of one per direction (data sheets of V100, A100, H100, B200 and GB200)
 _LINKS = {
     "v100": (6, 25),
@@ -176,17 +178,28 @@ _LINKS = {
 _ON_A_BASEBOARD = 8
 
 
-def baseboard_nvlink(product: str, device: str, n_gpus: int, source: str) -> dict[str, Any] | None:
+def nvlink_gb_per_s(device: str) -> int:
+    """Return the GB/s of one NVLink of a device per direction, those of most generations where it has none of its own.
+
+    Examples
+    --------
+    >>> nvlink_gb_per_s("a100-sxm4-80g"), nvlink_gb_per_s("b200"), nvlink_gb_per_s("mine")
+    (25, 50, 25)
+    """
+    return _LINKS.get(device.partition("-")[0], (0, SLOWER_NVLINK_GB_PER_S))[1]
+
+
+def baseboard_nvlink(product: str, device: str, n_gpus: int) -> dict[str, Any] | None:
     """Return the NVLinks of a baseboard with so many of a GPU; None for boards over PCIe and single GPUs."""
     family = device.partition("-")[0]
     if family not in _LINKS or n_gpus < 2 or "PCI" in product.upper() or "NVL" in product.upper():
         return None
     links, rate = _LINKS[family]
     if n_gpus == _ON_A_BASEBOARD and family == "v100" and "SXM3" not in product:
-        return nvlink_section(HYBRID_CUBE_MESH, f"{rate} GB/s", source)
+        return nvlink_section(HYBRID_CUBE_MESH, f"{rate} GB/s")
     is_tray = family.startswith("gb")  # all its links go to switches outside
     if not is_tray and n_gpus < _ON_A_BASEBOARD and links % (n_gpus - 1) == 0:
         counts = [[links // (n_gpus - 1) * (i != j) for j in range(n_gpus)] for i in range(n_gpus)]
-        return nvlink_section(counts, f"{rate} GB/s", source)
+        return nvlink_section(counts, f"{rate} GB/s")
     counts = [[links * (i != j) for j in range(n_gpus)] for i in range(n_gpus)]
-    return nvlink_section(counts, f"{rate} GB/s", source, switches=1)
+    return nvlink_section(counts, f"{rate} GB/s", switches=1)

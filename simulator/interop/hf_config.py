@@ -13,7 +13,8 @@ from pathlib import Path
 from simulator.config import near_misses, parse_yaml, read_text
 from simulator.interop.format import Format, Imported, Part
 from simulator.interop.hf_families import DENSE, PERCEPTION
-from simulator.interop.hf_fields import IRRELEVANT, RECORD
+from simulator.interop.hf_fields import IRRELEVANT, RECORD, refuse_if
+from simulator.interop.hf_hybrids import HYBRIDS
 from simulator.interop.hf_mixtures import MIXTURES
 from simulator.interop.key_table import json_keys
 from simulator.interop.typed_values import Reader
@@ -22,7 +23,7 @@ from simulator.models.spec import MOST_LAYERS, ModelSpec
 #: how families call their number of layers
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 #: ``model_type`` -> how its keys are read
-FAMILIES = {**DENSE, **MIXTURES, **PERCEPTION}
+FAMILIES = {**DENSE, **MIXTURES, **HYBRIDS, **PERCEPTION}
 
 
 def import_hf_config(path: str | Path) -> Imported:
@@ -57,6 +58,9 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
         reader.irrelevant([key for key in reader.data if key != "text_config"])
     family = inner.text("model_type") if "model_type" in inner.data else _unnamed(inner)
     known = family.removesuffix("_text")
+    if known not in FAMILIES and (drawn := _by_architecture(inner)):
+        inner.assume("model_type", drawn, f"what 'architectures' names; {family!r} is not known")
+        known = drawn
     if known not in FAMILIES:
         near = near_misses(known, FAMILIES)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -65,13 +69,25 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
         if inner.has(key) and inner.integer(key) > MOST_LAYERS:
             inner.fault(key, f"no model has more than {MOST_LAYERS} layers")
     fields = FAMILIES[known](inner)
+    refuse_if(inner, "add_cross_attention", "cross-attention in a decoder")
+    if count := inner.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0):
+        inner.assume("mtp_layers", 0, f"{count} multi-token-prediction module left out, as in the published counts")
     if "quantization_config" in inner.data:
         inner.irrelevant(["quantization_config"])
         inner.assume("precision", "bf16", "quantization_config is left out: training in 16 bits")
-    inner.irrelevant(IRRELEVANT)
+    inner.irrelevant([*IRRELEVANT, *(key for key in inner.rest() if inner.data[key] in (None, "", [], {}))])
     inner.finish()
     spec = ModelSpec(name=name or _name(inner, Path(reader.file)), **fields)
     return Imported(kind="hf-config", file=reader.file, spec=spec, report=reader.account.report())
+
+
+def _by_architecture(reader: Reader) -> str:
+    """Return the family whose class of transformers a file of an unknown kind names, empty where it names none."""
+    named = reader.data.get("architectures")
+    text = str(named[0]) if isinstance(named, list) and len(named) == 1 else ""
+    plain = re.fullmatch(r"(\w+?)(?:ForCausalLM|LMHeadModel)", text)
+    families = {re.sub(r"[_-]", "", family): family for family in FAMILIES}
+    return families.get(plain[1].lower(), "") if plain else ""
 
 
 def _unnamed(reader: Reader) -> str:

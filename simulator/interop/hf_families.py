@@ -9,9 +9,11 @@ from simulator.interop.hf_fields import (
     ACTIVATIONS,
     IRRELEVANT,
     RECORD,
+    WHOLE_OR_WINDOW,
     Family,
     activation,
     biases,
+    layer_list,
     like,
     llama,
     refuse_if,
@@ -65,7 +67,6 @@ _FALCON = {
 
 
 def _gpt2(r: Reader) -> dict[str, Any]:
-    refuse_if(r, "add_cross_attention", "cross-attention in a decoder")
     return GPT2_STYLE | sizes(r, _GPT2, ffn_hidden=0, vocab=50257, max_positions=1024, tied=True) | {
         "activation": activation(r, "activation_function", default="gelu_new"),
         "dropout": r.number("resid_pdrop", default=0.1),
@@ -265,8 +266,57 @@ def _cohere(r: Reader) -> dict[str, Any]:
 
 def _olmo(r: Reader) -> dict[str, Any]:
     r.irrelevant(["clip_qkv"])
-    r.assume("norms", "with weights", "OLMo's have none: a difference of less than 0.1 % of the parameters")
-    return llama(r) | {"norm": "layer_norm", "norm_bias": False}
+    return llama(r) | {"norm": "layer_norm", "norm_scale": False}
+
+
+def _nanochat(r: Reader) -> dict[str, Any]:
+    r.irrelevant(["final_logit_softcapping"])
+    return llama(r, act="relu2") | {"gated_mlp": False, "norm_scale": False, "qk_norm": True, "qk_norm_scale": False}
+
+
+def _nemotron_nas(r: Reader) -> dict[str, Any]:
+    """Llama of which a search left out attention, and cut MLPs, block by block (arXiv:2411.19146)."""
+    blocks, hidden = r.raw("block_configs"), r.positive("hidden_size")
+    heads = r.positive("num_attention_heads")
+    pattern, kv_heads, widths = [], [], []
+    try:
+        for block in blocks:
+            parts = [("*", block["attention"]), ("-", block["ffn"])]
+            if any(part.get("replace_with_linear") for _, part in parts):
+                r.fault("block_configs", "a linear layer in place of attention or MLP is not modelled", hint=RECORD)
+            pattern.append("".join(letter for letter, part in parts if not part["no_op"]))
+            kv_heads.append(heads // int(block["attention"].get("n_heads_in_group") or heads))
+            width = int(2 * float(block["ffn"].get("ffn_mult") or 1.0) * hidden / 3)
+            widths.append(-(-width // 256) * 256)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        r.fault("block_configs", f"{blocks!r:.60} does not say attention and ffn of every block", hint=RECORD)
+    r.data["intermediate_size"] = r.data.get("intermediate_size") or max(widths, default=1)
+    return llama(r) | {
+        "pattern": tuple(pattern),
+        "of_blocks": (("kv_heads", tuple(kv_heads)), ("ffn_hidden", tuple(widths))),
+    }
+
+
+def _modernbert(r: Reader) -> dict[str, Any]:
+    """ModernBERT, whose first norm is that of the embedding."""
+    others = ("classifier_", "decoder_", "sparse_pred", "global_", "local_rope", "cls_")
+    r.irrelevant([key for key in r.data if key.startswith(others)])
+    r.irrelevant(
+        words("mlp_dropout initializer_cutoff_factor deterministic_flash_attn reference_compile repad_logits_with_grad")
+    )
+    found = sizes(r, layers=22, heads=12, hidden=768, ffn_hidden=1152, vocab=50368, max_positions=8192, tied=True)
+    every = r.positive("global_attn_every_n_layers", default=3)
+    kinds = layer_list(r, "layer_types", letters=WHOLE_OR_WINDOW)
+    kinds = kinds or tuple("w" if i % every else "*" for i in range(found["layers"]))
+    return LLAMA_STYLE | found | biases(r.boolean("attention_bias"), mlp=r.boolean("mlp_bias")) | {
+        "architecture": "bert",
+        "causal": False,
+        "norm": "layer_norm",
+        "norm_bias": r.boolean("norm_bias"),
+        "activation": activation(r, "hidden_activation", default="gelu"),
+        "sliding_window": r.positive("local_attention", default=128),
+        "full_attention_blocks": tuple(i for i, kind in enumerate(kinds) if kind == "*"),
+    }  # fmt: skip
 
 
 def _ernie(r: Reader) -> dict[str, Any]:
@@ -339,7 +389,6 @@ _T5 = {
 
 def _bert(r: Reader) -> dict[str, Any]:
     r.irrelevant(["tie_word_embeddings"])  # the published models have no head
-    refuse_if(r, "add_cross_attention", "cross-attention")
     kind = r.text("position_embedding_type", default="absolute")
     if kind in ("relative_key", "relative_key_query"):
         r.miss(
@@ -432,6 +481,17 @@ DENSE: dict[str, Family] = {
     "exaone4": like(llama, "sliding_window_pattern", norm_position="after", qk_norm=True),
     "glm": _glm,
     "glm4": like(_glm, norm_position="around"),
+    "apertus": like(partial(llama, act="xielu"), gated_mlp=False, qk_norm=True),
+    "cwm": llama,
+    "helium": llama,
+    "mimo": _qwen2,
+    "qwen2_vl": _qwen2,
+    "qwen2_5_vl": _qwen2,
+    "qwen2_5_omni": _qwen2,
+    "granite_swa": like(partial(llama, tied=True), "layer_rope_theta " + SCALES, attention_sinks=True),
+    "nanochat": _nanochat,
+    "nemotron-nas": _nemotron_nas,
+    "modernbert": _modernbert,
     "smollm3": like(partial(llama, tied=True), "no_rope_layers no_rope_layer_interval"),
     "arcee": like(partial(llama, act="relu2"), gated_mlp=False),
     "internlm": _internlm,

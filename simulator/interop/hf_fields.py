@@ -39,7 +39,11 @@ IRRELEVANT = words(
     "layer_norm_elementwise_affine apply_residual_connection_post_layernorm slow_but_exact hidden_activation "
     "original_max_position_embeddings resid_pdrop embedding_dropout residual_dropout use_bias query_pre_attn_scalar "
     "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size max_sequence_length "
-    "pre_allocate_kv_cache validate_runner_input use_bidirectional_attention"
+    "pre_allocate_kv_cache validate_runner_input use_bidirectional_attention encoder_no_repeat_ngram_size output_scores "
+    "remove_invalid_values torchscript attn_output_gate output_gate_type mamba_ssm_dtype mtp_use_dedicated_embeddings swiglu_limit "
+    "initial_context_length use_routing_bias use_moe_router_bias moe_router_dtype rotary rotary_dim rotary_pct rotary_emb_base use_mrope "
+    "layernorm_epsilon apply_query_key_layer_scaling bias_dropout_fusion fp32_residual_connection original_rope post_layer_norm "
+    "sliding_window_pattern"
 )
 
 #: what helps with a family that is not known
@@ -52,6 +56,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
     "silu": "silu",
     "swish": "silu",
 }
@@ -116,15 +121,27 @@ def llama(r: Reader, *, bias: bool = False, tied: bool = False, act: str = "silu
     return decoder(r, bias=bias, tied=tied, act=act) | window(r)
 
 
+#: kinds of layers that most files know -> sublayer
+WHOLE_OR_WINDOW = {"full_attention": "*", "sliding_attention": "w"}
+
+
+def layer_list(r: Reader, *keys: str, letters: dict[str, str]) -> tuple[str, ...]:
+    """Return a pattern from a list of layer kinds in the file's words, empty where there is none."""
+    kinds = r.raw(*keys)
+    if kinds is None:
+        return ()
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in letters for kind in kinds):
+        r.fault(keys[0], f"{kinds!r:.80} is not a list of {', '.join(letters)}", hint=RECORD)
+    return tuple(letters[kind] for kind in kinds)
+
+
 def window(r: Reader) -> dict[str, Any]:
     """Read which layers see a sliding window only."""
     window, is_used = r.positive("sliding_window", default=0), r.boolean("use_sliding_window", default=True)
-    kinds = r.raw("layer_types") or []
-    if not isinstance(kinds, list) or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
-        r.fault("layer_types", f"{kinds!r:.60} is not a list of full_attention and sliding_attention", hint=RECORD)
-    if not window or not is_used or (kinds and "sliding_attention" not in kinds):
+    kinds = layer_list(r, "layer_types", letters=WHOLE_OR_WINDOW)
+    if not window or not is_used or (kinds and "w" not in kinds):
         return {}
-    whole = tuple(index for index, kind in enumerate(kinds) if kind == "full_attention")
+    whole = tuple(index for index, kind in enumerate(kinds) if kind == "*")
     return {"sliding_window": window, "full_attention_blocks": whole}
 
 
@@ -132,8 +149,10 @@ def experts(r: Reader, *, n: int | None = None, top_k: int | None = None) -> dic
     """Return how many experts there are, and how many a token takes."""
     return {
         "n_experts": r.positive("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts", default=n),
-        "top_k": r.positive("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", default=top_k),
-    }
+        "top_k": r.positive(
+            "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_topk", "moe_k", default=top_k
+        ),
+    }  # fmt: skip
 
 
 def like(family: Family, ignored: str = "", **fields: Any) -> Family:

@@ -1,4 +1,4 @@
-"""Families of Hugging Face with experts, latent attention, windows by layer, or a state instead of attention."""
+"""Families of Hugging Face with experts, latent attention, or windows by layer."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from functools import partial
 from typing import Any
 
 from simulator.interop.hf_families import SCALES
-from simulator.interop.hf_fields import Family, activation, biases, decoder, experts, like, llama, sizes
+from simulator.interop.hf_fields import (
+    RECORD,
+    Family,
+    biases,
+    decoder,
+    experts,
+    layer_list,
+    like,
+    llama,
+    refuse_if,
+)
 from simulator.interop.typed_values import Reader, words
-from simulator.models.catalog import LLAMA_STYLE
+from simulator.models.mixtures import by_window
 
 
-def _layer_list(r: Reader, *keys: str, letters: dict[str, str]) -> tuple[str, ...]:
-    """Return a pattern from a list of layer kinds in the file's words, empty where there is none."""
-    kinds = r.raw(*keys)
-    if kinds is None:
-        return ()
-    if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in letters for kind in kinds):
-        r.fault(keys[0], f"{kinds!r:.80} is not a list of {', '.join(letters)}")
-    return tuple(letters[kind] for kind in kinds)
-
-
-def _sparse_blocks(r: Reader) -> tuple[int, ...]:
-    """Return the blocks without experts of Qwen: those that are named, and all but every so-manieth."""
+def sparse_blocks(r: Reader) -> tuple[int, ...]:
+    """Return the blocks without experts of Qwen: those that are named, and all but every n-th."""
     layers, every = r.positive("num_hidden_layers"), r.positive("decoder_sparse_step", default=1)
     dense = r.raw("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
@@ -37,7 +37,7 @@ def _mixtral(r: Reader) -> dict[str, Any]:
 def _qwen3_moe(r: Reader) -> dict[str, Any]:
     return llama(r) | experts(r, n=128, top_k=8) | {
         "qk_norm": True,
-        "dense_blocks": _sparse_blocks(r),
+        "dense_blocks": sparse_blocks(r),
         "expert_hidden": r.positive("moe_intermediate_size", default=768),
     }  # fmt: skip
 
@@ -47,7 +47,7 @@ def _qwen2_moe(r: Reader) -> dict[str, Any]:
     return llama(r) | experts(r, n=60, top_k=4) | {
         "attention_bias": bias,
         "attention_output_bias": False,
-        "dense_blocks": _sparse_blocks(r),
+        "dense_blocks": sparse_blocks(r),
         "expert_hidden": r.positive("moe_intermediate_size", default=1408),
         "shared_expert_hidden": r.integer("shared_expert_intermediate_size", default=5632),
         "shared_expert_gate": True,
@@ -60,15 +60,21 @@ def _granitemoe(r: Reader) -> dict[str, Any]:
     )
 
 
-def _shared_and_dense(r: Reader, expert: int) -> dict[str, Any]:
+def _shared_and_dense(r: Reader, expert: int, *, shared: int = 0, dense: int = 0) -> dict[str, Any]:
     """Return what DeepSeek's relatives say of experts of one width: routed, shared, and layers without any."""
-    every = r.positive("moe_layer_freq", default=1)
+    layers, freq = range(r.positive("num_hidden_layers")), r.raw("moe_layer_freq")
+    every = 1 if isinstance(freq, list) else r.positive("moe_layer_freq", default=1)
+    named = layer_list(r, "mlp_layer_types", letters={"dense": "-", "sparse": "E"})
+    marks = [kind == "E" for kind in named] or (freq if isinstance(freq, list) else [not i % every for i in layers])
+    first = r.integer("first_k_dense_replace", "num_dense_layers", default=0 if named else dense)
     return {
         "expert_hidden": expert,
-        "shared_expert_hidden": expert * r.integer("n_shared_experts", default=0),
-        "dense_layers": r.integer("first_k_dense_replace", default=0),
-        "dense_blocks": tuple(i for i in range(r.positive("num_hidden_layers")) if i % every),
-    }
+        "shared_expert_hidden": expert * r.integer(
+            "n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=shared
+        ),
+        "dense_layers": first,
+        "dense_blocks": tuple(i for i, is_mixed in zip(layers, marks, strict=False) if i >= first and not is_mixed),
+    }  # fmt: skip
 
 
 def _deepseek(r: Reader) -> dict[str, Any]:
@@ -76,11 +82,16 @@ def _deepseek(r: Reader) -> dict[str, Any]:
     return llama(r) | experts(r) | _shared_and_dense(r, r.positive("moe_intermediate_size", default=1407))
 
 
-def _latent_deepseek(r: Reader) -> dict[str, Any]:
+def latent_deepseek(r: Reader, *, dense: int = 0, shared: int = 0) -> dict[str, Any]:
     """Latent attention, routed and shared experts of DeepSeek-V2 and its relatives; every layer has the same attention."""
     r.irrelevant(["layer_types"])
-    _leave_out_mtp(r)
-    return decoder(r) | experts(r, top_k=8) | _shared_and_dense(r, r.positive("moe_intermediate_size")) | {
+    fields = _latent(r) | experts(r, top_k=8)
+    return fields | _shared_and_dense(r, r.positive("moe_intermediate_size"), shared=shared, dense=dense)
+
+
+def _latent(r: Reader) -> dict[str, Any]:
+    """Latent attention before a dense MLP (MiniCPM3)."""
+    return decoder(r) | {
         "head_dim": r.positive("qk_nope_head_dim", default=128),
         "kv_heads": 0,
         "q_lora_rank": r.integer("q_lora_rank", default=0),
@@ -90,23 +101,17 @@ def _latent_deepseek(r: Reader) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _leave_out_mtp(r: Reader) -> None:
-    count = r.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0)
-    if count:
-        r.assume("mtp_layers", 0, f"{count} multi-token-prediction module left out, as in the published counts")
-
-
 def _deepseek_v2(r: Reader) -> dict[str, Any]:
     if r.data.get("q_lora_rank", 0) is None:
         r.assume("q_lora_rank", 0, "null: queries are projected directly")
-    return _latent_deepseek(r)
+    return latent_deepseek(r)
 
 
 def _sparse_deepseek(r: Reader) -> dict[str, Any]:
     r.irrelevant(["indexer_rope_interleave", "index_share_for_mtp_iteration", "index_skip_topk_offset"])
     if r.data.get("index_topk_pattern") or r.integer("index_topk_freq", default=1) > 1:
         r.miss("index_topk_freq", "layers that share the choice of keys: every layer is taken to choose its own")
-    return _latent_deepseek(r) | {
+    return latent_deepseek(r) | {
         "index_heads": r.positive("index_n_heads", default=64),
         "index_head_dim": r.positive("index_head_dim", default=128),
         "index_top_k": r.positive("index_topk", default=2048),
@@ -115,7 +120,6 @@ def _sparse_deepseek(r: Reader) -> dict[str, Any]:
 
 def _deepseek_v4(r: Reader) -> dict[str, Any]:
     """DeepSeek-V4: compressed attention by layer, experts in every layer, and hyper-connections."""
-    _leave_out_mtp(r)
     r.irrelevant(
         words("num_hash_layers mlp_layer_types hc_sinkhorn_iters hc_eps swiglu_limit compress_rope_theta expert_dtype")
     )
@@ -124,7 +128,7 @@ def _deepseek_v4(r: Reader) -> dict[str, Any]:
     light, heavy = rates.positive(csa, default=4), rates.positive(hca, default=128)
     letters = {"sliding_attention": "w", csa: "k", hca: "h"}
     ratios = r.raw("compress_ratios")
-    kinds = _layer_list(r, "layer_types", letters=letters)
+    kinds = layer_list(r, "layer_types", letters=letters)
     if not kinds and isinstance(ratios, list):
         by_rate = {0: "w", light: "k", heavy: "h"}
         if len(ratios) < layers or any(rate not in by_rate for rate in ratios):
@@ -156,32 +160,164 @@ def _deepseek_v4(r: Reader) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _scales_rotation(r: Reader) -> bool:
+    """Whether positions are stretched by YaRN, which multiplies sine and cosine by 0.1 ln(factor) + 1."""
+    rotation = r.raw("rope_scaling", "rope_parameters")
+    return isinstance(rotation, dict) and rotation.get("rope_type") == "yarn"
+
+
 def _gpt_oss(r: Reader) -> dict[str, Any]:
     return llama(r, bias=True) | experts(r, n=128, top_k=4) | {
         "expert_hidden": r.positive("intermediate_size"),
         "attention_sinks": True,
+        "scales_rotation": _scales_rotation(r),
         "router_bias": True,
         "expert_bias": True,
     }  # fmt: skip
 
 
-def _glm4_moe(r: Reader) -> dict[str, Any]:
-    _leave_out_mtp(r)
+def _glm4_moe(r: Reader, *, dense: int = 1) -> dict[str, Any]:
     expert = r.positive("moe_intermediate_size", default=1408)
-    fields = llama(r)
-    return fields | experts(r, n=128, top_k=8) | {
+    r.data.setdefault("intermediate_size", expert)  # of models without dense layers, which have none
+    fields, mixed = llama(r), _shared_and_dense(r, expert, shared=1, dense=dense)
+    return fields | experts(r, n=128, top_k=8) | mixed | {
         "attention_output_bias": False,
         "head_dim": fields["head_dim"] or fields["hidden"] // fields["heads"],
         "qk_norm": r.boolean("use_qk_norm"),
+    }  # fmt: skip
+
+
+def _ernie_moe(r: Reader) -> dict[str, Any]:
+    """ERNIE 4.5 with experts in a range of its layers, and a bias that balances them."""
+    r.irrelevant(words("moe_norm_min moe_use_aux_free moe_gate moe_capacity use_bias compression_ratio"))
+    layers = r.positive("num_hidden_layers")
+    first, every = r.integer("moe_layer_start_index", default=1), r.positive("moe_layer_interval", default=1)
+    last, bias = r.integer("moe_layer_end_index", default=-1) % layers, bool(r.data.get("use_bias"))
+    expert = r.positive("moe_intermediate_size", default=1536)
+    return llama(r, tied=True) | experts(r, n=64, top_k=6) | _shared_and_dense(r, expert, shared=2) | biases(bias) | {
+        "router_bias": True,
+        "dense_blocks": tuple(i for i in range(layers) if not first <= i <= last or (i + 1) % every),
+    }  # fmt: skip
+
+
+def _afmoe(r: Reader) -> dict[str, Any]:
+    """Trinity: gated attention in windows, norms before and after, a bias that balances experts."""
+    r.irrelevant(words("route_scale mup_enabled load_balance_coeff score_func route_norm use_grouped_mm num_expert_groups "
+                       "num_limited_groups global_attn_every_n_layers"))  # fmt: skip
+    expert = r.positive("moe_intermediate_size", default=1408)
+    return llama(r) | experts(r, n=64, top_k=6) | _shared_and_dense(r, expert, shared=2, dense=1) | {
+        "qk_norm": True, "attention_gate": True, "norm_position": "around", "router_bias": True,
+    }  # fmt: skip
+
+
+def _aria(r: Reader) -> dict[str, Any]:
+    expert = r.positive("intermediate_size")
+    return llama(r) | experts(r, n=8, top_k=2) | _shared_and_dense(r, expert, shared=2)
+
+
+def _hunyuan_moe(r: Reader) -> dict[str, Any]:
+    """Hunyuan-Large and A13B, which give counts and widths once for every layer."""
+    for key in ("num_shared_expert", "moe_topk", "moe_intermediate_size", "num_experts"):
+        value = r.data.get(key)
+        if isinstance(value, list):
+            if len(set(map(str, value))) > 1:
+                r.fault(key, f"{value!r:.60}: layers that differ are not modelled", hint=RECORD)
+            r.data[key] = value[0]
+    for key in ("use_cla", "use_mla", "attention_bias", "add_classification_head"):
+        refuse_if(r, key, "what it stands for")
+    r.irrelevant(
+        [
+            key
+            for key in r.data
+            if key.startswith(("dense_list", "im_", "image_", "video_", "vit_", "cla_", "pad_id", "eod_"))
+        ]
+    )
+    r.irrelevant(words("moe_drop_tokens moe_random_routing_dropped_token moe_layer_num_skipped use_rotary_pos_emb "
+                       "moe_router_score_function num_experts_per_tok sep_id org_vocab_size mask_init_id"))  # fmt: skip
+    is_mixed = r.boolean("use_mixed_mlp_moe", default=True)
+    expert, n_shared = (
+        r.positive("moe_intermediate_size", "intermediate_size"),
+        r.integer("num_shared_expert", default=1),
+    )
+    fields = llama(r) | {"n_experts": r.positive("num_experts"), "top_k": r.positive("moe_topk", default=1)}
+    return fields | {
         "expert_hidden": expert,
-        "shared_expert_hidden": expert * r.integer("n_shared_experts", default=1),
-        "dense_layers": r.integer("first_k_dense_replace", default=1),
+        "shared_expert_hidden": fields["ffn_hidden"] * n_shared if is_mixed else 0,
+        "qk_norm": r.boolean("use_qk_norm", "use_qk_layernorm", default=True),
+    }
+
+
+def _bailing(r: Reader) -> dict[str, Any]:
+    """Ling and Ring 1 and 2: Llama with norms of query and key, sigmoid routing, shared experts."""
+    bias, qkv = r.boolean("use_bias"), r.boolean("use_qkv_bias")
+    r.irrelevant(words("norm_softmax norm_head use_rmsnorm score_function router_dtype "
+                       "group_norm_size rope_pct"))  # fmt: skip
+    r.irrelevant([key for key in r.data if key.startswith(("mtp_", "moe_router_", "router_"))])
+    fields = _glm4_moe(r, dense=0) | biases(bias or qkv, output=bias, mlp=bias)
+    shared = r.positive("moe_shared_expert_intermediate_size", default=fields["expert_hidden"])
+    return fields | {
+        "shared_expert_hidden": shared * r.integer("num_shared_experts", default=1),
+        "qk_norm": r.boolean("use_qk_norm"),
+    }
+
+
+def _mimo_v2(r: Reader) -> dict[str, Any]:
+    """MiMo-V2-Flash: five of six layers see a window, have more heads of keys and a sink; values are narrower than keys."""
+    layers, freq = r.positive("num_hidden_layers"), r.raw("hybrid_layer_pattern")
+    names = {"full_attention": 0, "sliding_attention": 1}
+    kinds = freq or [names.get(kind, -1) for kind in r.raw("layer_types") or ()]
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (0, 1) for kind in kinds):
+        r.fault("hybrid_layer_pattern", f"{kinds!r:.60} is not a list of 0 and 1 for {layers} layers")
+    for key, whole in (
+        ("swa_num_attention_heads", "num_attention_heads"),
+        ("swa_head_dim", "head_dim"),
+        ("swa_v_head_dim", "v_head_dim"),
+    ):
+        if r.data.get(key, r.data.get(whole)) != r.data.get(whole):
+            r.fault(key, f"{r.data[key]} beside {whole}={r.data[whole]} is not modelled", hint=RECORD)
+    sinks = (r.boolean("add_swa_attention_sink_bias", default=True), r.boolean("add_full_attention_sink_bias"))
+    r.irrelevant(words("swa_num_attention_heads swa_head_dim swa_v_head_dim swa_rope_theta sliding_window_size attention_chunk_size "
+                       "attention_value_scale layernorm_epsilon attention_projection_layout"))  # fmt: skip
+    r.data.pop("layer_types", None)
+    shares = (r.positive("swa_num_key_value_heads", default=8), r.positive("num_key_value_heads", default=4))
+    fields = _glm4_moe(r, dense=0) | {"qk_norm": False, "v_head_dim": r.positive("v_head_dim", default=128)}
+    return fields | {
+        "shared_expert_hidden": 0,
+        "full_attention_blocks": tuple(i for i, kind in enumerate(kinds) if not kind),
+        "of_blocks": by_window([not kind for kind in kinds], kv_heads=shares, attention_sinks=sinks),
+    }
+
+
+def _gemma4(r: Reader) -> dict[str, Any]:
+    """Gemma 4: layers that see all have wider heads, fewer of keys, which are values, too; experts stand beside the MLP."""
+    for key, what in (
+        ("hidden_size_per_layer_input", "an embedding of every layer's own"),
+        ("num_kv_shared_layers", "keys of another layer"),
+    ):
+        if r.integer(key, default=0):
+            r.fault(key, f"{what} is not modelled", hint=RECORD)
+    refuse_if(r, "use_double_wide_mlp", "an MLP twice as wide in some layers")
+    r.irrelevant(["vocab_size_per_layer_input"])
+    fields = _gemma(r, 6, qk_norm=True)
+    is_whole = [kind[0] == "*" for kind in fields["pattern"]]
+    same, shares = bool(r.boolean("attention_k_eq_v")), fields["kv_heads"]
+    narrow, wide = fields["head_dim"], r.positive("global_head_dim", default=fields["head_dim"])
+    few = r.positive("num_global_key_value_heads", default=shares) if same else shares
+    own = by_window(is_whole, head_dim=(narrow, wide), kv_heads=(shares, few), value_is_key=(False, same))
+    fields |= {"of_blocks": own}
+    if not r.boolean("enable_moe_block"):
+        r.irrelevant(words("num_experts top_k_experts moe_intermediate_size"))
+        return fields
+    return fields | experts(r) | {
+        "pattern": tuple(kind[0] + "E" for kind in fields["pattern"]),
+        "expert_hidden": r.positive("moe_intermediate_size"),
+        "shared_expert_hidden": fields["ffn_hidden"],
+        "expert_norms": True,
     }  # fmt: skip
 
 
 def _minimax_m2(r: Reader) -> dict[str, Any]:
-    for key in ("num_mtp_modules", "mtp_transformer_layers", "use_mtp"):
-        r.irrelevant([key])
+    r.irrelevant(["num_mtp_modules", "mtp_transformer_layers", "use_mtp"])
     kinds = r.raw("attn_type_list")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
         r.fault("attn_type_list", "other attention than full is not known here")
@@ -199,7 +335,7 @@ def _llama4(r: Reader) -> dict[str, Any]:
     whole = r.positive("no_rope_layer_interval", default=4)
     marked = r.raw("moe_layers")
     mixed = set(marked) if isinstance(marked, list) else set(range(every - 1, layers, every))
-    kinds = _layer_list(r, "layer_types", letters={"chunked_attention": "c", "full_attention": "*"})
+    kinds = layer_list(r, "layer_types", letters={"chunked_attention": "c", "full_attention": "*"})
     kinds = kinds or tuple("*" if (i + 1) % whole == 0 or not chunk else "c" for i in range(layers))
     expert = r.positive("intermediate_size")
     r.irrelevant(["no_rope_layers", "attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor"])
@@ -215,7 +351,7 @@ def _llama4(r: Reader) -> dict[str, Any]:
 
 
 def _gemma(r: Reader, every: int, *, qk_norm: bool) -> dict[str, Any]:
-    """Gemma 2 and 3: all but every so-manieth block see a window."""
+    """Gemma 2 and 3: all but every n-th block see a window."""
     layers = r.positive("num_hidden_layers")
     r.irrelevant(
         words("hidden_act hidden_activation final_logit_softcapping attn_logit_softcapping cache_implementation")
@@ -223,7 +359,7 @@ def _gemma(r: Reader, every: int, *, qk_norm: bool) -> dict[str, Any]:
     r.irrelevant(["rope_local_base_freq"])
     fields = decoder(r, tied=True)
     span = r.positive("sliding_window", default=4096)
-    kinds = _layer_list(r, "layer_types", letters={"sliding_attention": "w-", "full_attention": "*-"})
+    kinds = layer_list(r, "layer_types", letters={"sliding_attention": "w-", "full_attention": "*-"})
     every = r.positive("sliding_window_pattern", "_sliding_window_pattern", default=every)
     return fields | {
         "head_dim": fields["head_dim"] or 256,
@@ -233,145 +369,6 @@ def _gemma(r: Reader, every: int, *, qk_norm: bool) -> dict[str, Any]:
         "sliding_window": span,
         "pattern": kinds or tuple("*-" if (i + 1) % every == 0 else "w-" for i in range(layers)),
     }
-
-
-def _mamba(r: Reader, prefix: str = "mamba_") -> dict[str, Any]:
-    """Return the sizes of Mamba-2 mixers, whose keys some families prefix."""
-    r.irrelevant(
-        [
-            "chunk_size", "mamba_chunk_size", "mamba_hidden_act", "mamba_proj_bias", "mamba_ssm_cache_dtype", "rescale_prenorm_residual",
-            "residual_in_fp32", "time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank",
-            "use_mamba_kernels", "use_conv_bias", "num_logits_to_keep", "expand", "rms_norm",
-        ]
-    )  # fmt: skip
-    return {
-        "ssm_heads": r.positive(f"{prefix}num_heads", "mamba_n_heads", default=128),
-        "ssm_head_dim": r.positive(f"{prefix}head_dim", "mamba_d_head", default=64),
-        "ssm_state": r.positive("ssm_state_size", "state_size", "mamba_d_state", default=128),
-        "ssm_groups": r.positive("n_groups", "mamba_n_groups", default=8),
-        "conv_kernel": r.positive("conv_kernel", "mamba_d_conv", default=4),
-    }
-
-
-def _nemotron_h(r: Reader) -> dict[str, Any]:
-    """Nemotron-H and Nemotron 3: one sublayer a block, by letters or by a list."""
-    letters = r.text("hybrid_override_pattern", default="")
-    named = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}
-    pattern = _layer_list(r, "layers_block_type", "layer_types", letters=named) or tuple(letters)
-    if not pattern or set(pattern) - set(named.values()):
-        r.fault(
-            "hybrid_override_pattern",
-            f"{letters!r} is not made of M, *, - and E",
-            hint="or give layers_block_type, a list",
-        )
-    layers = r.integer("num_hidden_layers", default=len(pattern))
-    if layers != len(pattern):
-        r.fault("num_hidden_layers", f"{layers} beside a pattern of {len(pattern)} layers")
-    _leave_out_mtp(r)
-    r.irrelevant(
-        ["mtp_hybrid_override_pattern", "mtp_layers_block_type", "moe_shared_expert_overlap", "moe_latent_size"]
-    )
-    found = sizes(r, layers=len(pattern), max_positions=4096)
-    fields = LLAMA_STYLE | found | biases(r.boolean("attention_bias"), mlp=r.boolean("mlp_bias")) | _mamba(r) | {
-        "kv_heads": r.positive("num_key_value_heads"),
-        "head_dim": r.positive("head_dim", "attention_head_dim", default=128),
-        "positions": "none",
-        "gated_mlp": False,
-        "activation": activation(r, "mlp_hidden_act", default="relu2"),
-        "pattern": pattern,
-    }  # fmt: skip
-    if "E" not in pattern:
-        return fields
-    latent = r.data.get("moe_latent_size")
-    return fields | experts(r) | {
-        "expert_hidden": r.positive("moe_intermediate_size"),
-        "shared_expert_hidden": r.positive("moe_shared_expert_intermediate_size") * r.integer("n_shared_experts", default=1),
-        "expert_latent": latent if isinstance(latent, int) else 0,
-    }  # fmt: skip
-
-
-def _mamba2(r: Reader) -> dict[str, Any]:
-    fields = _mamba(r, "") | {
-        "ssm_heads": r.positive("num_heads", default=128),
-        "ssm_head_dim": r.positive("head_dim", default=64),
-    }
-    r.irrelevant(["hidden_act", "use_bias", "layer_norm_epsilon"])
-    names = {
-        "layers": "num_hidden_layers n_layer",
-        "hidden": "hidden_size d_model",
-        "heads": "",
-        "ffn_hidden": "",
-        "max_positions": "",
-    }
-    found = sizes(r, names, heads=fields["ssm_heads"], ffn_hidden=0, max_positions=2048)
-    return LLAMA_STYLE | fields | found | {
-        "head_dim": fields["ssm_head_dim"],
-        "positions": "none",
-        "pattern": ("M",) * found["layers"],
-    }  # fmt: skip
-
-
-def _jamba(r: Reader) -> dict[str, Any]:
-    layers, hidden = r.positive("num_hidden_layers"), r.positive("hidden_size")
-    attention = (r.positive("attn_layer_period", default=8), r.integer("attn_layer_offset", default=4))
-    expert = (r.positive("expert_layer_period", default=2), r.integer("expert_layer_offset", default=1))
-    rank = r.raw("mamba_dt_rank")
-    r.irrelevant(["mamba_conv_bias", "mamba_proj_bias", "use_mamba_kernels", "num_logits_to_keep"])
-    fields = decoder(r) | experts(r, n=16, top_k=2)
-    return fields | {
-        "positions": "none",
-        "pattern": tuple(
-            ("*" if i % attention[0] == attention[1] else "m") + ("E" if i % expert[0] == expert[1] else "-")
-            for i in range(layers)
-        ),
-        "ssm_heads": hidden * r.positive("mamba_expand", default=2),
-        "ssm_head_dim": 1,
-        "ssm_state": r.positive("mamba_d_state", default=16),
-        "ssm_dt_rank": rank if isinstance(rank, int) else -(-hidden // 16),
-        "conv_kernel": r.positive("mamba_d_conv", default=4),
-    }
-
-
-def _delta(r: Reader) -> dict[str, Any]:
-    return {
-        "delta_key_heads": r.positive("linear_num_key_heads", default=16),
-        "delta_value_heads": r.positive("linear_num_value_heads", default=32),
-        "delta_key_dim": r.positive("linear_key_head_dim", default=128),
-        "delta_value_dim": r.positive("linear_value_head_dim", default=128),
-        "conv_kernel": r.positive("linear_conv_kernel_dim", default=4),
-    }
-
-
-def _delta_mixers(r: Reader) -> tuple[str, ...]:
-    every = r.positive("full_attention_interval", default=4)
-    kinds = _layer_list(r, "layer_types", letters={"linear_attention": "G", "full_attention": "*"})
-    return kinds or tuple("*" if (i + 1) % every == 0 else "G" for i in range(r.positive("num_hidden_layers")))
-
-
-def _qwen3_5(r: Reader) -> dict[str, Any]:
-    """Qwen3.5: gated delta nets, every fourth layer gated attention."""
-    _leave_out_mtp(r)
-    mixers, fields = _delta_mixers(r), decoder(r)
-    return fields | _delta(r) | {
-        "head_dim": fields["head_dim"] or 256,
-        "qk_norm": True,
-        "attention_gate": True,
-        "pattern": tuple(mixer + "-" for mixer in mixers),
-    }  # fmt: skip
-
-
-def _qwen3_next(r: Reader) -> dict[str, Any]:
-    """Qwen3-Next and Qwen3.5 with experts: the same, most layers with experts."""
-    dense = _sparse_blocks(r)
-    if not r.data.get("intermediate_size"):
-        r.data["intermediate_size"] = 4 * r.positive("hidden_size")
-    fields = _qwen3_5(r)
-    return fields | experts(r, n=512, top_k=10) | {
-        "pattern": tuple(block if i in dense else block[0] + "E" for i, block in enumerate(fields["pattern"])),
-        "expert_hidden": r.positive("moe_intermediate_size", default=512),
-        "shared_expert_hidden": r.positive("shared_expert_intermediate_size", default=512),
-        "shared_expert_gate": True,
-    }  # fmt: skip
 
 
 def _minimax_m3(r: Reader) -> dict[str, Any]:
@@ -399,6 +396,17 @@ def _minimax_m3(r: Reader) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _cohere2_moe(r: Reader) -> dict[str, Any]:
+    """Command A with experts: a parallel block of attention and experts that read one norm."""
+    r.irrelevant(words("shared_expert_combination_strategy expert_selection_fn prefix_dense_sliding_window_pattern sliding_window_pattern "
+                       "layer_switch order_of_interleaved_layers position_embedding_type prefix_dense_intermediate_size"))  # fmt: skip
+    expert = r.positive("intermediate_size")
+    return llama(r, tied=True) | experts(r, n=8, top_k=2) | _shared_and_dense(r, expert) | {
+        "ffn_hidden": r.data.get("prefix_dense_intermediate_size") or expert,
+        "norm": "layer_norm", "norm_bias": False, "parallel_block": True, "shared_norm": True,
+    }  # fmt: skip
+
+
 def _olmoe(r: Reader) -> dict[str, Any]:
     r.irrelevant(["clip_qkv"])
     return llama(r) | experts(r, n=64, top_k=8) | {"qk_norm": True, "qk_norm_width": True}
@@ -419,27 +427,40 @@ MIXTURES: dict[str, Family] = {
     "qwen3_vl_moe": _qwen3_moe,
     "granitemoe": like(_granitemoe, SCALES),
     "granitemoeshared": like(_granitemoe, SCALES),
+    "granitemoe_swa": like(_granitemoe, "layer_rope_theta " + SCALES, attention_sinks=True),
     "olmoe": _olmoe,
+    "flex_olmo": like(_olmoe, norm_position="after"),
     "phimoe": _phimoe,
     "deepseek": _deepseek,
     "deepseek_v2": _deepseek_v2,
-    "deepseek_v3": _latent_deepseek,
+    "deepseek_v3": latent_deepseek,
     "deepseek_v32": _sparse_deepseek,
     "deepseek_v4": _deepseek_v4,
     "glm_moe_dsa": _sparse_deepseek,
-    "kimi_k2": _latent_deepseek,
+    "kimi_k2": latent_deepseek,
+    "glm4_moe_lite": partial(latent_deepseek, dense=1, shared=1),
+    "youtu": like(_latent, tied=True),
+    "minicpm3": like(_latent, SCALES, tied=True),
     "gpt_oss": _gpt_oss,
     "glm4_moe": _glm4_moe,
+    "glm4v_moe": _glm4_moe,
+    "solar_open": partial(_glm4_moe, dense=0),
+    "hy_v3": like(partial(_glm4_moe, dense=1), "router_scaling_factor enable_moe_fp32_combine", qk_norm=True),
+    "exaone_moe": like(partial(_glm4_moe, dense=1), "sliding_window_pattern", qk_norm=True),
+    "hunyuan_v1_moe": _hunyuan_moe,
+    "hunyuan": _hunyuan_moe,
+    "bailing_moe": _bailing,
+    "bailing_moe_v2": _bailing,
+    "mimo_v2_flash": _mimo_v2,
+    "ernie4_5_moe": _ernie_moe,
+    "afmoe": _afmoe,
+    "aria": _aria,
+    "cohere2_moe": _cohere2_moe,
     "dots1": like(_glm4_moe, qk_norm=True),
     "minimax_m2": _minimax_m2,
     "minimax_m3": _minimax_m3,
     "llama4": _llama4,
     "gemma2": partial(_gemma, every=2, qk_norm=False),
     "gemma3": partial(_gemma, every=6, qk_norm=True),
-    "nemotron_h": _nemotron_h,
-    "mamba2": _mamba2,
-    "jamba": _jamba,
-    "qwen3_next": _qwen3_next,
-    "qwen3_5_moe": _qwen3_next,
-    "qwen3_5": _qwen3_5,
+    "gemma4": _gemma4,
 }

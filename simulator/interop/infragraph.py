@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_yaml, raise_faults, read_text
-from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.cluster import ImportedCluster, imported_graph
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.topology.given_graph import link_kind
 
@@ -57,16 +57,10 @@ def import_infragraph(path: str | Path, *, device: str | None = None) -> Importe
         raise_faults(reader.faults, locator)
     if not any(vertex["kind"] == "gpu" for vertex in reader.vertices.values()):
         raise refuse(path, 1, "no instance has a component of kind 'npu' or 'xpu': there is nothing to run on")
-    description: dict[str, Any] = {
-        "version": 1,
-        "name": re.sub(r"[^\w.-]+", "-", str(data.get("name") or Path(path).stem)),
-        "vertices": reader.vertices,
-        "edges": reader.edges,
-        "source": f"InfraGraph infrastructure {Path(path).name}",
-    }
-    if device is not None:
-        description["device"] = device
-    return imported("infragraph", path, description, account, text)
+    return imported_graph(
+        "infragraph", path, reader.vertices, reader.edges, account, what="InfraGraph infrastructure", device=device, text=text,
+        name=re.sub(r"[^\w.-]+", "-", str(data.get("name") or Path(path).stem)),
+    )  # fmt: skip
 
 
 @dataclass(slots=True)

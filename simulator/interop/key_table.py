@@ -314,7 +314,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 def json_keys(text: str) -> set[str]:
     """Return the keys of a JSON object, none where the text is not one."""
     try:
-        data: Any = parse_json(text)
+        data: Any = parse_json(text, constant=str)
     except ValueError:
         return set()
     return set(data) if isinstance(data, dict) else set()

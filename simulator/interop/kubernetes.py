@@ -15,7 +15,7 @@ from typing import Any
 
 from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, add_nics, node_on_a_switch, shipped_device
+from simulator.interop.cluster import ImportedCluster, add_nics, node_of_parts, node_on_a_switch, shipped_device
 from simulator.interop.format import Account, Format, Part, having, refuse
 from simulator.interop.hardware import baseboard_nvlink
 
@@ -29,6 +29,7 @@ def import_kubernetes(
     text = read_text(path)
     data, _ = parse_yaml(text, str(path), as_json=text.lstrip().startswith("{"))
     items = data.get("items", [data]) if isinstance(data, dict) else []
+    items = items if isinstance(items, list) else []
     labels = [_labels(item) for item in items if isinstance(item, dict) and item.get("kind", "Node") == "Node"]
     labels = [one for one in labels if _PRODUCT in one or _CLIQUE in one]
     if not labels:
@@ -43,16 +44,14 @@ def import_kubernetes(
     name = shipped_device(path, device, product, float(memory[0]) * 2**20 if memory else None)
     counts = Counter(str(one.get(_COUNT, "")) for one in labels)
     gpus = counts.most_common(1)[0][0]
-    if len(counts) > 1 or not gpus.isdigit() or not 1 <= int(gpus) <= 64:
+    if len(counts) > 1 or not re.fullmatch(r"\d{1,2}", gpus) or not 1 <= int(gpus) <= 64:
         raise ConfigError(
             f"{path}: {_COUNT} is {', '.join(sorted(counts))}: nodes are not alike", hint="give the nodes of one kind"
         )
     account, source = Account(), f"labels of Kubernetes nodes, {Path(path).name}"
     account.use(_PRODUCT, _COUNT, *([_MEMORY] if memory else []))
-    node: dict[str, Any] = {"device": name, "gpus": int(gpus), "source": source}
-    nvlink = _domain(labels, name, product, int(gpus), source, account, path)
-    if nvlink:
-        node["nvlink"] = nvlink
+    nvlink = _domain(labels, name, product, int(gpus), account, path)
+    node = node_of_parts(name, int(gpus), source, nvlink=nvlink)
     add_nics(node, nic_bandwidth, account)
     return node_on_a_switch("kubernetes", path, node, len(labels), account, text, why="no label tells rates")
 
@@ -64,14 +63,14 @@ def _labels(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _domain(
-    labels: list[dict[str, Any]], device: str, product: str, gpus: int, source: str, account: Account, path: str | Path
+    labels: list[dict[str, Any]], device: str, product: str, gpus: int, account: Account, path: str | Path
 ) -> dict[str, Any] | None:
     """Return the NVLinks of a node; with cliques of several nodes the switches join all of these."""
     cliques = Counter(str(one[_CLIQUE]) for one in labels if one.get(_CLIQUE))
     hosts = max(cliques.values(), default=1)
     if hosts == 1:
         account.assume(f"NVLinks as the baseboards of {gpus} {device} have them: no label tells what they join")
-        return baseboard_nvlink(product, Path(device).stem, gpus, source)
+        return baseboard_nvlink(product, Path(device).stem, gpus)
     account.use(_CLIQUE)
     if min(cliques.values()) != hosts or sum(cliques.values()) != len(labels):
         sizes = ", ".join(map(str, sorted(set(cliques.values()))))
@@ -86,7 +85,6 @@ def _domain(
         "links_per_gpu": 18,
         "bandwidth_per_link": "50 GB/s",
         "switches": 18,
-        "source": source,
     }
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from simulator.config import read_text
-from simulator.interop.cluster import ImportedCluster, node_on_a_switch, shipped_device
+from simulator.interop.cluster import ImportedCluster, node_of_parts, node_on_a_switch, shipped_device
 from simulator.interop.format import Account, Format, Part, refuse
-from simulator.interop.hardware import nvlink_section
+from simulator.interop.hardware import SLOWER_NVLINK_GB_PER_S, nvlink_section
 from simulator.interop.syntax import parse_xml
 
 _NVIDIA, _NVSWITCH_CLASS, _GPU_CLASSES = "10de:", "0680", ("0300", "0302")
@@ -115,13 +115,11 @@ def _device(found: _Found, path: str | Path, account: Account) -> str:
 
 def _node(root: Element, found: _Found, device: str, source: str, account: Account) -> dict[str, Any]:
     gpus = list(found.gpus)
-    node: dict[str, Any] = {"device": device, "gpus": len(gpus), "source": source}
     counts = _nvlinks(root, len(gpus), account)
-    nvlink = nvlink_section(counts, "25 GB/s", source) if counts else None
+    nvlink = nvlink_section(counts, f"{SLOWER_NVLINK_GB_PER_S} GB/s") if counts else None
     if nvlink:
-        node["nvlink"] = nvlink
         account.use("NVLinkBandwidth")
-        account.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
+        account.assume(f"{SLOWER_NVLINK_GB_PER_S} GB/s per NVLink and direction, as NVLink 2 to 4 have")
     elif counts is None:
         account.assume("no NVLink: the file has no NVLinkBandwidth matrix")
     switches = [found.roots[gpu] for gpu in gpus]
@@ -130,17 +128,16 @@ def _node(root: Element, found: _Found, device: str, source: str, account: Accou
     if not speed:
         account.assume("PCIe generation 4: link speeds are 0 in the file")
     n_switches = len(set(switches)) if all(switches) else 0
-    node["pcie"] = {"generation": generation, "switches": n_switches, "source": source}
-    node["cpu"] = _cpu(root, source)
-    return node
+    pcie = {"generation": generation, "switches": n_switches}
+    return node_of_parts(device, len(gpus), source, nvlink=nvlink, pcie=pcie, cpu=_cpu(root))
 
 
-def _cpu(root: Element, source: str) -> dict[str, Any]:
+def _cpu(root: Element) -> dict[str, Any]:
     packages = [element for element in root.iter("object") if element.get("type") == "Package"]
     infos = {i.get("name"): i.get("value", "") for element in [*packages[:1], root] for i in element.iter("info")}
     memory = sum(_float(e.get("local_memory")) for e in root.iter("object") if e.get("type") == "NUMANode")
     vendor = _VENDORS.get(infos.get("CPUVendor", "")) or _ARCHITECTURES.get(infos.get("Architecture", ""), "other")
-    cpu: dict[str, Any] = {"vendor": vendor, "sockets": max(len(packages), 1), "source": source}
+    cpu: dict[str, Any] = {"vendor": vendor, "sockets": max(len(packages), 1)}
     if infos.get("CPUModel"):
         cpu["model"] = infos["CPUModel"]
     if memory:

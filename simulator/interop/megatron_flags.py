@@ -37,7 +37,7 @@ def write_megatron(request: Request) -> Emission:
     """Write ``torchrun ... pretrain_gpt.py`` with the arguments of model and plan."""
     spec, plan = request.spec, under(request.plan, _FRAMEWORKS)
     fields = said(plan)
-    is_deepspeed = plan.framework == "megatron-deepspeed"
+    is_deepspeed = plan.framework_spec.data_parallel.has_config
     refuse_to_write("Megatron-LM", {
         f"rank_order {plan.rank_order}": KEYS.named("use-tp-pp-dp-mapping").theirs(plan.rank_order) is None,
         f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32", "fp8"),
@@ -88,7 +88,7 @@ def _model_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
 
 def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     """Return what several settings say together."""
-    is_deepspeed, is_local = plan.framework == "megatron-deepspeed", plan.framework != "megatron-core"
+    is_deepspeed, is_local = plan.framework_spec.data_parallel.has_config, not plan.framework_spec.calls_modules
     flags: dict[str, Any] = {
         "no-overlap-p2p-communication": plan.virtual_pp > 1 and sends_block(plan) and not is_local,
         "overlap-moe-expert-parallel-comm": plan.schedule == "1f1b-combined",
@@ -134,6 +134,8 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
         flags["recompute-granularity"] = plan.recompute
     if plan.recompute_modules:
         flags["recompute-modules"] = plan.recompute_modules.replace("+", " ")
+    if plan.offload_modules:
+        flags |= {"fine-grained-activation-offloading": True, "offload-modules": plan.offload_modules.replace("+", " ")}
     if plan.captured_modules:
         flags |= {"cuda-graph-impl": "transformer_engine", "cuda-graph-scope": " ".join(plan.captured_modules)}
     elif plan.cuda_graphs == "full_iteration":
@@ -266,7 +268,7 @@ def _of_yaml(flat: dict[str, Any]) -> dict[str, Any]:
 
 #: flags that take several values
 LISTS = words(
-    "num-experts window-size window-attn-skip-freq recompute-modules cuda-graph-scope cuda-graph-modules spec"
+    "num-experts window-size window-attn-skip-freq recompute-modules offload-modules cuda-graph-scope cuda-graph-modules spec"
 )
 
 
@@ -434,6 +436,14 @@ def _graphs(found: Found) -> dict[str, Any]:
     return {"host": "graphs"}
 
 
+def _offload(found: Found) -> dict[str, Any]:
+    """Return whose inputs wait in host memory; a list without the switch does nothing."""
+    modules = found["offload-modules"]
+    if not modules or not found["fine-grained-activation-offloading"]:
+        return {}
+    return {"offload_modules": SETTINGS["offload_modules"].parse(modules)}
+
+
 def _recompute(found: Found) -> dict[str, Any]:
     """Return what is recomputed; Megatron's own default of full recomputation is one block a checkpoint."""
     named, method = found["recompute-granularity"], found["recompute-method"] or found["activations-checkpoint-method"]
@@ -447,7 +457,7 @@ def _recompute(found: Found) -> dict[str, Any]:
             modules = [*(before if isinstance(before, list) else [before]), "moe"]
             granularity = "selective"
         told = {"recompute_modules": SETTINGS["recompute_modules"].parse(modules)} if modules else {}
-        return {"recompute": granularity} | told
+        return {"recompute": granularity} | told | _offload(found)
     if method == "block":
         return {"recompute": "full", "recompute_method": method, "recompute_layers": count}
     return {

@@ -256,9 +256,11 @@ def _experts(found: Found, layers: int) -> dict[str, Any]:
         reader.fault("num-experts", message, hint="give one number, or one for each of these layers")
     if found["mlp-type"] not in ("standard", "residual"):
         reader.fault("mlp-type", f"{found['mlp-type']!r:.40} is not known here", hint="standard or residual")
+    own = iter(counts)
+    grown = tuple(max(counts) if i in dense else next(own) for i in range(layers)) if len(counts) > 1 else ()
     return fields | {
         "dense_blocks": dense,
-        "experts_of_blocks": tuple(counts) if len(counts) > 1 else (),
+        "of_blocks": (("n_experts", grown),) if grown else (),
         "residual_experts": found["mlp-type"] == "residual",
     }
 

@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, node_on_a_switch
+from simulator.interop.cluster import ImportedCluster, node_of_parts, node_on_a_switch
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import (
     NCCL_NVLINK_GB_PER_S,
@@ -122,15 +122,10 @@ def import_nccl_topology(
         each = XGMI_GB_PER_S.get(graphics_of(node.gpus[0][1].get("gcn", "")), 64.0)
     elif rates == "datasheet" and compute_capability >= 100:
         each = 50.0
-    description: dict[str, Any] = {"device": name, "gpus": len(node.gpus), "source": source}
-    nvlink = nvlink_section(counts, f"{each} GB/s", source, switches=switches)
-    if nvlink:
-        description["nvlink"] = nvlink
-    description["pcie"] = _pcie(node, source, account)
-    description["cpu"] = _cpu(node, source, account)
-    nics = _nics(node, source, path, account, nic_bandwidth)
-    if nics:
-        description["nics"] = nics
+    description = node_of_parts(
+        name, len(node.gpus), source, nvlink=nvlink_section(counts, f"{each} GB/s", switches=switches),
+        pcie=_pcie(node, account), cpu=_cpu(node, account), nics=_nics(node, path, account, nic_bandwidth),
+    )  # fmt: skip
     return node_on_a_switch("nccl-topo", path, description, nodes, account, text)
 
 
@@ -149,15 +144,15 @@ def _bare(
         message = f"{path}: {len(node.gpus)} GPUs by their PCI class, without <gpu>: the file does not tell which"
         raise ConfigError(message, hint="give --device h100-sxm5-80g, or another, and --nic-bandwidth '400 Gb/s'")
     source = f"NCCL topology file {Path(path).name}"
-    description: dict[str, Any] = {"device": name, "gpus": len(node.gpus), "source": source}
-    nvlink = baseboard_nvlink(name, Path(name).stem, len(node.gpus), source)
+    nvlink = baseboard_nvlink(name, Path(name).stem, len(node.gpus))
     if nvlink:
-        description["nvlink"] = nvlink
         account.assume(f"NVLinks as the baseboards of {len(node.gpus)} {name} have them: the file has none")
-    description |= {"pcie": _pcie(node, source, account), "cpu": _cpu(node, source, account)}
-    if node.n_bare_nics and nic_bandwidth is not None:
-        description["nics"] = {"count": node.n_bare_nics, "bandwidth": nic_bandwidth, "source": source}
-    elif node.n_bare_nics:
+    has_nics = node.n_bare_nics and nic_bandwidth is not None
+    description = node_of_parts(
+        name, len(node.gpus), source, nvlink=nvlink, pcie=_pcie(node, account), cpu=_cpu(node, account),
+        nics={"count": node.n_bare_nics, "bandwidth": nic_bandwidth} if has_nics else None,
+    )  # fmt: skip
+    if node.n_bare_nics and not has_nics:
         account.assume(f"{node.n_bare_nics} NICs are left out: their rate is not in the file, give --nic-bandwidth")
     return node_on_a_switch("nccl-topo", path, description, nodes, account, text)
 
@@ -275,7 +270,7 @@ def _device(node: _Node, compute_capability: int, has_nvlink: bool, path: str | 
     return found
 
 
-def _pcie(node: _Node, source: str, account: Account) -> dict[str, Any]:
+def _pcie(node: _Node, account: Account) -> dict[str, Any]:
     speeds = Counter(slot.get("link_speed", "").split(" ")[0].removesuffix(".0") for slot in node.slots)
     widths = Counter(slot.get("link_width", "16") for slot in node.slots)
     generation = _GENERATION.get(speeds.most_common(1)[0][0], 0) if speeds else 0
@@ -291,19 +286,19 @@ def _pcie(node: _Node, source: str, account: Account) -> dict[str, Any]:
         order = list(dict.fromkeys(switches))
         if [order.index(switch) for switch in switches] != even:
             account.assume("GPUs are spread evenly over the PCIe switches; the file has them otherwise")
-    return {"generation": generation, "lanes": lanes, "switches": n_switches, "source": source}
+    return {"generation": generation, "lanes": lanes, "switches": n_switches}
 
 
-def _cpu(node: _Node, source: str, account: Account) -> dict[str, Any]:
+def _cpu(node: _Node, account: Account) -> dict[str, Any]:
     first = node.cpus[0]
     vendor = _VENDOR.get(first.get("vendor", "")) or _ARCH.get(first.get("arch", ""), "other")
     sockets = min(len(node.cpus), 2)
     if len(node.cpus) > sockets:
         account.assume(f"{len(node.cpus)} NUMA domains are {sockets} sockets")
-    return {"vendor": vendor, "sockets": sockets, "source": source}
+    return {"vendor": vendor, "sockets": sockets}
 
 
-def _nics(node: _Node, source: str, path: str | Path, account: Account, wanted: str | None) -> dict[str, Any] | None:
+def _nics(node: _Node, path: str | Path, account: Account, wanted: str | None) -> dict[str, Any] | None:
     if not node.nets:
         account.assume("no NIC: the file lists only those that the job used")
         return None
@@ -313,13 +308,13 @@ def _nics(node: _Node, source: str, path: str | Path, account: Account, wanted: 
         message = f"{path}: NICs of {', '.join(rates.values())}: the file does not tell which carry the job's traffic"
         raise ConfigError(message, hint=f"give --nic-bandwidth '{rates[max(speeds)]}' for those of that rate")
     if wanted is None:
-        return {"count": len(speeds), "bandwidth": rates[speeds[0]], "source": source}
+        return {"count": len(speeds), "bandwidth": rates[speeds[0]]}
     chosen = next((s for s in rates if math.isclose(s * 125e3, parse_quantity(wanted, "bandwidth"))), None)
     if chosen is None:
         raise ConfigError(f"{path}: no NIC of {wanted}", hint=f"the file has {', '.join(rates.values())}")
     if len(rates) > 1:
         account.assume(f"{len(speeds) - speeds.count(chosen)} NICs of another rate do not carry training traffic")
-    return {"count": speeds.count(chosen), "bandwidth": rates[chosen], "source": source}
+    return {"count": speeds.count(chosen), "bandwidth": rates[chosen]}
 
 
 def _number(element: Element, key: str, path: str | Path, default: int | None = None) -> int:

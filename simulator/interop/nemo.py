@@ -191,9 +191,15 @@ def is_recipe(text: str) -> bool:
     )
 
 
+#: settings that refer to each other one after the other, and characters of all that they come to
+_MOST_REFERENCES, _MOST_TEXT = 20, 1_000_000
+
+
 def resolved(flat: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
     """Replace the interpolations of OmegaConf: references, the environment, and NeMo's arithmetic."""
     done: dict[str, Any] = dict(flat)
+    begun: set[str] = set()  # each is settled once: what refers back to it finds it as it stands
+    n_written = 0
 
     def value_of(text: str, name: str, depth: int) -> Any:
         function, colon, rest = text.partition(":")
@@ -219,11 +225,19 @@ def resolved(flat: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str,
         return variables.get(text, unknown(text))
 
     def replaced(name: str, depth: int, match: re.Match[str]) -> str:
-        return str(value_of(match[1], name, depth))
+        nonlocal n_written
+        text = str(value_of(match[1], name, depth))
+        n_written += len(text)
+        if n_written > _MOST_TEXT:
+            raise ConfigError(f"{name}: its references to other settings grow beyond all bounds")
+        return text
 
     def settled(name: str, depth: int = 0) -> Any:
         value = done[name]
-        for _ in range(20 - depth):
+        if name in begun or depth == _MOST_REFERENCES:
+            return value
+        begun.add(name)
+        for _ in range(_MOST_REFERENCES):
             if not (isinstance(value, str) and _INTERPOLATION.search(value)):
                 break
             whole = _INTERPOLATION.fullmatch(value)

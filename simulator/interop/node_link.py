@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_json, parse_yaml, raise_faults, read_text
-from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.cluster import ImportedCluster, imported_graph
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.topology import LINK_KINDS
 from simulator.topology.given_graph import link_kind
@@ -58,16 +58,7 @@ def import_node_link(path: str | Path, *, device: str | None = None) -> Imported
     edges = [found for index, edge in enumerate(data[edge_key]) if (found := reader.read(index, edge)) is not None]
     if faults:
         raise_faults(faults, locator)
-    description: dict[str, Any] = {
-        "version": 1,
-        "name": Path(path).stem,
-        "vertices": vertices,
-        "edges": edges,
-    }
-    if device is not None:
-        description["device"] = device
-    description["source"] = f"node-link graph {Path(path).name}"
-    return imported("node-link", path, description, account, text)
+    return imported_graph("node-link", path, vertices, edges, account, what="node-link graph", device=device, text=text)
 
 
 def _vertices(nodes: list[Any], locator: Locator, faults: list[Fault], account: Account) -> dict[str, dict[str, Any]]:

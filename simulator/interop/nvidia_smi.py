@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, add_nics, joined_below, node_on_a_switch, shipped_device
+from simulator.interop.cluster import (
+    ImportedCluster,
+    add_nics,
+    joined_below,
+    node_of_parts,
+    node_on_a_switch,
+    nvlink_of,
+    shipped_device,
+)
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import baseboard_nvlink, device_of_nvlinks, nvlink_section
 from simulator.interop.syntax import parse_xml
@@ -31,10 +38,8 @@ def import_smi_inventory(
     product = sorted(products)[0]
     name = shipped_device(path, device, product, float(memory[1]) * 2**20 if memory else None)
     account.use("product_name", "fb_memory_usage.total", "pcie_gen.max_link_gen")
-    node: dict[str, Any] = {"device": name, "gpus": len(gpus), "source": source}
-    nvlink = baseboard_nvlink(product, name, len(gpus), source)
+    nvlink = baseboard_nvlink(product, name, len(gpus))
     if nvlink:
-        node["nvlink"] = nvlink
         account.assume(
             f"NVLinks as the baseboards of {len(gpus)} {name} have them: the file does not tell what they join"
         )
@@ -44,8 +49,8 @@ def import_smi_inventory(
     else:
         account.assume("no NVLink: the board has none")
     generation = (gpus[0].findtext("pci/pci_gpu_link_info/pcie_gen/max_link_gen") or "").strip()
-    if generation in ("3", "4", "5", "6"):
-        node["pcie"] = {"generation": int(generation), "source": source}
+    pcie = {"generation": int(generation)} if generation in ("3", "4", "5", "6") else None
+    node = node_of_parts(name, len(gpus), source, nvlink=nvlink, pcie=pcie)
     add_nics(node, nic_bandwidth, account)
     return node_on_a_switch("nvidia-smi-xml", path, node, nodes, account, text)
 
@@ -140,19 +145,22 @@ def import_nvidia_smi(
     account = Account()
     source = f"nvidia-smi topo -m, {Path(path).name}"
     counts = _counts(matrix)
-    nvlink = nvlink_section(counts, "25 GB/s", source)
-    links = max((sum(row) if nvlink and nvlink["kind"] != "switch" else max(row) for row in counts), default=0)
+    joined = nvlink_section(counts, "")
+    links = max((sum(row) if joined and joined["kind"] != "switch" else max(row) for row in counts), default=0)
     name = device or device_of_nvlinks(links)
     if name is None:
         raise ConfigError(f"{path}: {links} NVLinks per GPU do not tell the device", hint="give --device a100-pcie-40g")
     if device is None:
         account.assume(f"device {name}: {links} NVLinks per GPU; the matrix does not name it")
-    node: dict[str, Any] = {"device": name, "gpus": len(matrix.gpus), "source": source}
-    if nvlink:
-        node["nvlink"] = nvlink
-        account.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
-    node["pcie"] = {"switches": _switches(matrix), "source": source}
-    node["cpu"] = {"sockets": _sockets(matrix), "source": source}
+    nvlink = nvlink_of(counts, name, account)
+    node = node_of_parts(
+        name,
+        len(matrix.gpus),
+        source,
+        nvlink=nvlink,
+        pcie={"switches": _switches(matrix)},
+        cpu={"sockets": _sockets(matrix)},
+    )
     account.assume("PCIe generation 4 and 16 lanes", "CPU vendor")
     account.use(*(f"{row}-{column}" for (row, column), cell in matrix.cells.items() if cell.startswith("NV")))
     account.use("CPU Affinity")

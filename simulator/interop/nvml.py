@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, joined_below
+from simulator.interop.cluster import ImportedCluster, joined_below, node_of_parts, nvlink_of
 from simulator.interop.format import Account, Format
-from simulator.interop.hardware import device_of_product, nvlink_section
+from simulator.interop.hardware import MOST_NVLINKS, device_of_product
 
-MOST_LINKS = 18
 _SAME_SOCKET = 40  # NVML_TOPOLOGY_NODE; the next level crosses sockets
 _BELOW_HOST_BRIDGE = 20  # NVML_TOPOLOGY_MULTIPLE
 
@@ -51,10 +50,7 @@ def _read(nvml: Any, device: str | None, nodes: int) -> ImportedCluster:
     if len({_text(ask("nvmlDeviceGetName", handle)) for handle in handles}) > 1:
         account.assume(f"all GPUs are {product}: the node has several kinds")
     source = f"NVML on this node: {product}, driver {_text(ask('nvmlSystemGetDriverVersion'))}"
-    node: dict[str, Any] = {"device": name, "gpus": len(handles), "source": source}
-    nvlink = _nvlink(ask, handles, source, account)
-    if nvlink:
-        node["nvlink"] = nvlink
+    nvlink = _nvlink(ask, handles, name, account)
     levels = {
         (i, j): ask("nvmlDeviceGetTopologyCommonAncestor", handles[i], handles[j])
         for i in range(len(handles))
@@ -62,13 +58,13 @@ def _read(nvml: Any, device: str | None, nodes: int) -> ImportedCluster:
     }
     below = [pair for pair, level in levels.items() if level is not None and level <= _BELOW_HOST_BRIDGE]
     generation = ask("nvmlDeviceGetMaxPcieLinkGeneration", handles[0])
-    node["pcie"] = {"switches": joined_below(len(handles), len(handles), below), "source": source}
+    pcie = {"switches": joined_below(len(handles), len(handles), below)}
     if generation in (3, 4, 5, 6):
-        node["pcie"]["generation"] = generation
+        pcie["generation"] = generation
     else:
         account.assume("PCIe generation 4")
     crossing = any(level is not None and level > _SAME_SOCKET for level in levels.values())
-    node["cpu"] = {"sockets": 2 if crossing else 1, "source": source}
+    node = node_of_parts(name, len(handles), source, nvlink=nvlink, pcie=pcie, cpu={"sockets": 2 if crossing else 1})
     account.assume("CPU vendor", "no NIC: NVML does not see them")
     data = {"version": 1, "name": "this-node", "nodes": nodes, "node": node}
     return ImportedCluster(data=data, report=account.report(), kind="nvml", file="this machine")
@@ -95,14 +91,14 @@ class _Asker:
         return answer
 
 
-def _nvlink(ask: _Asker, handles: list[Any], source: str, account: Account) -> dict[str, Any] | None:
+def _nvlink(ask: _Asker, handles: list[Any], device: str, account: Account) -> dict[str, Any] | None:
     busids = [_busid(ask("nvmlDeviceGetPciInfo", handle)) for handle in handles]
     size = len(handles)
     counts = [[0] * size for _ in range(size)]
     others: set[str] = set()
     through = [0] * size
     for index, handle in enumerate(handles):
-        for link in range(MOST_LINKS):
+        for link in range(MOST_NVLINKS):
             if ask("nvmlDeviceGetNvLinkState", handle, link) != 1:
                 continue
             remote = _busid(ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
@@ -116,10 +112,7 @@ def _nvlink(ask: _Asker, handles: list[Any], source: str, account: Account) -> d
         return None
     if others:
         counts = [[0 if i == j else min(through) for j in range(size)] for i in range(size)]
-    section = nvlink_section(counts, "25 GB/s", source, switches=len(others) or None)
-    if section:
-        account.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
-    return section
+    return nvlink_of(counts, device, account, switches=len(others) or None)
 
 
 def _busid(info: Any) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, add_nics, node_on_a_switch
+from simulator.interop.cluster import ImportedCluster, add_nics, node_of_parts, node_on_a_switch
 from simulator.interop.format import Account, Format, Part, having, refuse
 from simulator.interop.hardware import XGMI_OF_BOARD, device_of_board, nvlink_section
 
@@ -68,18 +67,16 @@ def import_rocm_smi(
     account, source = Account(), f"rocm-smi --showtopo, {Path(path).name}"
     account.use("Link Type", "Hops", "Numa Node")
     account.skip("Weight", "Access", "Numa Affinity")
-    node: dict[str, Any] = {"device": name, "gpus": len(places), "source": source}
     near = {pair for pair, kind in kinds.items() if kind == "XGMI" and hops.get(pair, "1") == "1"}
     counts = [[int(a != b and (a, b) in near) for b in places] for a in places]
     each = next((rate for prefix, rate in XGMI_OF_BOARD.items() if Path(name).stem.startswith(prefix)), 64.0)
-    links = nvlink_section(counts, f"{each:g} GB/s", source)
+    links = nvlink_section(counts, f"{each:g} GB/s")
     if links:
-        node["nvlink"] = links
         account.assume(
             f"one link of {each:g} GB/s per direction for each pair of GPUs that is one hop apart: their number is not told"
         )
     sockets = min(2, len(set(numa) - {"-1"})) or 1
-    node["cpu"] = {"vendor": "amd", "sockets": sockets, "source": source}
+    node = node_of_parts(name, len(places), source, nvlink=links, cpu={"vendor": "amd", "sockets": sockets})
     if len(set(numa)) > sockets:
         account.assume(f"{len(set(numa))} NUMA domains are {sockets} sockets")
     add_nics(node, nic_bandwidth, account)

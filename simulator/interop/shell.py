@@ -349,7 +349,7 @@ class _Walker(Expander):
         """Compare two texts or two numbers."""
         if operator in ("-eq", "-ne", "-lt", "-le", "-gt", "-ge"):
             try:
-                a, b = arithmetic(left, self.number), arithmetic(right, self.number)
+                a, b = arithmetic(left, self.value), arithmetic(right, self.value)
             except UnknownError:
                 return None
             return {"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}[operator]

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from simulator.errors import ConfigError
 from simulator.interop.shell_arithmetic import UnknownError, arithmetic
-from simulator.interop.shell_syntax import Word, split_words
+from simulator.interop.shell_syntax import Word, closing, split_words
 from simulator.interop.typed_values import is_unknown, readable, unknown
 
 #: characters of one value, and of one that patterns are tried on: no launch script comes near
@@ -213,17 +213,17 @@ class Expander:
     def parameter(self, raw: str, at: int) -> tuple[str | list[str], bool, int]:
         """Expand what begins with a dollar; return the text or elements, whether they are an array's, and the end."""
         if raw.startswith("$((", at):
-            end = closing(raw, at + 1, "(", ")")
+            end = closing(raw, at + 1)
             inner = raw[at + 3 : end - 1]
             return self.calculated(inner), False, end + 1
         if raw.startswith("$(", at):
-            end = closing(raw, at + 1, "(", ")")
+            end = closing(raw, at + 1)
             return self.substituted(raw[at + 2 : end]), False, end + 1
         if raw.startswith("$[", at):
-            end = closing(raw, at + 1, "[", "]")
+            end = closing(raw, at + 1)
             return self.calculated(raw[at + 2 : end]), False, end + 1
         if raw.startswith("${", at):
-            end = closing(raw, at + 1, "{", "}")
+            end = closing(raw, at + 1)
             text, is_array = self.braced(raw[at + 2 : end])
             return text, is_array, end + 1
         if raw.startswith("$'", at):
@@ -286,7 +286,7 @@ class Expander:
             return held.get(key)
         if isinstance(held, list):
             try:
-                return held[arithmetic(key, self.number)] if held else None
+                return held[arithmetic(key, self.value)] if held else None
             except (UnknownError, IndexError):
                 return unknown(f"{name}[{key}]")
         return held
@@ -331,9 +331,7 @@ class Expander:
             return value.replace(old, new, -1 if everywhere else 1) if old else value
         if operation[0] == ":":
             try:
-                first, *length = (
-                    arithmetic(self.expand_quoted(part), self.number) for part in operation[1:].split(":")
-                )
+                first, *length = (arithmetic(self.expand_quoted(part), self.value) for part in operation[1:].split(":"))
             except UnknownError:
                 return value
             return value[first:][: length[0]] if length else value[first:]
@@ -342,20 +340,16 @@ class Expander:
     def calculated(self, text: str) -> str:
         """Return the value of an arithmetic expression."""
         try:
-            return str(arithmetic(self.expand_quoted(text), self.number, self.set_number))
+            return str(arithmetic(self.expand_quoted(text), self.value, self.set_number))
         except UnknownError as error:
             return unknown(error.name or f"$(({readable(text).strip()}))")
 
     def holds(self, text: str) -> bool | None:
         """Whether an arithmetic expression is not zero."""
         try:
-            return arithmetic(self.expand_quoted(text), self.number, self.set_number) != 0
+            return arithmetic(self.expand_quoted(text), self.value, self.set_number) != 0
         except UnknownError:
             return None
-
-    def number(self, name: str) -> str | None:
-        """Return a variable for arithmetic."""
-        return self.value(name)
 
     def set_number(self, name: str, value: int) -> None:
         """Set a variable from arithmetic."""
@@ -391,24 +385,3 @@ def in_braces(raw: str) -> Sequence[str]:
     if match := _CHOICE.fullmatch(raw):
         return [match[1] + one + match[3] for one in match[2].split(",")]
     return [raw]
-
-
-def closing(raw: str, at: int, opens: str, closes: str) -> int:
-    """Return where the bracket at a place closes; the end of the text where it does not."""
-    depth, quote = 0, ""
-    while at < len(raw):
-        char = raw[at]
-        if char == "\\":
-            at += 1
-        elif quote:
-            quote = "" if char == quote else quote
-        elif (char == "'" and opens != "{") or char == '"':
-            quote = char
-        elif char == opens:
-            depth += 1
-        elif char == closes:
-            depth -= 1
-            if not depth:
-                return at
-        at += 1
-    return len(raw)

@@ -69,6 +69,31 @@ def split_words(text: str, file: str, line: int) -> list[Word]:
     return [word for word in _Lexer(text, file, line).words() if not word.is_operator]
 
 
+def closing(text: str, at: int) -> int:
+    """Return the place of the bracket that closes the one here, past quotations and comments; the end of the text if none does."""
+    opens, depth = text[at], 0
+    while at < len(text):
+        char = text[at]
+        if char == "\\":
+            at += 1
+        elif char in "'\"`" and not (char == "'" and opens == "{"):
+            end = at + 1
+            while end < len(text) and text[end] != char:
+                end += 2 if text[end] == "\\" and char != "'" else 1
+            at = end
+        elif char == "#" and opens == "(" and text[at - 1] in " \t\n":
+            end = text.find("\n", at)
+            at = len(text) if end < 0 else end
+        elif char == opens:
+            depth += 1
+        elif char == _PAIRS[opens]:
+            depth -= 1
+            if not depth:
+                return at
+        at += 1
+    return len(text)
+
+
 class _Lexer:
     """Cuts a text into words and operators."""
 
@@ -207,27 +232,10 @@ class _Lexer:
 
     def closing(self, at: int) -> int:
         """Return the place after the bracket that closes the one here."""
-        opens, depth = self.text[at], 0
-        while at < len(self.text):
-            char = self.text[at]
-            if char == "\\":
-                at += 1
-            elif char in "'\"`" and not (char == "'" and opens == "{"):
-                end = at + 1
-                while end < len(self.text) and self.text[end] != char:
-                    end += 2 if self.text[end] == "\\" and char != "'" else 1
-                at = end
-            elif char == "#" and opens == "(" and self.text[at - 1] in " \t\n":
-                end = self.text.find("\n", at)
-                at = len(self.text) if end < 0 else end
-            elif char == opens:
-                depth += 1
-            elif char == _PAIRS[opens]:
-                depth -= 1
-                if not depth:
-                    return at + 1
-            at += 1
-        self.refuse(f"No closing {_PAIRS[opens]!r}")
+        end = closing(self.text, at)
+        if end == len(self.text):
+            self.refuse(f"No closing {_PAIRS[self.text[at]]!r}")
+        return end + 1
 
     def refuse(self, message: str, *, hint: str = "") -> NoReturn:
         raise ConfigError(f"{self.file}:{self.line}:1: {message}", hint=hint)

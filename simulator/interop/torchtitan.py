@@ -180,7 +180,7 @@ def write_torchtitan(request: Request) -> Emission:
         "parallelism.data_parallel_replicate_degree": plan.dp // group,
         "parallelism.data_parallel_shard_degree": group,
         "parallelism.fsdp_reshard_after_forward": "never" if plan.sharding == "zero2" else "always",
-        "compile.enable": plan.framework == "torchtitan-compile",
+        "compile.enable": plan.framework_spec.kernels == "compiled",
     }
     flavor = _FLAVOR.fullmatch(request.spec.name)
     if flavor:

@@ -31,12 +31,18 @@ def _describe(found: Found) -> Described:
     if found["compile"] not in (None, False):
         settings["host"] = "compiled"
     settings |= optimizer_settings(found.reader, "optimizer._component_", "torch.optim.AdamW")
-    component = found["model._component_"].rpartition(".")[2]
+    *_, family, component = ("", "", *str(found["model._component_"] or "").split("."))
     settings |= _adapters(found, component)
-    name = re.sub(r"^(q?lora_|dora_)", "", component)
-    name = re.sub(r"_(\d+)b?(?=_|$)", r"-\1b", re.sub(r"(?<=\d)_(?=\d+_)", ".", name)).replace("_", "-")
-    spec = catalogue_model(found.reader, "model._component_", re.sub(r"3\.1(?=-)", "3", name)) if name else None
+    name = _catalogue_name(family, re.sub(r"^(q?lora_|dora_)", "", component))
+    spec = catalogue_model(found.reader, "model._component_", name) if name else None
     return spec, settings, found["gradient_accumulation_steps"]
+
+
+def _catalogue_name(family: str, builder: str) -> str:
+    """Return what the catalogue would call a model: the builder repeats its package, ``qwen2_5``, before the size, ``1_5b``."""
+    rest = builder.removeprefix(family).lstrip("_")
+    dotted = [re.sub(r"(?<=\d)_(?=\d)", ".", part).replace("_", "-") for part in (family, rest) if part]
+    return "-".join(dotted if builder.startswith(family) else dotted[1:])
 
 
 def _adapters(found: Found, component: str) -> dict[str, Any]:

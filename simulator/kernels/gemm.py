@@ -138,6 +138,8 @@ class GemmColumns:
     peak_flops_per_s: FloatArray
     #: Energy per FLOP relative to 16-bit arithmetic. Shape [products].
     flop_energy: FloatArray
+    #: SMs that work on it. Shape [products].
+    n_sms: FloatArray
 
     @classmethod
     def of(cls, shapes: Sequence[GemmShape], device: Device, constants: GemmConstants) -> GemmColumns:
@@ -151,6 +153,7 @@ class GemmColumns:
             result_bytes=_column(s.result_bytes for s in shapes),
             peak_flops_per_s=_column(_sm_peak_flops_per_s(s, device, constants) for s in shapes),
             flop_energy=_column(_flop_energy(s.dtype, device, constants) for s in shapes),
+            n_sms=_column(device.n_sms - s.left_sms for s in shapes),
         )
 
 
@@ -215,7 +218,7 @@ def gemm_times_s(columns: GemmColumns, device: Device, constants: GemmConstants,
     efficiency = np.array(list(c.tile_efficiency.values()), dtype=np.float64)[tile]
     m, n, k, batch = (x[:, None] for x in (columns.m, columns.n, columns.k, columns.batch))
     area = tile_m * tile_n
-    rounds = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * split / device.n_sms)
+    rounds = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * split / columns.n_sms[:, None])
     resident = np.clip(np.round(32768.0 / area), 1.0, 6.0)
     solo = 1.0 + c.solo_penalty * np.maximum(0.0, 1.0 - rounds / resident)
     steps = np.ceil(k / split / c.k_step) * c.k_step

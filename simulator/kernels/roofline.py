@@ -121,7 +121,7 @@ class RooflineKernels:
     def _predict(self, shape: KernelShape, device: Device, constants: KernelConstants) -> float:
         if isinstance(shape, GemmShape):
             columns = GemmColumns.of([shape], device, constants.gemm)
-            return float(gemm_times_s(columns, device, constants.gemm, self.conditions)[0])
+            return (1.0 + shape.summing) * float(gemm_times_s(columns, device, constants.gemm, self.conditions)[0])
         if isinstance(shape, AttentionShape):
             is_backward = shape.kernel_pass != "forward"
             way = "backward" if is_backward else "forward"

@@ -92,7 +92,7 @@ def state_bytes(plan: ParallelPlan) -> StateBytes:
     fp32 training keep fp32 weights, gradients and two moments. Muon keeps one moment of a matrix.
     """
     half = plan.precision_spec.is_16_bit
-    if half and plan.precision_spec.quantisation is None and not plan.framework_spec.master_weights:
+    if half and not plan.framework_spec.master_weights:
         return StateBytes(parameter=2, gradient=2, optimizer=4, matrix=4)
     if half:
         main_gradient = 4 if plan.reduced_bytes == 4 else 2

@@ -59,6 +59,16 @@ ALIASES = {
     "grok-1": "grok1-314b",
     "grok1": "grok1-314b",
     "qwen3-next": "qwen3-next-80b-a3b",
+    "qwen3.6-27b": "qwen3.5-27b",
+    "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
+    "deepseek-v3.1": "deepseek-v3",
+    "deepseek-r1": "deepseek-v3",
+    "kimi-k2.5": "kimi-k2",
+    "kimi-k2.6": "kimi-k2",
+    "minimax-m2.5": "minimax-m2",
+    "minimax-m2.7": "minimax-m2",
+    "glm-5.1": "glm-5",
+    "glm-5.2": "glm-5",
     "qwen2.5-0.5b": "qwen2-0.5b",
     "qwen2.5-1.5b": "qwen2-1.5b",
     "qwen2.5-7b": "qwen2-7b",
@@ -357,6 +367,8 @@ def rename(spec: ModelSpec, name: str, **changes: Any) -> ModelSpec:
 
     A model with a pattern can only be cut: its first blocks stay.
     """
-    if spec.pattern and changes.get("layers", spec.layers) < spec.layers:
-        changes = {"pattern": spec.pattern[: changes["layers"]], **changes}
+    layers = changes.get("layers", spec.layers)
+    if layers < spec.layers:
+        own = tuple((field, values[:layers]) for field, values in spec.of_blocks)
+        changes = {"pattern": spec.pattern[:layers], "of_blocks": own, **changes}
     return replace(spec, name=name, **changes)

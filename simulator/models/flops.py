@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from simulator.models.spec import ATTENTION, RECURRENT, ModelSpec
@@ -19,8 +20,10 @@ def forward_flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
     Narayanan et al., arXiv:2104.04473, appendix: ``96 B s l h^2 (1 + s/6h + V/16lh)`` with recomputation,
     three quarters of it without; Chowdhery et al., PaLM, arXiv:2204.02311, appendix B.
     """
-    blocks = [*spec.blocks, *[spec.blocks[-1]] * spec.mtp_layers]
-    flops = sum(_sublayer_flops(spec, kind, sequence_length) for block in blocks for kind in block)
+    blocks = [*zip(spec.specs_of_blocks, spec.blocks, strict=True), *[(spec, spec.blocks[-1])] * spec.mtp_layers]
+    flops = sum(
+        n * _sublayer_flops(own, kind, sequence_length) for (own, block), n in Counter(blocks).items() for kind in block
+    )
     flops += _first_stack_flops(spec, sequence_length) / sequence_length
     if spec.patch_values or spec.image:
         return flops + 2.0 * spec.hidden * (spec.projection or spec.vocab) / sequence_length
@@ -59,10 +62,9 @@ def _sublayer_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
         )
         if spec.residual_experts:
             weights += (n_up + 1) * spec.hidden * spec.ffn_hidden + 2 * spec.hidden
-        counts = spec.experts_of_blocks or (spec.n_experts,)
-        return 2.0 * (
-            weights + spec.hidden * (sum(counts) / len(counts) + 2 * spec.expert_latent + spec.shared_expert_gate)
-        )
+        return 2.0 * (weights + spec.hidden * (spec.n_experts + 2 * spec.expert_latent + spec.shared_expert_gate))
+    if kind == "p":
+        return sum(_sublayer_flops(spec, one, sequence_length) for one in "*M")
     if kind in RECURRENT:
         return _recurrent_flops(spec, kind)
     return 2.0 * _attention_weights(spec, kind) + _score_flops(spec, kind, sequence_length)
@@ -85,7 +87,9 @@ def _attention_weights(spec: ModelSpec, kind: str) -> float:
     if spec.output_groups:
         return _compressed_weights(spec, kind)
     if not spec.is_latent_attention:
-        return spec.hidden * ((2 + spec.attention_gate) * spec.attention_width + 2 * spec.kv_width)
+        values = spec.v_head_dim or spec.head_dim
+        query, value = (1 + spec.attention_gate) * spec.attention_width, spec.kv_heads * values
+        return float(spec.hidden * (query + spec.heads * values + spec.kv_width + (0 if spec.value_is_key else value)))
     query, rank = spec.heads * (spec.head_dim + spec.qk_rope_head_dim), spec.q_lora_rank
     weights = spec.hidden * (spec.kv_lora_rank + spec.qk_rope_head_dim)
     weights += spec.kv_lora_rank * spec.heads * (spec.head_dim + spec.v_head_dim)
@@ -100,7 +104,7 @@ def _attention_weights(spec: ModelSpec, kind: str) -> float:
 def _score_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
     """Return the FLOPs of one token's scores and weighted values: all keys of the sequence, or those that its kind sees."""
     head_dim = spec.head_dim
-    if spec.is_latent_attention:
+    if spec.v_head_dim:
         head_dim = (spec.head_dim + spec.qk_rope_head_dim + spec.v_head_dim) // 2
     if spec.output_groups:
         return _compressed_score_flops(spec, kind, sequence_length)
@@ -125,6 +129,13 @@ def _recurrent_flops(spec: ModelSpec, kind: str) -> float:
     Megatron-LM, ``megatron/training/training.py``, ``num_floating_point_operations``: 7 for every element of Mamba's state
     and 4 for every one of the delta net's (its products counted as two).
     """
+    if kind == "s":
+        return 2.0 * spec.hidden * (4 * spec.hidden + spec.conv_kernel)
+    if kind == "d":
+        width, rank = spec.delta_value_heads * spec.delta_value_dim, spec.delta_gate_rank
+        gates = 2 * (rank * (spec.hidden + width) if rank else spec.hidden * width)
+        weights = spec.hidden * (4 * width + spec.delta_value_heads) + gates
+        return 2.0 * (weights + 3 * spec.conv_kernel * width + 4 * width * spec.delta_key_dim)
     if kind == "G":
         keys, values = spec.delta_key_heads * spec.delta_key_dim, spec.delta_value_heads * spec.delta_value_dim
         mixed = 2 * keys + values
@@ -149,6 +160,9 @@ def model_flops_per_sequence(spec: ModelSpec, sequence_length: int, *, is_frozen
     if not is_frozen:
         return 3.0 * sequence_length * forward
     scores = sum(
-        _score_flops(spec, kind, sequence_length) for block in spec.blocks for kind in block if kind in ATTENTION
+        _score_flops(own, kind, sequence_length)
+        for own, block in zip(spec.specs_of_blocks, spec.blocks, strict=True)
+        for kind in block
+        if kind in ATTENTION + "p"
     )
     return sequence_length * (2.0 * forward + scores)

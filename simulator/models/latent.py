@@ -21,8 +21,24 @@ def latent_attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
 
     The down-projections are whole on every tensor-parallel rank; the up-projections and the heads are split.
     """
-    spec, tape = style.spec, style.tape
+    spec = style.spec
     query_dim = spec.head_dim + spec.qk_rope_head_dim
+    with style.offloaded("qkv_linear"):
+        q, k, values = _projected(style, x, query_dim)
+    shape = style.attention_shape(causal=causal, head_dim=(query_dim + spec.v_head_dim) // 2)
+    shape = replace(shape, kv_heads=style.heads)
+    if spec.index_top_k:
+        k = _chosen(style, x, k, shape)
+        shape = replace(shape, window=spec.index_top_k if spec.index_top_k < shape.seq_k else 0)
+    with style.offloaded("core_attn"):
+        context = style.core_attention(q, k, values, shape)
+    with style.offloaded("attn_proj"):
+        return style.row(context, style.heads * spec.v_head_dim, name="attention_output")
+
+
+def _projected(style: Style, x: Tensor, query_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Append queries, keys and values, down to the latents and up again."""
+    spec, tape = style.spec, style.tape
     if spec.q_lora_rank:
         low = _down(style, x, spec.q_lora_rank)
         with _up_projection(style):
@@ -46,13 +62,7 @@ def latent_attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
         )
         q = style.rotary(q)
         k = _join(style, keys, style.rotary(shared_key), n_tokens * style.heads * query_dim)
-    shape = style.attention_shape(causal=causal, head_dim=(query_dim + spec.v_head_dim) // 2)
-    shape = replace(shape, kv_heads=style.heads)
-    if spec.index_top_k:
-        k = _chosen(style, x, k, shape)
-        shape = replace(shape, window=spec.index_top_k if spec.index_top_k < shape.seq_k else 0)
-    width = style.heads * spec.v_head_dim
-    return style.row(style.core_attention(q, k, values, shape), width, name="attention_output")
+    return q, k, values
 
 
 def _up_projection(style: Style) -> AbstractContextManager[None]:

@@ -62,6 +62,9 @@ class GemmShape(Launch):
     kernel_pass: Pass = "forward"
     name: str = "gemm"
     output_bytes: float = 0.0
+    #: By what share of its time sums in its epilogue, such as those of a bias' gradient, lengthen it.
+    summing: float = 0.0
+    left_sms: int = 0  #: SMs that its blocks, which stay until all is done, leave to kernels beside it.
 
     @property
     def n_flops(self) -> float:
@@ -106,11 +109,19 @@ class AttentionShape(Launch):
     @property
     def n_flops(self) -> float:
         """Two products forward, five backward; a causal mask halves them, a window leaves out what is older."""
-        products = 2.0 if self.kernel_pass == "forward" else 5.0
         scores = float(self.seq_q * self.seq_k)
         scores = scores / 2.0 if self.causal else scores
         if 0 < self.window < self.seq_k:
             scores -= (self.seq_k - self.window) ** 2 / 2.0
+        return self._flops_of(scores)
+
+    @property
+    def whole_flops(self) -> float:
+        """The same with every query against as many keys as any has, whatever the mask hides: as MFU counts attention."""
+        return self._flops_of(float(self.seq_q * min(self.window or self.seq_k, self.seq_k)))
+
+    def _flops_of(self, scores: float) -> float:
+        products = 2.0 if self.kernel_pass == "forward" else 5.0
         return products * 2.0 * self.batch * self.heads * scores * self.head_dim
 
     @property

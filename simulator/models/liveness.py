@@ -53,10 +53,11 @@ class Node:
     region: str = ""  #: The recompute region it belongs to.
     is_kept: bool = False  #: Whether selective checkpointing by operator keeps its output.
     is_captured: bool = False  #: Whether a CUDA graph launches it.
+    is_offloading: bool = False  #: Whether what it holds waits in host memory.
 
 
 def forward_extra_bytes(
-    nodes: Sequence[Node], inputs: Sequence[Tensor], saved: Mapping[Storage, None], output: Tensor | None
+    nodes: Sequence[Node], inputs: Sequence[Tensor], saved: Mapping[Storage, bool], output: Tensor | None
 ) -> int:
     """Return the most bytes alive at once in forward, less those that stay saved.
 

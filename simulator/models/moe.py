@@ -216,18 +216,19 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
     n_local = max(1, spec.n_experts // setting.ep)
     n_rows = x.n_elements // spec.expert_input
     width = spec.expert_hidden // setting.expert_tp
-    x = _stashed(style, x)
-    up = _grouped(
-        style,
-        x,
-        n_local=n_local,
-        n_rows=n_rows,
-        rows=width * (2 if spec.gated_mlp else 1),
-        columns=spec.expert_input,
-        fused="gradient" if is_fused else "",
-    )
-    up = _stashed(style, up)
-    with style.recomputed("moe_act", is_discarding=True):
+    x = _stashed(style, x, is_narrow=True)
+    with style.offloaded("expert_fc1"):
+        up = _grouped(
+            style,
+            x,
+            n_local=n_local,
+            n_rows=n_rows,
+            rows=width * (2 if spec.gated_mlp else 1),
+            columns=spec.expert_input,
+            fused="gradient" if is_fused else "",
+        )
+    up = _stashed(style, up, is_narrow=False)
+    with style.recomputed("moe_act", is_discarding=True), style.offloaded("moe_act"):
         up = _clamped(style, up) if is_biased else up
         if spec.gated_mlp or is_fused:
             forward = kernel("swiglu", n_rows * width, up.n_bytes, n_rows * width * DTYPE_BYTES[up.dtype], up.dtype)
@@ -242,6 +243,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
             )
         else:
             gated = style.activation(up, bias=False)
+    gated = gated if style.recomputes("moe_act") else _stashed(style, gated, is_narrow=True)
     done = _grouped(
         style,
         gated,
@@ -251,7 +253,20 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         columns=width,
         fused="input" if is_fused else "",
     )
+    if is_fused and spec.expert_bias and not setting.lora_rank:
+        done = _summed(style, done)
     return _biased(style, done) if is_biased else done
+
+
+def _summed(style: Style, x: Tensor) -> Tensor:
+    """Append the sums that the gradients of the second bias and of its weights by the router are; products add the bias itself.
+
+    References
+    ----------
+    NVIDIA Transformer Engine, ``common/triton/grouped_dbias_dscales.py``: one kernel reads the gradient once.
+    """
+    sums = kernel("sum", style.spec.expert_input, x.n_bytes, 2 * style.spec.expert_input, x.dtype, in_pass="backward")
+    return style.tape.record([x], x.n_elements, x.dtype, backward=[sums], view=x, gradient="alias")
 
 
 def _clamped(style: Style, x: Tensor) -> Tensor:
@@ -301,19 +316,23 @@ def _biased(style: Style, x: Tensor) -> Tensor:
     return style.tape.record([x], n, x.dtype, forward=forward, backward=backward)
 
 
-def _stashed(style: Style, x: Tensor) -> Tensor:
+def _stashed(style: Style, x: Tensor, *, is_narrow: bool) -> Tensor:
     """Append the copy of what backward needs out of a buffer as large as the worst case, and the copy back.
+
+    What weight gradients need is kept as it was quantised along columns (``is_narrow``), what the activation's gradient needs in 16
+    bits.
 
     References
     ----------
     NVIDIA/Megatron-LM, paged stashing (``moe_paged_stash``): graphs of whole iterations need buffers of static size, which only
-    the current layer can afford; saved are the quantised input and the up-projection's output. The copies are kernels of up to 2,048
-    blocks on a stream beside, which take the SMs and the memory from what they run beside.
+    the current layer can afford. NVIDIA Transformer Engine 2.16, ``pytorch/ops/fused/forward_grouped_mlp.py``: it marks for that both
+    products' quantised inputs and the activation's input. The copies are kernels of up to 2,048 blocks on a stream beside, which take
+    the SMs and the memory from what they run beside.
     """
     if not style.setting.stashes_experts:
         return x
     narrowing = style.setting.recipe.quantisation
-    n_bytes = x.n_bytes if narrowing is None else x.n_elements * narrowing.element_bytes
+    n_bytes = x.n_elements * narrowing.element_bytes if is_narrow and narrowing is not None else x.n_bytes
     move = kernel("copy", x.n_elements, n_bytes, n_bytes, x.dtype)
     back = replace(move, kernel_pass="backward")
     return style.tape.record([x], x.n_elements, x.dtype, forward=[move], backward=[back], view=x, gradient="alias")
@@ -357,10 +376,15 @@ def _grouped(
         dtype=setting.gemm_dtype,
         name="grouped_gemm",
         n_pieces=n_pieces,
+        left_sms=setting.left_sms,
     )
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
     if setting.recipe.quantisation is not None:
-        return style.quantised_product(x, weight, shape, fused=fused, result_bytes=_epilogue_bytes(style, fused))
+        sums_bias = fused == "input" and style.spec.expert_bias and not setting.lora_rank
+        return style.quantised_product(
+            x, weight, shape, fused=fused, result_bytes=_epilogue_bytes(style, fused),
+            summing=setting.bias_summing if sums_bias else 0.0,
+        )  # fmt: skip
     weight_gradient = replace(shape, m=rows, n=columns, k=each, kernel_pass="wgrad", output_bytes=style.wgrad_bytes)
     return style.tape.record(
         [x, weight],

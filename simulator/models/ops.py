@@ -309,11 +309,13 @@ def batched_product(
     )
 
 
-def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
-    """Append fused attention; saves q, k, v, its output and the log-sum-exp of every row."""
-    width = q.n_elements // (shape.batch * shape.heads * shape.seq_q)
-    n_rows = q.n_elements // width  # documents of equal length need not fill a sequence
-    value_dim = 2 * shape.head_dim - width  # a shape has the mean of the widths of keys and values
+def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, n_tokens: int) -> Tensor:
+    """Append fused attention; saves q, k, v, its output and the log-sum-exp of every row.
+
+    Documents of equal length need not fill a sequence, so that there may be more tokens than the shape has.
+    """
+    n_rows = n_tokens * shape.heads
+    value_dim = 2 * shape.head_dim - q.n_elements // n_rows  # a shape has the mean of the widths of keys and values
     return tape.record(
         [q, k, v],
         n_rows * value_dim,

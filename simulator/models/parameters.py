@@ -57,7 +57,9 @@ def _outside_blocks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
 
 
 def norm_parameters(spec: ModelSpec, name: str, width: int = 0) -> list[Parameter]:
-    """Return scale and, where the architecture has one, shift of one norm."""
+    """Return scale and shift of one norm, where the architecture has them."""
+    if not spec.norm_scale:
+        return []
     width = width or spec.hidden
     tensors = [Parameter(name=f"{name}.weight", n_elements=width)]
     if spec.norm == "layer_norm" and spec.norm_bias:
@@ -133,8 +135,10 @@ def attention_parameters(spec: ModelSpec, tp: int = 1, name: str = "attention", 
         return _latent_attention_parameters(spec, tp, name)
     if spec.output_groups:
         return _compressed_attention_parameters(spec, tp, name, kind)
-    kv_width = spec.kv_width * max(1, tp // spec.kv_heads)  # fewer heads than ranks: each rank holds a copy
-    rows = spec.attention_width * (2 if spec.attention_gate else 1) + 2 * kv_width
+    kv_heads = spec.kv_heads * max(1, tp // spec.kv_heads)  # fewer heads than ranks: each rank holds a copy
+    kv_width, values = kv_heads * spec.head_dim, spec.v_head_dim or spec.head_dim
+    rows = spec.attention_width * (2 if spec.attention_gate else 1) + kv_width
+    rows += 0 if spec.value_is_key else kv_heads * values
     tensors = _linear(f"{name}.qkv", rows, spec.hidden, bias=spec.attention_bias, tp=tp, split="column")
     if spec.attention_bias and not spec.key_bias:
         tensors[-1] = replace(tensors[-1], n_elements=(rows - kv_width) // tp)
@@ -145,17 +149,18 @@ def attention_parameters(spec: ModelSpec, tp: int = 1, name: str = "attention", 
     if spec.attention_sinks:
         tensors.append(Parameter(name=f"{name}.sinks", n_elements=spec.heads // tp, is_tensor_parallel=tp > 1))
     output_bias = spec.attention_output_bias
-    return tensors + _linear(f"{name}.output", spec.hidden, spec.attention_width, bias=output_bias, tp=tp, split="row")
+    width = spec.heads * values
+    return tensors + _linear(f"{name}.output", spec.hidden, width, bias=output_bias, tp=tp, split="row")
 
 
 def mlp_parameters(spec: ModelSpec, tp: int = 1, name: str = "mlp", width: int = 0) -> list[Parameter]:
     """Return the tensors of one dense MLP, ``ffn_hidden`` wide unless given; gate and up are one."""
     width = width or spec.ffn_hidden
     rows = width * (2 if spec.gated_mlp else 1)
-    return [
-        *_linear(f"{name}.up", rows, spec.hidden, bias=spec.mlp_bias, tp=tp, split="column"),
-        *_linear(f"{name}.down", spec.hidden, width, bias=spec.mlp_bias, tp=tp, split="row"),
-    ]
+    tensors = _linear(f"{name}.up", rows, spec.hidden, bias=spec.mlp_bias, tp=tp, split="column")
+    if spec.activation == "xielu":
+        tensors.append(Parameter(name=f"{name}.xielu", n_elements=2))
+    return tensors + _linear(f"{name}.down", spec.hidden, width, bias=spec.mlp_bias, tp=tp, split="row")
 
 
 def moe_parameters(spec: ModelSpec, tp: int = 1, ep: int = 1, etp: int | None = None) -> list[Parameter]:
@@ -180,6 +185,10 @@ def moe_parameters(spec: ModelSpec, tp: int = 1, ep: int = 1, etp: int | None = 
         tensors += mlp_parameters(spec, tp, "shared_expert", spec.shared_expert_hidden)
     if spec.residual_experts:
         tensors += mlp_parameters(spec, tp) + _linear("coefficient", 2, spec.hidden, bias=True, tp=tp, split="none")
+    if spec.expert_norms:
+        norms = ("norm_experts", "norm_after_experts", "norm_after_shared_expert")
+        tensors += [tensor for name in norms for tensor in norm_parameters(spec, name)]
+        tensors.append(Parameter(name="router.scales", n_elements=spec.hidden + spec.n_experts))
     if spec.shared_expert_gate:
         tensors += _linear("shared_expert.gate", 1, spec.hidden, bias=False, tp=tp, split="none")
     return tensors
@@ -203,13 +212,13 @@ def mamba2_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
         _split("mamba.conv.weight", mixed * spec.conv_kernel, tp),
         _split("mamba.conv.bias", mixed, tp),
         *_linear("mamba.in", rows, spec.hidden, bias=False, tp=tp, split="column"),
-        _split("mamba.norm.weight", spec.ssm_width, tp),
+        *([_split("mamba.norm.weight", spec.ssm_width, tp)] if spec.ssm_norm else []),
         *_linear("mamba.out", spec.hidden, spec.ssm_width, bias=False, tp=tp, split="row"),
     ]
 
 
 def mamba1_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
-    """Return the tensors of one Mamba-1 mixer with norms on step, B and C (Jamba).
+    """Return the tensors of one Mamba-1 mixer, Jamba's with norms on step, B and C.
 
     References
     ----------
@@ -227,6 +236,7 @@ def mamba1_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
         *(
             Parameter(name=f"mamba.{name}_norm.weight", n_elements=n)
             for name, n in (("dt", rank), ("b", state), ("c", state))
+            if spec.ssm_norm
         ),
         *_linear("mamba.out", spec.hidden, width, bias=False, tp=tp, split="row"),
     ]
@@ -252,14 +262,57 @@ def delta_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
     ]
 
 
+def kimi_delta_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
+    """Return the tensors of one Kimi delta attention, whose forget gate has a value for every channel.
+
+    References
+    ----------
+    Kimi Team, "Kimi Linear", arXiv:2510.26692, section 3.
+    """
+    width, rank = spec.delta_value_heads * spec.delta_value_dim, spec.delta_gate_rank
+    tensors = [_split("delta.dt_bias", width, tp), _split("delta.A_log", spec.delta_value_heads, tp)]
+    tensors.append(_split("delta.conv.weight", 3 * width * spec.conv_kernel, tp))
+    rows = 3 * width + spec.delta_value_heads + (0 if rank else 2 * width)
+    tensors += _linear("delta.in", rows, spec.hidden, bias=False, tp=tp, split="column")
+    for name in ("forget", "gate") if rank else ():
+        tensors += _linear(f"delta.{name}_down", rank, spec.hidden, bias=False, tp=tp, split="none")
+        tensors += _linear(f"delta.{name}_up", width, rank, bias=False, tp=tp, split="column")
+    tensors.append(Parameter(name="delta.norm.weight", n_elements=spec.delta_value_dim))
+    return tensors + _linear("delta.out", spec.hidden, width, bias=False, tp=tp, split="row")
+
+
+def short_convolution_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
+    """Return the tensors of one gated short convolution.
+
+    References
+    ----------
+    Liquid AI, "LFM2 Technical Report", arXiv:2511.23404, section 2.
+    """
+    return [
+        *_linear("short.in", 3 * spec.hidden, spec.hidden, bias=False, tp=tp, split="column"),
+        _split("short.conv.weight", spec.hidden * spec.conv_kernel, tp),
+        *_linear("short.out", spec.hidden, spec.hidden, bias=False, tp=tp, split="row"),
+    ]
+
+
+def _beside_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
+    return attention_parameters(spec, tp) + mamba2_parameters(spec, tp)
+
+
+#: letter -> the tensors of a sublayer that is neither attention nor experts
+_MAKERS = {
+    "-": mlp_parameters, "M": mamba2_parameters, "m": mamba1_parameters, "G": delta_parameters, "d": kimi_delta_parameters,
+    "p": _beside_parameters, "s": short_convolution_parameters,
+}  # fmt: skip
+
+
 def sublayer_parameters(
     spec: ModelSpec, kind: str, *, tp: int = 1, ep: int = 1, etp: int | None = None
 ) -> list[Parameter]:
     """Return the tensors of one sublayer, by its letter in :data:`simulator.models.spec.SUBLAYERS`, without norms."""
     if kind == "E":
         return moe_parameters(spec, tp, ep, etp)
-    make = {"-": mlp_parameters, "M": mamba2_parameters, "m": mamba1_parameters, "G": delta_parameters}
-    return make[kind](spec, tp) if kind in make else attention_parameters(spec, tp, kind=kind)
+    return _MAKERS[kind](spec, tp) if kind in _MAKERS else attention_parameters(spec, tp, kind=kind)
 
 
 def _connection_parameters(spec: ModelSpec, name: str, n_weights: int, n_scales: int) -> list[Parameter]:

@@ -114,11 +114,12 @@ class RecordedModule:
 
     def model(self, plan: ParallelPlan) -> Model:
         """Record the module as one rank of a plan runs it."""
-        for degree in ("tp", "cp", "ep"):
+        is_planned = bool(getattr(self.module, "tp_plan", None)) and not plan.sequence_parallel
+        for degree in ("cp", "ep") if is_planned else ("tp", "cp", "ep"):
             if getattr(plan, degree) > 1:
                 raise InfeasiblePlanError(
                     f"{degree}={getattr(plan, degree)}: how {self.name} is split inside its layers is not known",
-                    hint="a recorded module takes data, sharded and pipeline parallelism",
+                    hint="a recorded module takes data, sharded and pipeline parallelism, and tensor parallelism by a tp_plan of its own",
                 )
         if plan.lora_rank:
             raise InfeasiblePlanError(
@@ -133,9 +134,13 @@ class RecordedModule:
                 hint=advice if selective else "use --precision bf16",
             )
         length = plan.sequence_length or self.max_positions
-        key = (plan.micro_batch, length, plan.precision, plan.attention, plan.recompute)
+        key = (plan.tp, plan.micro_batch, length, plan.precision, plan.attention, plan.recompute)
         if key not in self._known:
             recorded = self._record(plan, length)
+            if plan.tp > 1:
+                whole = self.model(replace(plan, tp=1))
+                flops = whole.model_flops_per_sequence
+                recorded = replace(recorded, n_parameters=whole.n_parameters, model_flops_per_sequence=flops)
             layers = _recomputed(recorded.layers) if plan.recompute == "full" else recorded.layers
             self._known[key] = replace(recorded, layers=layers)
         return self._known[key]
@@ -175,6 +180,7 @@ class RecordedModule:
                 attention=plan.attention,
                 dtype="fp32" if is_autocast else kept,
                 autocast=plan.precision.removeprefix("amp_") if is_autocast else "",
+                tp=plan.tp,
                 **named,
             )
         except SimulatorError:

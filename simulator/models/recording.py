@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.models.aten import DTYPES, Call, TensorSize, kernels_of
-from simulator.models.layer import KernelShape, Layer, Parameter
+from simulator.models.layer import Layer, LayerItem, Parameter
 
 
 @dataclass(slots=True)
@@ -16,9 +16,9 @@ class Segment:
     """What one part of the module launched and held."""
 
     name: str
-    forward: list[KernelShape] = field(default_factory=list)
-    backward: list[KernelShape] = field(default_factory=list)
-    recompute: list[KernelShape] = field(default_factory=list)
+    forward: list[LayerItem] = field(default_factory=list)
+    backward: list[LayerItem] = field(default_factory=list)
+    recompute: list[LayerItem] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
     saved_bytes: int = 0
     forward_peak_bytes: int = 0
@@ -124,7 +124,7 @@ class Recorder:
         is_backward = self.is_backward and not self.is_recomputing
         self.add(kernels_of(record, is_backward=is_backward, weight_shapes=self.shapes))
 
-    def add(self, kernels: list[KernelShape]) -> None:
+    def add(self, kernels: Sequence[LayerItem]) -> None:
         """Append kernels to the pass that runs."""
         if self.is_recomputing:
             self.current.recompute.extend(kernels)

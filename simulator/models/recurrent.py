@@ -1,6 +1,6 @@
-"""Mixers with a state instead of keys and values: Mamba-2, Mamba-1 and the gated delta net.
+"""Mixers with a state instead of keys and values: Mamba-2, Mamba-1, the gated delta net and its relatives.
 
-All three project the tokens, convolve a few of them causally, carry a state along the sequence chunk by chunk, and gate and
+All project the tokens, convolve a few of them causally, carry a state along the sequence chunk by chunk, and gate and
 project what comes out. Heads (channels of Mamba-1) are split over tensor-parallel ranks.
 
 References
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from simulator.models.layer import ScanShape
 from simulator.models.liveness import Tensor
-from simulator.models.ops import map_kernel, pointwise
+from simulator.models.ops import map_kernel, mul, pointwise
 from simulator.models.styles.base import Style
 
 #: tokens of one chunk: mamba_ssm's default for Mamba-2, that of flash-linear-attention for the delta rule
@@ -35,11 +35,12 @@ def mamba2(style: Style, x: Tensor) -> Tensor:
         head_dim=spec.ssm_head_dim, state=spec.ssm_state, chunk=MAMBA2_CHUNK, dtype=style.dtype,
     )  # fmt: skip
     y = _scan(style, [mixed, steps], width, shape)
-    return style.row(_gated_norm(style, y, gate, width), width, name="mamba_out")
+    gated = _gated_norm(style, y, gate, width) if spec.ssm_norm else _gated(style, y, gate)
+    return style.row(gated, width, name="mamba_out")
 
 
 def mamba1(style: Style, x: Tensor) -> Tensor:
-    """Append a Mamba-1 mixer with norms on step, B and C, from its normed input to its output projection."""
+    """Append a Mamba-1 mixer, Jamba's with norms on step, B and C, from its normed input to its output projection."""
     spec, tp = style.spec, style.setting.tp
     width, rank, state = spec.ssm_width // tp, spec.ssm_dt_rank, spec.ssm_state
     (projected,) = style.columns(x, [2 * width], name="mamba_in")
@@ -47,7 +48,7 @@ def mamba1(style: Style, x: Tensor) -> Tensor:
     mixed = _convolution(style, mixed)
     chosen = style.linear(mixed, rank + 2 * state, width, name="mamba_x")
     step, _, _ = (
-        style.norm(part, width=n)
+        style.norm(part, width=n) if spec.ssm_norm else part
         for part, n in zip(_parts(style, chosen, rank, state, state), (rank, state, state), strict=True)
     )
     steps = style.linear(step, width, rank, bias=True, name="mamba_dt")
@@ -56,8 +57,7 @@ def mamba1(style: Style, x: Tensor) -> Tensor:
         head_dim=1, state=state, chunk=1, dtype=style.dtype,
     )  # fmt: skip
     y = _scan(style, [mixed, steps], width, shape)
-    gated = pointwise(style.tape, "swiglu", [y, gate], n_elements=y.n_elements, saves=[y, gate])
-    return style.row(gated, width, name="mamba_out")
+    return style.row(_gated(style, y, gate), width, name="mamba_out")
 
 
 def gated_delta_net(style: Style, x: Tensor) -> Tensor:
@@ -74,6 +74,52 @@ def gated_delta_net(style: Style, x: Tensor) -> Tensor:
     )  # fmt: skip
     y = _scan(style, [mixed, steps], values, shape)
     return style.row(_gated_norm(style, y, gate, spec.delta_value_dim), values, name="delta_out")
+
+
+def kimi_delta_attention(style: Style, x: Tensor) -> Tensor:
+    """Append a Kimi delta attention, a delta rule that forgets channel by channel, from its normed input to its output projection.
+
+    References
+    ----------
+    Kimi Team, "Kimi Linear", arXiv:2510.26692, section 3.
+    """
+    spec, tp = style.spec, style.setting.tp
+    heads, rank = spec.delta_value_heads // tp, spec.delta_gate_rank
+    width = heads * spec.delta_value_dim
+    (projected,) = style.columns(x, [3 * width + heads + (0 if rank else 2 * width)], name="delta_in")
+    if rank:
+        mixed, _ = _parts(style, projected, 3 * width, heads)
+        forget, gate = (
+            style.columns(style.linear(x, rank, spec.hidden, name="down"), [width], name="delta_up", columns=rank)[0]
+            for _ in range(2)
+        )
+    else:
+        mixed, _, forget, gate = _parts(style, projected, 3 * width, heads, width, width)
+    shape = ScanShape(
+        name="gated_delta_rule", batch=style.setting.micro_batch, seq=style.setting.sequence, heads=heads, groups=heads,
+        head_dim=spec.delta_value_dim, state=spec.delta_key_dim, chunk=DELTA_CHUNK, dtype=style.dtype,
+    )  # fmt: skip
+    y = _scan(style, [_convolution(style, mixed), forget], width, shape)
+    return style.row(_gated_norm(style, y, gate, spec.delta_value_dim), width, name="delta_out")
+
+
+def short_convolution(style: Style, x: Tensor) -> Tensor:
+    """Append a convolution over a few tokens, gated before and after, from its normed input to its output projection.
+
+    References
+    ----------
+    Liquid AI, "LFM2 Technical Report", arXiv:2511.23404, section 2.
+    """
+    width = style.spec.hidden // style.setting.tp
+    (projected,) = style.columns(x, [3 * width], name="conv_in")
+    before, after, inside = _parts(style, projected, width, width, width)
+    mixed = _convolution(style, mul(style.tape, before, inside))
+    return style.row(mul(style.tape, after, mixed), width, name="conv_out")
+
+
+def _gated(style: Style, y: Tensor, gate: Tensor) -> Tensor:
+    """Append ``y * silu(gate)`` as one kernel each way."""
+    return pointwise(style.tape, "swiglu", [y, gate], n_elements=y.n_elements, saves=[y, gate])
 
 
 def _parts(style: Style, x: Tensor, *widths: int) -> tuple[Tensor, ...]:

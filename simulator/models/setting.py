@@ -36,6 +36,7 @@ class Setting:
     recompute: Literal["none", "selective", "full"] = "none"
     #: What selective recomputation recomputes; where empty what it is in this style.
     recompute_modules: tuple[str, ...] = ()
+    offload_modules: tuple[str, ...] = ()  #: Whose inputs wait in host memory.
     captured_modules: tuple[str, ...] = ()  #: What runs as CUDA graphs of its own.
     #: What is in eight bits beside the products of layers: ``attention``, ``output``, ``activation``.
     narrow_modules: tuple[str, ...] = ()
@@ -55,6 +56,8 @@ class Setting:
     )
     #: Whether what experts save is copied out of buffers of static size, and back in backward.
     stashes_experts: bool = False
+    left_sms: int = 0  #: SMs that fused products of experts leave to the exchange of tokens beside them.
+    bias_summing: float = 0.0  #: By what share gradients of the first bias lengthen the fused product that sums them.
     stops_early: bool = False  #: Whether recomputation ends as soon as all that was saved is there again.
     expert_load: float = 1.0  #: Tokens of this rank's experts relative to an even share of all routed ones.
     #: Whether gradients of column-parallel products are reduced beside the products of their weights' gradients.
@@ -123,15 +126,16 @@ class Setting:
 
     def check(self, spec: ModelSpec) -> None:
         """Check that the partition divides the model."""
-        rules = [
-            ("heads", spec.heads, "tp", self.tp),
-            ("ffn_hidden", spec.ffn_hidden, "tp", self.tp),
-            ("sequence_length", self.sequence_length, "cp", self.cp),
-        ]
+        rules = [("sequence_length", self.sequence_length, "cp", self.cp)]
+        for own in {id(one): one for one in spec.specs_of_blocks}.values():  # hashing their fields takes longer
+            rules += [("heads", own.heads, "tp", self.tp), ("ffn_hidden", own.ffn_hidden, "tp", self.tp)]
+            rules += [("experts", own.n_experts, "ep", self.ep)]
+        if not {"M", "p"}.isdisjoint("".join(spec.blocks)):
+            # NVIDIA/Megatron-LM, ``core/ssm/mamba_mixer.py``: "ngroups must be evenly divisible by tp_size"
+            rules.append(("ssm_groups", spec.ssm_groups, "tp", self.tp))
         if self.ep > 1 and not spec.n_experts:
             raise InfeasiblePlanError(f"ep={self.ep}: {spec.name} has no experts to distribute", hint="use --ep 1")
         if spec.n_experts:
-            rules += [("experts", n, "ep", self.ep) for n in sorted({*spec.experts_of_blocks, spec.n_experts})]
             rules.append(("expert_hidden", spec.expert_hidden, "etp", self.expert_tp))
         if self.is_sequence_parallel:
             rules.append(("sequence_length / cp", self.sequence, "tp", self.tp))

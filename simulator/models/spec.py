@@ -12,9 +12,9 @@ from simulator.models.parameters import model_parameters
 Positions = Literal["learned", "rotary", "alibi", "relative", "none"]
 Norm = Literal["layer_norm", "rms_norm"]
 NormPosition = Literal["before", "after_residual", "after", "around"]
-Activation = Literal["gelu", "gelu_new", "silu", "relu", "relu2"]
+Activation = Literal["gelu", "gelu_new", "silu", "relu", "relu2", "xielu"]
 
-#: letter -> sublayer, as hybrid models write their patterns (Nemotron-H, Megatron-Core) and four of our own (w, c, k, h)
+#: letter -> sublayer, as hybrid models write their patterns (Nemotron-H, Megatron-Core), and those of our own in lower case
 SUBLAYERS = {
     "*": "attention over all earlier tokens",
     "w": "attention within the sliding window",
@@ -24,13 +24,16 @@ SUBLAYERS = {
     "M": "Mamba-2",
     "m": "Mamba-1",
     "G": "gated delta net",
+    "d": "Kimi delta attention",
+    "p": "attention beside Mamba-2",
+    "s": "short convolution",
     "-": "dense MLP",
     "E": "mixture of experts",
 }
 #: blocks of the deepest model, and the largest of its other sizes: far above anything that was trained
 MOST_LAYERS, MOST_SIZE = 10_000, 10**9
 #: letters of the sublayers that are attention, and of those that carry a state instead
-ATTENTION, RECURRENT = "*wckh", "MmG"
+ATTENTION, RECURRENT = "*wckh", "MmGds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,7 @@ class ModelSpec:
     #: ``norm_bias``, ``attention_bias``, ``attention_output_bias``, ``mlp_bias``, ``qk_norm``: which tensors exist
     #: beside the matrices.
     norm_bias: bool = True
+    norm_scale: bool = True  #: Whether norms have weights at all (OLMo's have none).
     final_norm: bool = True
     attention_bias: bool = True
     attention_output_bias: bool = True
@@ -82,15 +86,16 @@ class ModelSpec:
     shared_expert_hidden: int = 0
     dense_layers: int = 0
     dense_blocks: tuple[int, ...] = ()  #: Positions of further blocks without experts.
-    #: Experts of every block that has some, in order, where they are not ``n_experts`` each (the pyramid of PR-MoE).
-    experts_of_blocks: tuple[int, ...] = ()
+    #: Fields that differ from block to block, each with its value in every block (Gemma 4, Nemotron-NAS, PR-MoE's pyramid).
+    of_blocks: tuple[tuple[str, tuple[int, ...]], ...] = ()
     #: Whether a dense MLP works beside the experts, mixed with them by two learned coefficients (PR-MoE, arXiv:2201.05596).
     residual_experts: bool = False
     #: Multi-head latent attention (DeepSeek); ``head_dim`` is then the part of a query head without rotation.
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
-    v_head_dim: int = 0
+    v_head_dim: int = 0  #: Also of ordinary attention whose values are not as wide as its keys.
+    value_is_key: bool = False  #: Whether the projection of keys is that of values, too (Gemma 4).
     type_vocab: int = 0  #: Rows of BERT's segment table.
     pooler: bool = False  #: BERT's pooler, which the published counts include.
     relative_buckets: int = 0  #: T5's relative position buckets (times heads, once per stack).
@@ -110,6 +115,8 @@ class ModelSpec:
     #: A learned logit per head (gpt-oss); a gate on the output, from the query projection (Qwen3-Next).
     attention_sinks: bool = False
     attention_gate: bool = False
+    #: Whether sines and cosines are multiplied by a factor (YaRN's, of positions stretched; gpt-oss).
+    scales_rotation: bool = False
     #: Sparse attention: a small index attention chooses so many keys for each query (DeepSeek-V3.2).
     index_heads: int = 0
     index_head_dim: int = 0
@@ -125,6 +132,8 @@ class ModelSpec:
     router_bias: bool = False
     expert_bias: bool = False
     shared_expert_gate: bool = False
+    #: Whether routed and shared experts have norms of their own, and the router scales (Gemma 4).
+    expert_norms: bool = False
     #: Width in which routed experts work, between a projection down and one up (latent experts); 0 for ``hidden``.
     expert_latent: int = 0
     #: Mamba: heads and their width, state per channel, groups that share B and C, rank of Mamba-1's step projection,
@@ -134,12 +143,14 @@ class ModelSpec:
     ssm_state: int = 0
     ssm_groups: int = 1
     ssm_dt_rank: int = 0
+    ssm_norm: bool = True  #: Whether a mixer norms inside: Mamba-2 what it gates, Mamba-1 step, B and C (Jamba).
     conv_kernel: int = 4
-    #: Gated delta net: heads and widths.
+    #: Gated delta net and Kimi delta attention: heads and widths, and of the latter the rank of its gates (0: full).
     delta_key_heads: int = 0
     delta_value_heads: int = 0
     delta_key_dim: int = 0
     delta_value_dim: int = 0
+    delta_gate_rank: int = 0
     #: Modules that predict further tokens in training, each a block with projection and norms of its own; the published
     #: number of parameters leaves them out.
     mtp_layers: int = 0
@@ -175,12 +186,14 @@ class ModelSpec:
 
     @property
     def specs_of_blocks(self) -> tuple[ModelSpec, ...]:
-        """The model as every block of the decoder sees it: with its own number of experts."""
-        if not self.experts_of_blocks:
+        """The model as every block of the decoder sees it: with its own sizes and number of experts."""
+        if not self.of_blocks:
             return (self,) * self.layers
-        counts = iter(self.experts_of_blocks)
-        alike = {n: replace(self, n_experts=n, experts_of_blocks=()) for n in {*self.experts_of_blocks, self.n_experts}}
-        return tuple(alike[next(counts) if "E" in kind else self.n_experts] for kind in self.blocks)
+        names = [name for name, _ in self.of_blocks]
+        rows = list(zip(*(values for _, values in self.of_blocks), strict=True))
+        whole = replace(self, of_blocks=())
+        alike = {row: replace(whole, **dict(zip(names, row, strict=True))) for row in dict.fromkeys(rows)}
+        return tuple(alike[row] for row in rows)
 
     def has_experts(self, block: int) -> bool:
         """Whether the block at a position has experts instead of a dense MLP."""
@@ -219,7 +232,7 @@ class ModelSpec:
                 f"model '{self.name}': pattern of {len(self.pattern)} blocks for layers={self.layers}, unknown: {sorted(unknown)}",
                 hint=f"one entry per block, of the letters {' '.join(SUBLAYERS)}",
             )
-        if self.n_experts and not 0 < self.top_k <= min(self.experts_of_blocks, default=self.n_experts):
+        if self.n_experts and not 0 < self.top_k <= self.n_experts:
             raise ConfigError(
                 f"model '{self.name}': top_k={self.top_k} is not between 1 and n_experts={self.n_experts}"
             )
@@ -227,8 +240,11 @@ class ModelSpec:
             raise ConfigError(
                 f"model '{self.name}': output_groups={self.output_groups} needs kv_heads=1 and to divide heads={self.heads}"
             )
-        if self.experts_of_blocks and len(self.experts_of_blocks) != sum("E" in kind for kind in self.blocks):
-            raise ConfigError(f"model '{self.name}': experts_of_blocks has not one number for each block with experts")
+        known = {one.name for one in fields(self)}
+        for name, values in self.of_blocks:
+            if name not in known or len(values) != self.layers:
+                raise ConfigError(f"model '{self.name}': of_blocks has not one {name} for each of {self.layers} layers")
+        _ = self.specs_of_blocks  # building what each block sees checks its own values, too
 
     @property
     def attention_width(self) -> int:
@@ -286,8 +302,9 @@ class ModelSpec:
         if not self.n_experts:
             return self.n_parameters
         experts = sum(p.n_elements for p in self.parameters if p.is_expert)
-        counts = self.experts_of_blocks or (self.n_experts,)
-        return self.n_parameters - experts + experts * self.top_k * len(counts) // sum(counts)
+        mixed = zip(self.specs_of_blocks, self.blocks, strict=True)
+        counts = [own.n_experts for own, kind in mixed if "E" in kind]
+        return self.n_parameters - experts + experts * self.top_k * len(counts) // max(1, sum(counts))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the spec as plain data."""

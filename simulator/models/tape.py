@@ -17,6 +17,9 @@ from typing import Literal
 from simulator.models.layer import DTYPE_BYTES, GemmShape, Launch, Layer, LayerItem, Parameter, PointwiseShape
 from simulator.models.liveness import Node, Storage, Tensor, backward_extra_bytes, forward_extra_bytes
 
+#: bytes from which on a tensor is worth a copy to the host: 2**20 elements of 16 bits (Megatron-Core's ``min_offloaded_tensor_size``)
+LEAST_OFFLOADED_BYTES = 2 * 2**20
+
 #: what a layer keeps: everything autograd saves, its inputs only, or inputs and the outputs of costly
 #: operators
 Checkpoint = Literal["none", "full", "operators"]
@@ -31,6 +34,7 @@ class Tape:
     region: str = ""  #: Name of the open recompute region; empty outside.
     is_discarding: bool = False  #: Whether the open region does not even keep what it returns.
     is_captured: bool = False  #: Whether what is launched now is part of a CUDA graph.
+    is_offloading: bool = False  #: Whether what is saved now waits in host memory.
 
     def input(self, n_elements: int, dtype: str) -> Tensor:
         """Return the tensor that comes from the previous layer."""
@@ -76,6 +80,15 @@ class Tape:
         finally:
             self.is_captured = outer
 
+    @contextmanager
+    def offloading(self) -> Iterator[None]:
+        """Let what the operations inside hold, and no other does, wait in host memory from forward to backward."""
+        outer, self.is_offloading = self.is_offloading, True
+        try:
+            yield
+        finally:
+            self.is_offloading = outer
+
     def record(
         self,
         inputs: Sequence[Tensor],
@@ -114,8 +127,7 @@ class Tape:
         kept : bool
             Whether selective checkpointing by operator keeps the output.
         """
-        n_bytes = n_elements * DTYPE_BYTES[dtype]
-        storage = view.storage if view is not None else Storage(n_bytes, is_rebuilt=self.is_discarding)
+        storage = view.storage if view else Storage(n_elements * DTYPE_BYTES[dtype], is_rebuilt=self.is_discarding)
         needs_gradient = gradient != "none" and any(t.needs_gradient for t in inputs)
         output = Tensor(n_elements, dtype, storage, needs_gradient)
         held: list[Storage] = []
@@ -133,6 +145,7 @@ class Tape:
                 region=self.region,
                 is_kept=kept,
                 is_captured=self.is_captured,
+                is_offloading=self.is_offloading,
             )
         )
         return output
@@ -179,13 +192,14 @@ class Tape:
             self._drop_every_second_product()
         saved = self._saved(checkpoint)
         n_saved = sum(s.n_bytes for s in saved)
-        everything = {s: None for node in self.nodes for s in node.saved} | saved
+        everything = {s: False for node in self.nodes for s in node.saved} | saved
         dropped = sum(s.n_bytes for s in everything) - n_saved
         extra = max(
             forward_extra_bytes(self.nodes, self.inputs, saved, output),
             dropped + backward_extra_bytes(self.nodes, output) + workspace_bytes,
         )
         nodes = _until_all_is_saved(self.nodes) if stops_early and checkpoint != "none" else self.nodes
+        moved = sum(s.n_bytes for s, is_away in saved.items() if is_away and s.n_bytes >= LEAST_OFFLOADED_BYTES)
         again = [n for n in nodes if _is_recomputed(n, checkpoint) and not _is_inline(n, checkpoint)]
         return Layer(
             name=name,
@@ -193,8 +207,9 @@ class Tape:
             backward=self._backward(checkpoint),
             recompute=tuple(item for node in again for item in node.forward),
             parameters=tuple(parameters),
-            saved_bytes=n_saved,
-            transient_bytes=extra,
+            saved_bytes=n_saved - moved,
+            offloaded_bytes=moved,
+            transient_bytes=extra + 2 * moved,
             output_bytes=output.n_bytes if output is not None else 0,
         )
 
@@ -204,23 +219,24 @@ class Tape:
         for node in products[1::2]:
             node.is_kept = False
 
-    def _saved(self, checkpoint: Checkpoint) -> dict[Storage, None]:
-        """Return the storages held between forward and backward, in order."""
+    def _saved(self, checkpoint: Checkpoint) -> dict[Storage, bool]:
+        """Return the storages held between forward and backward, in order, and whether they wait in host memory."""
         if checkpoint == "full":
-            return {t.storage: None for t in self.inputs}
+            return {t.storage: False for t in self.inputs}
         produced: dict[Storage, Node] = {}
         for node in self.nodes:
             for output in node.outputs:
                 produced.setdefault(output.storage, node)
-        saved: dict[Storage, None] = {}
+        saved: dict[Storage, bool] = {}
         for node in self.nodes:
             held: Sequence[Storage] = node.saved
+            is_away = node.is_offloading and not _is_recomputed(node, checkpoint)
             if _is_recomputed(node, checkpoint):
                 held = [t.storage for t in node.inputs if t.needs_gradient and t.storage.owner == "layer"]
             for storage in held:
                 maker = produced.get(storage)
                 if maker is None or not _is_dropped(maker, node, checkpoint):
-                    saved[storage] = None
+                    saved[storage] = is_away and saved.get(storage, True)
         return saved
 
     def _backward(self, checkpoint: Checkpoint) -> tuple[LayerItem, ...]:

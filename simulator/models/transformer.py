@@ -12,7 +12,7 @@ from simulator.models.layer import CommunicationPoint
 from simulator.models.liveness import Tensor
 from simulator.models.moe import moe as routed_experts
 from simulator.models.ops import mul, pointwise
-from simulator.models.recurrent import gated_delta_net, mamba1, mamba2
+from simulator.models.recurrent import gated_delta_net, kimi_delta_attention, mamba1, mamba2, short_convolution
 from simulator.models.spec import ATTENTION
 from simulator.models.styles.base import Style
 
@@ -24,20 +24,37 @@ def attention(style: Style, x: Tensor, *, causal: bool, kind: str = "*") -> Tens
         return latent_attention(style, x, causal=causal)
     if spec.output_groups:
         return compressed_attention(style, x, kind=kind)
-    widths = [n * style.head_dim for n in (style.heads, style.kv_heads, style.kv_heads)]
+    values = style.kv_heads * style.value_dim
+    widths = [style.heads * style.head_dim, style.kv_heads * style.head_dim, *([] if spec.value_is_key else [values])]
     gate = None
     if spec.attention_gate:
         (gate,) = style.columns(x, [widths[0]], name="attention_gate")
-    parts = style.columns(x, widths, bias=spec.attention_bias, name="qkv")
-    q, k, v = parts if len(parts) == 3 else style.split_heads(parts[0])
+    with style.offloaded("qkv_linear"):
+        parts = style.columns(x, widths, bias=spec.attention_bias, name="qkv")
+    parts = parts if len(parts) == len(widths) else list(style.split_heads(parts[0], widths))
+    q, k, v = parts if len(parts) == 3 else (*parts, parts[1])
     if spec.qk_norm:
         q, k = (_head_norm(style, part) for part in (q, k))
     if spec.positions == "rotary":
         q, k = style.rotary(q), style.rotary(k)
-    context = style.core_attention(q, k, v, style.attention_shape(causal=causal, kind=kind))
+    shape = style.attention_shape(causal=causal, head_dim=(style.head_dim + style.value_dim) // 2, kind=kind)
+    with style.offloaded("core_attn"):
+        context = style.core_attention(q, k, v, shape)
     if gate is not None:
         context = mul(style.tape, context, pointwise(style.tape, "sigmoid", [gate], saves_output=True))
-    return style.row(context, widths[0], bias=spec.attention_output_bias, name="attention_output")
+    width = style.heads * style.value_dim
+    with style.offloaded("attn_proj"):
+        return style.row(context, width, bias=spec.attention_output_bias, name="attention_output")
+
+
+def _beside(style: Style, x: Tensor) -> Tensor:
+    """Append attention and a Mamba-2 mixer that read the same norm, and the sum of both.
+
+    References
+    ----------
+    Zuo et al., "Falcon-H1", arXiv:2507.22448, section 2.1.
+    """
+    return style.residual(attention(style, x, causal=style.spec.causal), mamba2(style, x), bias=False)
 
 
 def _head_norm(style: Style, x: Tensor) -> Tensor:
@@ -91,11 +108,13 @@ def experts(style: Style, x: Tensor) -> Tensor:
         return _with_residual(style, x)
     if not style.spec.shared_expert_hidden:
         return routed_experts(style, x)
+    has_norms = style.spec.expert_norms
     with style.captured("moe_router"):
         inside = _shared_mark(style, x)
         with style.recomputed("shared_experts"):
             inside = mlp(style, inside, style.spec.shared_expert_hidden)
-        shared = _shared_mark(style, inside)
+        shared = style.norm(inside) if has_norms else inside
+        shared = _shared_mark(style, shared)
     if style.spec.shared_expert_gate:
         gate = pointwise(
             style.tape,
@@ -104,7 +123,8 @@ def experts(style: Style, x: Tensor) -> Tensor:
             saves_output=True,
         )
         shared = pointwise(style.tape, "mul", [shared, gate], saves=[shared, gate])
-    return style.residual(routed_experts(style, x), shared, bias=False)
+    routed = routed_experts(style, style.norm(x) if has_norms else x)
+    return style.residual(style.norm(routed) if has_norms else routed, shared, bias=False)
 
 
 def _shared_mark(style: Style, x: Tensor) -> Tensor:
@@ -123,6 +143,9 @@ _SUBLAYERS: dict[str, tuple[Callable[[Style, Tensor], Tensor], str]] = {
     "M": (mamba2, "mamba"),
     "m": (mamba1, "mamba"),
     "G": (gated_delta_net, "attn"),
+    "d": (kimi_delta_attention, "attn"),
+    "p": (_beside, "attn"),
+    "s": (short_convolution, "mamba"),
 }
 
 
@@ -142,7 +165,7 @@ def block(
     """
     spec = style.spec
     if spec.parallel_block:
-        return _parallel_block(style, x, causal=causal)
+        return _parallel_block(style, x, _SUBLAYERS[sublayers[-1]][0], kind=sublayers[0], causal=causal)
     for kind in sublayers:
         if kind not in ATTENTION:
             sublayer, module = _SUBLAYERS[kind]
@@ -167,7 +190,8 @@ def _added(
             weights, x = collapsed(style, streams, (2 + n) * n)
         branch = x
         if position in ("before", "around"):
-            with style.recomputed("layernorm", is_discarding=True), style.captured(_FIRST.get(module, module)):
+            outside = style.captured(_FIRST.get(module, module))
+            with style.recomputed("layernorm", is_discarding=True), style.offloaded(_NORMS.get(module, "")), outside:
                 branch = style.norm(x)
         with style.recomputed(module):
             branch = sublayer(style, branch)
@@ -181,13 +205,17 @@ def _added(
 
 #: module -> the part of it that begins with the norm before it
 _FIRST = {"moe": "moe_router"}
+#: module -> what plans call the norm before it
+_NORMS = {"attn": "attn_norm", "mlp": "mlp_norm", "moe": "mlp_norm"}
 
 
-def _parallel_block(style: Style, x: Tensor, *, causal: bool) -> Tensor:
-    """Append a block whose attention and MLP read the same stream (GPT-J, NeoX, Falcon)."""
+def _parallel_block(
+    style: Style, x: Tensor, second: Callable[[Style, Tensor], Tensor], *, kind: str, causal: bool
+) -> Tensor:
+    """Append a block whose attention and MLP or experts read the same stream (GPT-J, NeoX, Falcon)."""
     spec, late = style.spec, style.adds_bias_late()
     normed = style.norm(x)
-    branch = attention(style, normed, causal=causal)
+    branch = attention(style, normed, causal=causal, kind=kind)
     y = style.residual(x, branch, bias=late and spec.attention_output_bias)
     inside = normed if spec.shared_norm else style.norm(x)
-    return style.residual(y, mlp(style, inside), bias=late and spec.mlp_bias)
+    return style.residual(y, second(style, inside), bias=late and spec.mlp_bias)

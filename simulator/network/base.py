@@ -119,6 +119,14 @@ def capacities(topology: LinkSource) -> NDArray[np.float64]:
     return np.array([link.bandwidth_bytes_per_s for link in topology.links], dtype=np.float64)
 
 
+def rate_alone(flow: Flow, capacity: NDArray[np.float64]) -> float:
+    """Return the rate of a flow where nothing else loads its links, which have so much capacity."""
+    if flow.alone_bytes_per_s:
+        return flow.alone_bytes_per_s
+    levels = capacity[np.asarray(flow.links, dtype=np.intp)] / np.asarray(flow.weights, dtype=np.float64)
+    return min(flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf)))
+
+
 def ample_links(topology: LinkSource) -> NDArray[np.bool_]:
     """Which links can never be full, as far as the topology says so."""
     known = getattr(topology, "ample_links", None)

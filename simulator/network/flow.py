@@ -6,12 +6,13 @@ import heapq
 import math
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.network.alike import AlikeLinks
-from simulator.network.base import Flow, LinkSource, ample_links, capacities
+from simulator.network.base import Flow, LinkSource, ample_links, capacities, rate_alone
 from simulator.network.chunk import ChunkNetwork
 from simulator.network.maxmin import FloatArray, max_min_rates
 from simulator.units import PS_PER_S, to_ps
@@ -37,6 +38,9 @@ class Profile:
     flow: Flow
     index: int  #: Of the flow among those that the network has met.
     lone_rate_bytes_per_s: float  #: Its rate where nothing else loads its links.
+    latency_ps: int
+    #: By link that may be full, the handles of all flows in flight that load it; None where these are many links.
+    loaders: tuple[set[int], ...] | None
     #: Those of the flow, once asked for.
     links: NDArray[np.intp] | None = None
     weights: FloatArray | None = None
@@ -58,13 +62,13 @@ class _Active:
     profile: Profile
     loads_from_ps: int
     remaining_bytes: float
+    updated_ps: int
+    neighbours: set[int]
     factor: float = 1.0
     rate_bytes_per_s: float = 0.0
-    updated_ps: int = 0
     loading: bool = False
     done_ps: int = 0
     version: int = 0
-    neighbours: set[int] = field(default_factory=set)
 
     def settle(self, now_ps: int) -> None:
         """Book the progress made since the last change of rate."""
@@ -130,9 +134,9 @@ class FlowNetwork:
             self._handle_in_crowd[self._crowd.start(replace(flow, expand=None), now_ps)] = handle
             return handle
         profile = self._profile(flow)
-        active = _Active(profile, now_ps + to_ps(flow.latency_s), float(flow.n_bytes), updated_ps=now_ps)
-        active.neighbours = self._sharers(profile) if self.contends else set()
-        for other_handle in active.neighbours:
+        neighbours = self._sharers(profile) if self.contends else set()
+        active = _Active(profile, now_ps + profile.latency_ps, float(flow.n_bytes), now_ps, neighbours)
+        for other_handle in neighbours:
             other = self._active[other_handle]
             if not other.neighbours:
                 self._leave_solitude(other_handle, other, now_ps)
@@ -140,23 +144,19 @@ class FlowNetwork:
         self._active[handle] = active
         if self.contends:
             self._enter(handle, profile)
-        alone = not active.neighbours
-        self._push(handle, active, self._lone_completion_ps(active) if alone else active.loads_from_ps)
+        self._push(handle, active, active.loads_from_ps if neighbours else self._lone_completion_ps(active))
         if math.isinf(flow.n_bytes):
             self.endless[handle] = [(active.loads_from_ps, self._lone_rate(active))]
-        is_crowded = active.neighbours and len(self._active) > CROWDED and not self.endless
+        is_crowded = neighbours and len(self._active) > CROWDED and not self.endless
         if is_crowded and len(self._component(handle)) > CROWDED:
             self._join_all(now_ps)
         return handle
 
     def _sharers(self, profile: Profile) -> set[int]:
         """Return the handles of the flows in flight that share links with one."""
-        links = self._link_set(profile.flow.links)[1]
-        is_narrow = len(links) <= NARROW
-        found: set[int] = set()
-        if is_narrow:
-            found = found.union(*(self._loaders[link] for link in links if link in self._loaders))
-        for handle in self._wide if is_narrow else self._active:
+        is_wide = profile.loaders is None
+        found: set[int] = set().union(*(profile.loaders or ()))
+        for handle in self._active if is_wide else self._wide:
             other = self._active[handle].profile
             known = profile.sharing.get(other.index)
             if known is None:
@@ -166,19 +166,18 @@ class FlowNetwork:
         return found
 
     def _enter(self, handle: int, profile: Profile) -> None:
-        links = self._link_set(profile.flow.links)[1]
-        if len(links) > NARROW:
+        if profile.loaders is None:
             self._wide.add(handle)
-            return
-        for link in links:
-            self._loaders.setdefault(link, set()).add(handle)
+        else:
+            for handles in profile.loaders:
+                handles.add(handle)
 
     def _leave(self, handle: int, profile: Profile) -> None:
-        if handle in self._wide:
+        if profile.loaders is None:
             self._wide.remove(handle)
-            return
-        for link in self._link_set(profile.flow.links)[1]:
-            self._loaders[link].remove(handle)
+        else:
+            for handles in profile.loaders:
+                handles.remove(handle)
 
     def next_completion_ps(self) -> int | None:
         """Time of the next event: a completion, or a flow begins to load shared links; None when idle."""
@@ -210,7 +209,8 @@ class FlowNetwork:
                 else:
                     finished.append(handle)
                     affected |= self._end(handle)
-            self._recompute(affected, time_ps)
+            if affected:
+                self._recompute(affected, time_ps)
         self._now_ps = max(self._now_ps, now_ps)
         return tuple(sorted(finished))
 
@@ -312,7 +312,8 @@ class FlowNetwork:
             self._crowd.set_slowdown(inner, active.factor, now_ps)
         self._active.clear()
         self._events.clear()
-        self._loaders.clear()
+        for handles in self._loaders.values():
+            handles.clear()
         self._wide.clear()
 
     def _advance_crowd(self, crowd: ChunkNetwork, now_ps: int) -> tuple[int, ...]:
@@ -328,7 +329,9 @@ class FlowNetwork:
         if profile is None or profile.flow is not flow:
             if len(self._profiles) >= _MEMO_LIMIT:
                 self._forget()
-            profile = Profile(flow, self._next_profile, self._rate_alone(flow))
+            links = self.contended(flow.links)
+            loaders = None if len(links) > NARROW else tuple([self._loaders.setdefault(one, set()) for one in links])
+            profile = Profile(flow, self._next_profile, self._rate_alone(flow), to_ps(flow.latency_s), loaders)
             self._next_profile += 1
             self._profiles[id(flow)] = profile
         return profile
@@ -344,10 +347,7 @@ class FlowNetwork:
         """Return the rate where nothing else is in flight; without contention, that of its slowest group by itself."""
         if not self.contends and flow.apart is not None:
             return min(self._rate_alone(part) for part in flow.parts(MOST_PARTS))
-        if flow.alone_bytes_per_s:
-            return flow.alone_bytes_per_s
-        levels = self._capacity[np.asarray(flow.links, dtype=np.intp)] / np.asarray(flow.weights, dtype=np.float64)
-        return min(flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf)))
+        return rate_alone(flow, self._capacity)
 
     def _shares(self, first: Profile, second: Profile) -> bool:
         a, b = first.flow.links, second.flow.links
@@ -367,7 +367,7 @@ class FlowNetwork:
         known = self._link_sets.get(id(links))
         if known is None or known[0] is not links:
             numbers = np.asarray(links, dtype=np.intp)
-            known = (links, self._next_link_set, frozenset(numbers[~self._is_ample[numbers]].tolist()))
+            known = (links, self._next_link_set, frozenset(compress(links, (~self._is_ample[numbers]).tolist())))
             self._next_link_set += 1
             self._link_sets[id(links)] = known
         return known[1], known[2]
@@ -430,8 +430,11 @@ class FlowNetwork:
                 continue
             component = self._component(handle, loading=True)
             seen |= component
-            flows = [(self._active[member], member) for member in component]
-            loading = sorted([(active.profile.index, active.factor, member) for active, member in flows])
+            loading = []
+            for member in component:
+                active = self._active[member]
+                loading.append((active.profile.index, active.factor, member))
+            loading.sort()
             for (_, _, member), rate in zip(loading, self._rates(loading), strict=True):
                 active = self._active[member]
                 if rate == active.rate_bytes_per_s:

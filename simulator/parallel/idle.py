@@ -67,6 +67,8 @@ def _idle_data(plan: ParallelPlan) -> Idle:
     return [
         ((*_SHARED, *_ELEMENTS, *_FSDP), alone, "there is one data-parallel rank"),
         (("overlap",), plan.gpus == 1, "there is one GPU"),
+        (("nccl_user_buffers",), alone, "there is one data-parallel rank"),
+        (("nccl_user_buffers",), not plan.overlaps, "nothing runs beside gradients without overlap"),
         (("sharding_group", "overlap_parameter_gather"), plan.sharding == "none", "sharding=none"),
         (
             ("gradient_compression",),
@@ -136,6 +138,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             plan.precision_spec.activations == "fp32",
             "FlashAttention computes in 16 bits: of 32, all frameworks take the memory-efficient kernel",
         ),
+        (("offload_modules",), plan.recompute == "full", "recompute=full keeps no input of a module"),
         (("recompute_method",), plan.recompute_layers is None, "recompute_layers is not given: every block by itself"),
         (
             ("recompute",),
@@ -155,6 +158,11 @@ def _idle_experts(plan: ParallelPlan, has_experts: bool, has_shared_expert: bool
             "the model has no experts",
         ),
         (("moe_shared_expert_overlap",), not has_shared_expert, "the model has no shared expert"),
+        (
+            ("offload_modules",),
+            not has_experts and {"expert_fc1", "moe_act"}.issuperset(plan.offloaded_modules),
+            "the model has no experts",
+        ),
         (exchange, plan.ep == 1, "ep=1"),
         (("moe_dispatcher_sms",), plan.dispatcher_sms == 0, f"moe_dispatcher={plan.moe_dispatcher} is NCCL's"),
         (("moe_imbalance",), plan.ep == 1, "ep=1: one rank has all experts"),

@@ -21,7 +21,7 @@ from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import optimizer_run, owned_matrices
 from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
-from simulator.plan.stage_layout import balanced_parts, parse_layout, shortened_ends
+from simulator.plan.stage_layout import balanced_parts, parse_layout, passing_parts, shortened_ends
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
 from simulator.schedules import Placement, Table, build_table, placement_of
@@ -139,8 +139,13 @@ def _cuts(model: Model, plan: ParallelPlan, placement: Placement, first: int, la
     n_parts, n_layers = placement.n_parts, len(model.layers)
     if plan.pipeline_layout is not None and n_parts > 1:
         return _cuts_of_layout(parse_layout(plan.pipeline_layout), model, placement, first, last)
-    if plan.framework_spec.balances_parameters and n_parts == plan.pp > 1 and not placement.shares_vocabulary:
-        sizes = balanced_parts([layer.n_parameters for layer in model.layers], n_parts)
+    balances = plan.framework_spec.balances
+    if balances and n_parts == plan.pp > 1 and not placement.shares_vocabulary:
+        weights = [layer.n_parameters for layer in model.layers]
+        cut, weighed = (
+            (passing_parts, [0] * first + weights[first:]) if balances == "products" else (balanced_parts, weights)
+        )
+        sizes = cut(weighed, n_parts)
         if sizes is not None and not (plan.first_stage_layers or plan.last_stage_layers):
             return list(pairwise(accumulate(sizes, initial=0)))
     ends = list(accumulate(_counts(last - first, n_parts, plan), initial=first))
@@ -245,9 +250,7 @@ def lower(
     mesh = Mesh(plan, gpus_per_node, collectives_at_once)
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
     chunks = split_layers(model, plan, placement)
-    build = partial(
-        build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks, n_at_once=plan.pipeline_batch or 0
-    )
+    build = partial(build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks, n_at_once=plan.drains_every)
     if classes is None:
         classes = Classes.whole(tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
     is_whole = unfold if whole is None else whole
@@ -257,7 +260,7 @@ def lower(
         whole=not classes.is_apart and not classes.is_split, classes=classes,
         jointly=jointly and not (unfold and is_whole), loading=loading, on_processors=on_processors,
     )  # fmt: skip
-    is_written = is_whole or plan.pipeline_batch is not None
+    is_written = is_whole or plan.drains_every is not None
     short = ShortTable(build(plan.n_micro_batches)) if is_written else shorten(build, plan.pp, plan.n_micro_batches)
     program = write(short)
     if any(rank.stretch is None for rank in program.ranks) and short.n_omitted:

@@ -17,6 +17,9 @@ from simulator.program.op import Collective, HostWork, Phase, Transfer
 from simulator.program.program import COMPUTE, HOST, Occurrence, TaskList
 from simulator.schedules import Action, Kind, Placement, sends_block
 
+#: the host waits for what it received
+_SYNCHRONISE = HostWork(name="synchronise", duration_s=0.0)
+
 
 class Route(NamedTuple):
     """The virtual stage of a pass, what it receives from and sends to, None at the ends of a chain, and their stages."""
@@ -64,8 +67,9 @@ class StageLowering:
         self.data.start_step(self.tasks)
         last_backward = {a.chunk: a for a in actions if a.kind not in ("F", "I")}
         lasts = set(last_backward.values())
-        ahead = next((i for i, action in enumerate(actions) if action.kind != "F"), 0)
-        all_ahead = ahead == sum(action.kind == "F" for action in actions)
+        at_once = self.plan.drains_every or self.plan.n_micro_batches
+        until_drained = [action.kind for action in actions if action.micro_batch < at_once]
+        all_ahead = "F" not in until_drained[until_drained.count("F") :]
         remaining = iter(zip(actions, (*actions[1:], None), strict=True))
         for action, following in remaining:
             self.marks.append(len(self.tasks.tasks))
@@ -101,7 +105,7 @@ class StageLowering:
         """Receive for both passes, run them, and send of both: who waited for one alone would wait for a rank that waits for it."""
         activation, gradient = (self._receive(action, waits=False) for action in (forward, backward))
         if activation or gradient:
-            self.tasks.add(HostWork(name="synchronise", duration_s=0.0), HOST, activation + gradient)
+            self.tasks.add(_SYNCHRONISE, HOST, activation + gradient)
         self._run(forward, activation + gradient, is_last=False)
         self._run(backward, gradient, is_last=backward in lasts)
         self._send(forward)
@@ -203,10 +207,13 @@ class StageLowering:
         if route.source is None:
             return self._ends.get(("V", self.placement.n_chunks, action.micro_batch), ()) if action.kind == "B" else ()
         if route.source_stage == self.stage:
-            return self._ends[action.kind, self.placement.chunk(route.source), action.micro_batch]
+            whose = self.placement.chunk(route.source), action.micro_batch
+            return next(
+                found for kind in ("FV" if action.kind == "F" else "IB") if (found := self._ends.get((kind, *whose)))
+            )
         received = self._transfer(action, route.source, route.virtual, sends=False)
         if self._is_blocking and waits:
-            self.tasks.add(HostWork(name="synchronise", duration_s=0.0), HOST, (received,))
+            self.tasks.add(_SYNCHRONISE, HOST, (received,))
         return (received,)
 
     def _receive_whole(self, action: Action) -> tuple[int, ...]:

@@ -120,7 +120,7 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan, matrices:
     if plan.offload_optimizer == "cpu":
         add("cpu_adam", 16, 14)
         return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))
-    if half and plan.precision_spec.quantisation is None and not plan.framework_spec.master_weights:
+    if half and not plan.framework_spec.master_weights:
         add("adamw_fused", 8, 6, "bf16")
         return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))
     facts = plan.framework_spec.data_parallel

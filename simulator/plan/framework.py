@@ -88,6 +88,10 @@ class DataParallelism:
     #: Whether every tensor is gathered into a list of views, and scattered out of one, which PyTorch copies one by one, after
     #: the host has waited for the device (DeepSpeed 0.3, ``partition_parameters.py``, ``_allgather_param``).
     moves_lists: bool = False
+    #: Whether a file of its own says what it does: DeepSpeed's ``ds_config.json``.
+    has_config: bool = False
+    #: Version of PyTorch's FSDP that it is: 1 for the wrapper, 2 for ``fully_shard``; 0 where it is none.
+    fsdp_version: Literal[0, 1, 2] = 0
     #: Whether it can send parameters and gradients quantised (ZeRO++).
     quantizes: bool = False
     #: Whether ``zero_grad`` frees gradients, so that they appear during backward.
@@ -124,6 +128,21 @@ DDP = DataParallelism(
 )
 #: sharding in the words of Megatron-FSDP (``data_parallel_sharding_strategy``) -> ours
 MEGATRON_FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
+#: what people call shardings -> ours: stages of ZeRO, PyTorch's ``ShardingStrategy``, Megatron's own words, MiCS (sharding in groups)
+SHARDING_NAMES = {
+    **{f"zero{mark}{stage}": ours for mark in "-_ " for stage, ours in enumerate(("none", "zero1", "zero2", "zero3"))},
+    **{"0": "none", "1": "zero1", "2": "zero2", "3": "zero3", "zero0": "none", "ddp": "none"},
+    **{
+        "fsdp": "zero3",
+        "fsdp2": "zero3",
+        "full_shard": "zero3",
+        "shard_grad_op": "zero2",
+        "hybrid_shard": "hsdp",
+        "mics": "hsdp",
+    },
+    **{"distributed_optimizer": "zero1", "distributed optimizer": "zero1"},
+    **MEGATRON_FSDP,
+}
 #: Megatron's: ``bucket_size = max(40000000, 1000000 * dp)``; it refuses FSDP together with a pipeline
 MEGATRON = DataParallelism(
     shardings=("none", "zero1", "zero3"),
@@ -140,6 +159,7 @@ MEGATRON_CORE = replace(MEGATRON, shardings=("none", "zero1", "zero2", "zero3"),
 DEEPSPEED = DataParallelism(
     shardings=("none", "zero1", "zero2", "zero3"),
     pipeline_shardings=("none", "zero1"),
+    has_config=True,
     units="tensor",
     bucket_elements=500_000_000,
     holds_buckets=True,
@@ -151,6 +171,8 @@ DEEPSPEED = DataParallelism(
 )
 #: InternEvo's: ``reduce_bucket_size``
 INTERNEVO = replace(MEGATRON, bucket_bytes=512 * MIB, scatters_gradients=False, gathers_by_bucket=False)
+#: Nanotron's: DDP's buckets, whose hook reduces the fp32 sums, with ZeRO-1 to their owners
+NANOTRON = replace(MEGATRON, bucket_bytes=25 * MIB, first_bucket_bytes=MIB, gathers_by_bucket=False)
 #: Aleph Alpha's: ``allreduce_bucket_size`` elements at a time, summed in fp32 after backward (Aleph-Alpha/scaling,
 #: ``core/optimizer/allreduce.py``); every rank then steps its shard
 SCALING = replace(
@@ -165,6 +187,7 @@ SCALING = replace(
 )
 #: the wrapper, ``FullyShardedDataParallel``
 FSDP = DataParallelism(
+    fsdp_version=1,
     shardings=("none", "zero2", "zero3", "hsdp"),
     pipeline_shardings=("none", "zero2", "zero3", "hsdp"),
     gathers_units=("zero2", "zero3", "hsdp"),
@@ -177,7 +200,7 @@ FSDP = DataParallelism(
     shards_masters=True,
 )
 #: ``fully_shard``, which copies what it gathered into tensors of their own
-FSDP2 = replace(FSDP, copies_gathered=True, gathers_in_flight=0, once_under_pipelines=True)
+FSDP2 = replace(FSDP, fsdp_version=2, copies_gathered=True, gathers_in_flight=0, once_under_pipelines=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,9 +280,9 @@ class Framework:
     #: Whether backward of a column-parallel product reduces its input's gradient beside the product of its weight's (Megatron-LM's
     #: ``async_tensor_model_parallel_allreduce``, from 2022 on); it and its forks reduced it behind both before.
     reduces_beside_products: bool = True
-    #: Whether a pipeline gives its stages equal numbers of parameters, those of embedding and head among them, instead of equal
-    #: numbers of blocks.
-    balances_parameters: bool = False
+    #: What a pipeline shares out equally instead of blocks: ``parameters`` of all layers, embedding and head among them, or
+    #: the ``products`` of blocks and head (embeddings count nothing), each stage going on until it has passed its share.
+    balances: Literal["", "parameters", "products"] = ""
     #: The framework that runs the same modules with sharded parameters, where this one cannot.
     sharded_by: str = ""
     #: Whether it refuses experts under tensor parallelism without sequence parallelism (Megatron-LM, ``arguments.py``:
@@ -270,6 +293,8 @@ class Framework:
     calls_modules: bool = False
     #: Whether weights of layers are kept and gathered in eight bits where one scale serves a tensor (``fp8_param_gather``).
     gathers_narrow: bool = False
+    #: SMs that fused products of experts leave to an exchange of tokens that runs beside them.
+    margin_sms: int = 0
     #: What its recipes turn on from some release on.
     features: tuple[Feature, ...] = ()
     #: Settings of a plan that the framework's recipes turn on, where nothing else is said.
@@ -291,6 +316,17 @@ class Framework:
         """Tell whether calls of Transformer Engine cost the host what they did before 2.11: containers before 26.02."""
         return self.calls_modules and (release or "99") < "26.02"
 
+    @staticmethod
+    def bias_summing(release: str | None) -> float:
+        """By what share of its time a fused product of experts sums the gradient of a bias in its epilogue.
+
+        References
+        ----------
+        NVIDIA/cudnn-frontend, issue 256 and pull request 322: 139.0 us without the sums, 155.6 with them, and 1,362.8 in its versions
+        1.24 and 1.25, which container 26.06.01 has.
+        """
+        return (1362.8 if release == "26.06.01" else 155.6) / 139.0 - 1.0
+
     def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the framework's recipes set beside ``settings``, which win."""
         is_split, has_experts = (int(settings.get(axis) or 1) > 1 for axis in ("tp", "ep"))
@@ -302,6 +338,17 @@ class Framework:
             found |= feature.settings if feature.is_on(settings) else {}
         return {key: value for key, value in found.items() if key not in settings}
 
+
+#: PyTorch's own parts run one by one, as this project's jobs do
+_TORCH_DDP = Framework(
+    name="torch-ddp",
+    splits="batch",
+    kernels="hf-eager",
+    data_parallel=DDP,
+    master_weights=False,
+    clips_gradients=False,
+    owners_broadcast="tensors",
+)
 
 FRAMEWORKS: dict[str, Framework] = {
     f.name: f
@@ -342,6 +389,7 @@ FRAMEWORKS: dict[str, Framework] = {
             experts_need_split_tokens=True,
             calls_modules=True,
             gathers_narrow=True,  # all mixed-precision recipes of Megatron Bridge with delayed or current scaling
+            margin_sms=16,  # CUDNNFE_CLUSTER_OVERLAP_MARGIN=8 clusters of two SMs (perf_plugins.py from 26.06 on)
             features=(_FUSED_EXPERTS,),
             recipe={"sharding": "zero1", "overlap": True, "overlap_parameter_gather": True},
             parallel_recipe={"sequence_parallel": True, "asynchronous_tp": True},
@@ -447,15 +495,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 ("automodel-te", "fused", "flash_attention"),
             )
         ),
-        Framework(
-            name="torch-ddp",
-            splits="batch",
-            kernels="hf-eager",
-            data_parallel=DDP,
-            master_weights=False,
-            clips_gradients=False,
-            owners_broadcast="tensors",
-        ),
+        _TORCH_DDP,
         Framework(
             name="torch-fsdp2",
             splits="parameters",
@@ -465,22 +505,8 @@ FRAMEWORKS: dict[str, Framework] = {
             flash="flash_attention_2",
             clips_gradients=False,
         ),
-        Framework(
-            name="torch-tp",
-            splits="tensors",
-            kernels="torch-modules",
-            data_parallel=DDP,
-            master_weights=False,
-            clips_gradients=False,
-        ),
-        Framework(
-            name="torch-pp",
-            splits="layers",
-            kernels="hf-eager",
-            data_parallel=DDP,
-            master_weights=False,
-            clips_gradients=False,
-        ),
+        replace(_TORCH_DDP, name="torch-tp", splits="tensors", kernels="torch-modules", owners_broadcast=""),
+        replace(_TORCH_DDP, name="torch-pp", splits="layers", owners_broadcast=""),
         Framework(name="torch-3d", kernels="torch-modules", data_parallel=MEGATRON, overlap=False, fragmentation=0.3),
         Framework(
             name="torch-3d-fused-norm",
@@ -497,7 +523,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 data_parallel=SCALING,
                 overlap=False,
                 fragmentation=0.3,
-                balances_parameters=True,
+                balances="parameters",
             )
             for name, kernels in (("scaling", "torch-modules"), ("scaling-fused-norm", "eager-fused-norm"))
         ),
@@ -509,6 +535,45 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=INTERNEVO,
             flash="flash_attention_2",
             owners_broadcast="ranks",
+        ),
+        Framework(
+            # Nanotron (huggingface/nanotron at 9b0de5be): Triton's norms, FlashAttention's rotation and kernel between
+            # transpositions, a compiled gate, Megatron's loss in pieces; hooks of DDP add up and reduce gradients in fp32
+            # (``accumulate_grad_in_fp32``); stages by cost (``models/base.py``, ``build_model``); its examples split the sequence
+            name="nanotron",
+            kernels="megatron",
+            data_parallel=NANOTRON,
+            gradient_bytes_bf16=4,
+            gradient_bytes_fp16=4,
+            flash="flash_attention_2",
+            balances="products",
+            calls_modules=True,
+            parallel_recipe={"sequence_parallel": True},
+        ),
+        Framework(
+            # trainers over JAX (MaxText, Paxml, Levanter ...): XLA compiles and schedules the whole step, gathers beside compute,
+            # and its attention is cuDNN's (NVIDIA/JAX-Toolbox, docs/GPU_performance.md)
+            name="jax",
+            kernels="compiled",
+            data_parallel=replace(FSDP2, copies_gathered=False),
+            host="compiled",
+            aliases=("maxtext", "paxml"),
+        ),
+        *(
+            # trainers built from FlashAttention's modules (Dao-AILab/flash-attention, training/; TinyLlama, pretrain/): fused
+            # norms with residual, biases in epilogues, fused rotation, gate and loss, run from Python
+            Framework(
+                name=name,
+                kernels="fused",
+                data_parallel=facts,
+                flash="flash_attention_2",
+                owners_broadcast=owners,  # type: ignore[arg-type]
+                sharded_by=sharded_by,
+            )
+            for name, facts, owners, sharded_by in (
+                ("flash-attn", DDP, "tensors", "flash-attn-fsdp"),
+                ("flash-attn-fsdp", FSDP, "", ""),
+            )
         ),
         Framework(name="apex-ddp", kernels="eager-fused-norm", data_parallel=DDP),
         Framework(name="apex-ddp-fused", kernels="megatron", data_parallel=DDP),

@@ -9,8 +9,9 @@ from math import gcd, inf
 from typing import Any, Literal
 
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.plan import module_names as parts
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting
-from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, MEGATRON_FSDP, Framework, Zero3Limits
+from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, SHARDING_NAMES, Framework, Zero3Limits
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rules import check_combination, check_words
 from simulator.plan.stage_layout import parse_layout
@@ -30,17 +31,6 @@ Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 #: dispatcher that brings kernels of its own -> SMs that they take (Megatron-Core: moe_deepep_num_sms, moe_hybridep_num_sms)
 DISPATCHER_SMS = {"deepep": 20, "hybridep": 16}
 Host = Literal["eager", "compiled", "graphs"]
-#: what Megatron-Core's ``--recompute-modules`` names
-RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts")
-#: projections that may have adapters
-LORA_TARGETS = ("qkv", "proj", "fc1", "fc2")
-#: what 8 bits serve beside the products of layers
-FP8_MODULES = ("attention", "output", "activation")
-#: what of a block may keep 16 bits: projections of attention, those around experts that work in a latent, further predictions
-BF16_MODULES = ("attention", "latent", "mtp")
-#: what Megatron-Core's ``--cuda-graph-scope`` names, and the whole iteration
-GRAPH_SCOPES = ("none", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")
-
 #: groups of settings, as people think of them, and their headings
 GROUPS = {name: name.capitalize() for name in ("degrees", "batch", "sharding", "pipeline", "precision")} | {
     "recompute": "Recomputation and offloading", "overlap": "Overlap", "experts": "Experts", "software": "Software",
@@ -90,7 +80,7 @@ class ParallelPlan:
     sharding: Sharding = setting(
         "sharding", "none (DDP), zero1, zero2, zero3 (FSDP's full shard) or hsdp (full shard within a group of ranks).",
         default="none", is_common=True, changes=("time", "memory"), aliases=("zero", "zero_stage"),
-        synonyms={"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"} | MEGATRON_FSDP,
+        synonyms=SHARDING_NAMES,
     )  # fmt: skip
     sharding_group: int | None = setting(
         "sharding", "Ranks over which sharding splits.", least=1, changes=("time", "memory"), unset="all, or with hsdp those of a node",
@@ -128,30 +118,27 @@ class ParallelPlan:
     fp8_modules: str | None = setting(
         "precision", "What a precision of 8 or 4 bits puts in 8 beside the products of the layers, joined by `+`: `attention` "
         "(Transformer Engine's `fp8_dot_product_attention`), `output` (Megatron-Core's `fp8_output_proj`), `activation` (the "
-        "MLP's saved up-projection, `activation_func_fp8_input_store`).", unset="nothing", words=FP8_MODULES,
+        "MLP's saved up-projection, `activation_func_fp8_input_store`).", unset="nothing", words=parts.FP8_MODULES,
         synonyms={"fp8_dot_product_attention": "attention", "fp8_output_proj": "output",
                   "activation_func_fp8_input_store": "activation"}, takes_several=True, changes=_EVERYTHING,
     )  # fmt: skip
     bf16_modules: str | None = setting(
         "precision", "Whose products a precision of 8 or 4 bits leaves in 16, joined by `+`: `attention` (`linear_qkv` and "
         "`linear_proj` in Megatron-Core's `quant_recipe`), `latent` (`fc1_latent_proj`, `fc2_latent_proj`), `mtp`.",
-        unset="nothing but router and output projection", words=BF16_MODULES, takes_several=True, changes=_EVERYTHING,
+        unset="nothing but router and output projection", words=parts.BF16_MODULES, takes_several=True, changes=_EVERYTHING,
     )  # fmt: skip
-    bf16_first_layers: int = setting(
-        "precision", "First blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING
-    )
-    bf16_last_layers: int = setting(
-        "precision", "Last blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING
-    )
+    bf16_first_layers: int = setting("precision", "First blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING)  # fmt: skip
+    bf16_last_layers: int = setting("precision", "Last blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING)  # fmt: skip
     recompute: Recompute = setting(
         "recompute", "Activation recomputation: none, selective (core attention, or every second matrix product) or full.",
         default="none", is_common=True, changes=("time", "memory"),
+        synonyms=dict.fromkeys(("yes", "true", "1"), "full") | dict.fromkeys(("no", "false", "0"), "none"),
     )  # fmt: skip
     recompute_modules: str | None = setting(
         "recompute", "What selective recomputation of Megatron-Core recomputes, joined by `+`: `core_attn`, `mlp`, `moe` and "
         "`shared_experts` keep input and output, `layernorm`, `moe_act` and `mla_up_proj` their input only.",
         unset="what the framework's selective recomputation is",
-        words=RECOMPUTE_MODULES, synonyms={"up_proj": "mla_up_proj", "core_attention": "core_attn"}, takes_several=True,
+        words=parts.RECOMPUTE_MODULES, synonyms={"up_proj": "mla_up_proj", "core_attention": "core_attn"}, takes_several=True,
         changes=("time", "memory"),
     )  # fmt: skip
     recompute_method: RecomputeMethod = setting(
@@ -188,6 +175,10 @@ class ParallelPlan:
     overlap_parameter_gather: bool = setting(
         "overlap", "Gather the parameters of a sharded optimizer beside the next forward.", default=False,
         aliases=("overlap_param_gather",),
+    )  # fmt: skip
+    nccl_user_buffers: bool = setting(
+        "overlap", "Register Megatron's buffers of parameters and gradients with NCCL (`nccl_ub`), whose kernels then take few SMs "
+        "from the compute beside them.", default=False, aliases=("nccl_ub", "use_nccl_ub"),
     )  # fmt: skip
     asynchronous_tp: bool = setting(
         "overlap", "Cut the gathers and scatters of sequence parallelism into pieces that run beside the matrix product.",
@@ -285,6 +276,11 @@ class ParallelPlan:
         "`cpu_offloading_num_layers`), copied beside compute.", unset="none", least=0, changes=("time", "memory"),
         aliases=("cpu_offloading_num_layers",),
     )  # fmt: skip
+    offload_modules: str | None = setting(
+        "recompute", "Modules whose inputs wait in host memory, copied beside compute, joined by `+` as Megatron-Core's "
+        "`--offload-modules` names them: `attn_norm`, `qkv_linear`, `core_attn`, `attn_proj` (with `core_attn` only), `mlp_norm`, "
+        "`expert_fc1`, `moe_act`.", unset="none", words=parts.OFFLOAD_MODULES, takes_several=True, changes=("time", "memory"),
+    )  # fmt: skip
     offload_parameters: Offload = setting(
         "recompute", "`cpu` keeps sharded parameters in host memory.", default="none", changes=("time", "memory")
     )  # fmt: skip
@@ -334,7 +330,7 @@ class ParallelPlan:
     cuda_graphs: str | None = setting(
         "software", "What is captured in CUDA graphs, which costs the host almost nothing and some memory: `none`, modules joined "
         "by `+` as Megatron-Core's `--cuda-graph-scope` names them (`attn`, `mlp`, `mamba`, `moe_router`, `moe_preprocess`; `moe` "
-        "needs experts padded to a capacity), or `full_iteration`.", unset="as `host` says", words=GRAPH_SCOPES,
+        "needs experts padded to a capacity), or `full_iteration`.", unset="as `host` says", words=parts.GRAPH_SCOPES,
         takes_several=True, changes=("time", "memory"), aliases=("cuda_graph_scope",),
     )  # fmt: skip
     release: str | None = setting(
@@ -351,7 +347,7 @@ class ParallelPlan:
     )  # fmt: skip
     lora_targets: str | None = setting(
         "tuning", "Projections that have adapters, joined by `+`: `qkv`, `proj`, `fc1`, `fc2` (NeMo's `linear_qkv` and so on).",
-        unset="all four", words=LORA_TARGETS, synonyms={f"linear_{word}": word for word in LORA_TARGETS}, takes_several=True,
+        unset="all four", words=parts.LORA_TARGETS, synonyms={f"linear_{word}": word for word in parts.LORA_TARGETS}, takes_several=True,
         changes=_EVERYTHING,
     )  # fmt: skip
     loader_workers: int = setting(
@@ -399,13 +395,13 @@ class ParallelPlan:
 
     @property
     def captured_modules(self) -> tuple[str, ...]:
-        """Modules that run as CUDA graphs of their own: words of :data:`GRAPH_SCOPES`."""
+        """Modules that run as CUDA graphs of their own: words of :data:`~simulator.plan.module_names.GRAPH_SCOPES`."""
         scopes = tuple((self.cuda_graphs or "none").split("+"))
         return scopes if scopes[0] not in ("none", "full_iteration") else ()
 
     @property
     def narrow_modules(self) -> tuple[str, ...]:
-        """What runs or waits in eight bits beside the products of layers: words of :data:`FP8_MODULES`."""
+        """What runs or waits in eight bits beside the products of layers: words of :data:`~simulator.plan.module_names.FP8_MODULES`."""
         is_narrow = self.fp8_modules and self.precision_spec.quantisation is not None
         return tuple((self.fp8_modules or "").split("+")) if is_narrow else ()
 
@@ -416,8 +412,13 @@ class ParallelPlan:
 
     @property
     def recomputed_modules(self) -> tuple[str, ...]:
-        """Modules that selective recomputation is told to recompute: words of :data:`RECOMPUTE_MODULES`."""
+        """Modules that selective recomputation is told to recompute: words of :data:`~simulator.plan.module_names.RECOMPUTE_MODULES`."""
         return tuple(self.recompute_modules.split("+")) if self.recompute_modules else ()
+
+    @property
+    def offloaded_modules(self) -> tuple[str, ...]:
+        """Modules whose inputs wait in host memory: words of :data:`~simulator.plan.module_names.OFFLOAD_MODULES`."""
+        return tuple(self.offload_modules.split("+")) if self.offload_modules else ()
 
     @property
     def permutes_by_scan(self) -> bool:
@@ -439,9 +440,8 @@ class ParallelPlan:
     @property
     def dispatcher_sms(self) -> int:
         """SMs of the dispatcher's own kernels; 0 where NCCL carries the tokens."""
-        if self.moe_dispatcher not in DISPATCHER_SMS:
-            return 0
-        return self.moe_dispatcher_sms or DISPATCHER_SMS[self.moe_dispatcher]
+        usual = DISPATCHER_SMS.get(self.moe_dispatcher, 0)
+        return usual and (self.moe_dispatcher_sms or usual)
 
     @property
     def model_parallel(self) -> int:
@@ -487,11 +487,15 @@ class ParallelPlan:
         return self.global_batch // (self.micro_batch * self.dp)
 
     @property
+    def drains_every(self) -> int | None:
+        """Micro-batches after which its pipeline drains and begins anew within a step; None where it does not."""
+        return self.pipeline_batch if self.pp > 1 else None
+
+    @property
     def context_exchange(self) -> str:
         """How keys and values are exchanged: ``p2p``, ``all_gather`` or ``a2a``; eager attention needs them gathered."""
-        if self.cp_comm_type is not None:
-            return self.cp_comm_type
-        return self.framework_spec.cp_comm_type if self.attention == "flash" else "all_gather"
+        usual = self.framework_spec.cp_comm_type if self.attention == "flash" else "all_gather"
+        return self.cp_comm_type or usual
 
     @property
     def reduced_bytes(self) -> int:
@@ -584,13 +588,7 @@ class ParallelPlan:
         return replace(self, **changes)
 
     def resolve(self, n_gpus: int) -> ParallelPlan:
-        """Fill ``gpus``, ``dp`` and, where the micro-batch is known, ``global_batch``; check that the degrees multiply up.
-
-        Raises
-        ------
-        InfeasiblePlanError
-            If they do not; the message names the rule and the numbers.
-        """
+        """Fill ``gpus``, ``dp`` and, where the micro-batch is known, ``global_batch``; refuse degrees that do not multiply up."""
         gpus = self.gpus or n_gpus
         if gpus > n_gpus:
             raise InfeasiblePlanError(
@@ -648,8 +646,8 @@ class ParallelPlan:
         """Return the global batch, which follows from the micro-batch where it is left out."""
         if not self.micro_batch:
             return self.global_batch
-        global_batch = self.global_batch or self.micro_batch * dp * (1 if self.pp == 1 else 4 * self.pp)
         per_step = self.micro_batch * dp
+        global_batch = self.global_batch or per_step * (1 if self.pp == 1 else 4 * self.pp)
         if global_batch % per_step:
             raise InfeasiblePlanError(
                 f"global batch {global_batch} is not a multiple of micro-batch x dp = {self.micro_batch} x {dp} = {per_step}",

@@ -93,6 +93,13 @@ PRECISIONS: dict[str, Precision] = {
 SYNONYMS: dict[str, str] = {
     "fp8_ds": "fp8", "fp8_delayed": "fp8", "fp8_cs": "fp8_current", "fp8_tensorwise": "fp8_current", "fp8_sc": "fp8_block",
     "fp8_blockwise": "fp8_block", "fp8_mx": "mxfp8", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16",
+    "half": "fp16", "pure_bf16": "bf16", "fp8_hybrid": "fp8", "fp8-hybrid": "fp8",
+    # Lightning's words (``precision=``), of which mixed ones autocast
+    "16-mixed": "amp_fp16", "fp16-mixed": "amp_fp16", "bf16-mixed": "amp_bf16", "16-true": "fp16", "bf16-true": "bf16", "32-true": "fp32",
+    # Megatron Bridge's (``training/mixed_precision.py``), whose mixed ones keep 16-bit weights and masters
+    "fp16_mixed": "fp16", "bf16_mixed": "bf16", "bf16_with_fp8_delayed_scaling_mixed": "fp8",
+    "bf16_with_fp8_current_scaling_mixed": "fp8_current", "bf16_with_fp8_subchannel_scaling_mixed": "fp8_block",
+    "bf16_with_mxfp8_mixed": "mxfp8", "bf16_with_nvfp4_mixed": "nvfp4",
 }  # fmt: skip
 
 #: moments that an optimizer keeps of an element of a matrix

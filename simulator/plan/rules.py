@@ -66,7 +66,7 @@ def _axis_conflicts(plan: ParallelPlan) -> Conflicts:
     within = min(group or n_replicas, n_replicas)
     secondary = min(plan.secondary_group or 0, within) if plan.shards_parameters else 0
     refusal = sharding_refusal(plan) if n_replicas > 1 else ""
-    at_once = plan.pipeline_batch if plan.pp > 1 and plan.micro_batch and plan.global_batch else None
+    at_once = plan.drains_every if plan.micro_batch and plan.global_batch else None
     return [
         (
             at_once and plan.n_micro_batches % at_once,
@@ -166,6 +166,39 @@ def _offload_conflicts(plan: ParallelPlan) -> Conflicts:
     ]
 
 
+def _offload_module_conflicts(plan: ParallelPlan) -> Conflicts:
+    named = set(plan.offloaded_modules)
+    twice = sorted(named & {"expert_fc1", "moe_act"}) if "moe" in plan.recomputed_modules else []
+    return [
+        (
+            named and not plan.framework_spec.lays_out_pipelines,
+            f"offload_modules={plan.offload_modules} is Megatron-Core's, not one of {plan.framework}",
+            "--framework megatron-core",
+        ),
+        (
+            named and plan.offload_layers,
+            f"offload_modules={plan.offload_modules} beside offload_layers={plan.offload_layers}: modules or whole layers wait "
+            "on the host",
+            "one of both",
+        ),
+        (
+            "attn_proj" in named and "core_attn" not in named,
+            "offload_modules=attn_proj without core_attn, which needs its own result in backward",
+            "--set offload_modules=core_attn+attn_proj",
+        ),
+        (
+            bool(twice),
+            f"offload_modules={'+'.join(twice)} with recompute_modules=moe, which keeps the block's input alone",
+            "one of both",
+        ),
+        (
+            plan.nccl_user_buffers and not plan.framework_spec.lays_out_pipelines,
+            f"nccl_user_buffers is Megatron-Core's, not one of {plan.framework}",
+            "--framework megatron-core",
+        ),
+    ]
+
+
 def _module_conflicts(plan: ParallelPlan) -> Conflicts:
     scopes = (plan.cuda_graphs or "").split("+")
     alone = [scope for scope in scopes if scope in ("none", "full_iteration")]
@@ -182,6 +215,7 @@ def _module_conflicts(plan: ParallelPlan) -> Conflicts:
             "by layer",
             "--pp 1, or --recompute full",
         ),
+        *_offload_module_conflicts(plan),
         (
             plan.lora_targets and not plan.lora_rank,
             f"lora_targets={plan.lora_targets} without lora_rank: nothing has adapters",

@@ -95,6 +95,28 @@ def balanced_parts(weights: Sequence[int], n_parts: int) -> list[int] | None:
     return found if len(found) == n_parts else None
 
 
+def passing_parts(weights: Sequence[int], n_parts: int) -> list[int] | None:
+    """Cut a row of weights into consecutive parts, each of which ends with the weight that passes its share of the sum.
+
+    None where a part would stay empty.
+
+    References
+    ----------
+    huggingface/nanotron, ``models/base.py``, ``build_model``.
+
+    Examples
+    --------
+    >>> passing_parts([0, 1, 1, 1, 1, 2], 2), passing_parts([0, 2, 2, 2, 2, 2, 2, 2, 2, 5], 4), passing_parts([1], 2)
+    ([5, 1], [4, 3, 2, 1], None)
+    """
+    sizes, total = [0], 0
+    for weight in weights:
+        sizes[-1], total = sizes[-1] + 1, total + weight
+        if total * n_parts > sum(weights) * len(sizes):
+            sizes.append(0)
+    return sizes if len(sizes) == n_parts and all(sizes) else None
+
+
 def _filled(weights: Sequence[int], limit: int) -> list[int]:
     sizes, total = [0], 0
     for weight in weights:

@@ -115,7 +115,7 @@ def memory_chart(memory: Memory) -> Chart:
         title="Memory by category",
         traces=(trace,),
         layout=made,
-        summary=f"{format_bytes(memory['peak_bytes'])} {describe_fit(memory)}, the dashed line",
+        summary=f"{format_bytes(memory['peak_bytes'])} {describe_fit(memory)}; the dashed line is the capacity",
         height_px=60 + _ROW_PX * len(bars),
     )
 
@@ -145,7 +145,7 @@ def memory_over_time(memory: Memory, points: Sequence[MemoryPoint]) -> Chart:
             hovermode="closest", shapes=[limit_line(capacity, "y")],
         ),
         summary=f"up to {format_bytes(activations)} of activations on top of {format_bytes(steady)} that stay; "
-        "the capacity is the dashed line",
+        "the dashed line is the capacity",
         height_px=300,
     )  # fmt: skip
 

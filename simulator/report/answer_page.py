@@ -37,13 +37,13 @@ from simulator.parallel.mesh import Mesh
 from simulator.report import answer_charts, answer_tables
 from simulator.report.constant_sources import ConstantSection, constants_of, write_value
 from simulator.report.grid import Grid, Number
-from simulator.report.markup import Markup, element, folded
+from simulator.report.markup import Markup, boxes, element, folded
 from simulator.report.nearby_panel import nearby_choices
 from simulator.report.page import Part, Report, Section, Stream, make_page
 from simulator.report.timeline_chart import pipeline_data, timeline_data
 from simulator.report.topology_chart import nic_chart, topology_chart
 from simulator.scenario import Scenario
-from simulator.units import format_bytes, format_time
+from simulator.units import format_bytes, format_number, format_time
 
 #: settings beside the plan, and settings of a plan that follow from the others where nobody gives them
 _SCENARIO = ("topology", "model", "network", "kernels", "transport", "algorithm", "protocol", "seed", "unfold")
@@ -103,45 +103,28 @@ def _headline(answer: Answer, scenario: Scenario) -> Markup:
         + (element("p", describe_chosen(answer), class_="plan") if answer["provenance"]["chosen"] else "")
         + element("div", big, interval, class_="answer")
         + element("p", describe_support(answer["support"]), class_="plan")
-        + element("dl", *_figures(answer), class_="kpis")
+        + boxes(_figures(answer))
         + _busiest_link(answer)
     )
 
 
-def _figures(answer: Answer) -> list[Markup]:
+def _figures(answer: Answer) -> list[tuple[object, ...]]:
     memory = answer["memory"]
     exposed, peak = answer["communication_fraction"], memory["peak_bytes"]
-    tokens, samples = answer["tokens_per_s"], answer["samples_per_s"]
-    rates = [_figure("samples", Number("samples_per_s", samples, f"{samples:.4g}"), "samples/s")]
-    if tokens is not None:
-        rates.insert(0, _figure("throughput", Number("tokens_per_s", tokens, f"{tokens:,.0f}"), "tokens/s"))
+    tokens, samples, flops = answer["tokens_per_s"], answer["samples_per_s"], answer["tflops_per_gpu"]
+    rate = [] if tokens is None else [("throughput", Number("tokens_per_s", tokens, f"{tokens:,.0f}"), "tokens/s")]
     return [
-        *rates,
-        _figure(
-            "per GPU", Number("tflops_per_gpu", answer["tflops_per_gpu"], f"{answer['tflops_per_gpu']:.1f}"), "TFLOP/s"
-        ),
-        _figure("MFU", Number("mfu", answer["mfu"], f"{answer['mfu']:.1%}"), "model FLOPs over the peak"),
-        _figure(
-            "HFU",
-            Number("hfu", answer["hfu"], f"{answer['hfu']:.1%}"),
-            "FLOPs that ran, recomputed ones too, causal halves not, over the peak",
-        ),
-        _figure(
-            "exposed communication", Number("communication_fraction", exposed, f"{exposed:.1%}"), "of the iteration"
-        ),
-        _figure(
-            "memory",
-            Number("memory.peak_bytes", peak, format_bytes(peak)),
-            describe_fit(memory),
+        *rate,
+        ("samples", Number("samples_per_s", samples, format_number(samples)), "samples/s"),
+        ("per GPU", Number("tflops_per_gpu", flops, f"{flops:.1f}"), "TFLOP/s"),
+        ("MFU", Number("mfu", answer["mfu"], f"{answer['mfu']:.1%}"), "model FLOPs over the peak"),
+        ("HFU", Number("hfu", answer["hfu"], f"{answer['hfu']:.1%}"), "model FLOPs and recomputed ones over the peak"),
+        ("exposed communication", Number("communication_fraction", exposed, f"{exposed:.1%}"), "of the iteration"),
+        (
+            "memory", Number("memory.peak_bytes", peak, format_bytes(peak)), describe_fit(memory),
             "tight" if memory["is_tight"] else "ok" if memory["fits"] else "bad",
         ),
-    ]
-
-
-def _figure(label: str, value: Number, unit: str, state: str = "") -> Markup:
-    return element(
-        "div", element("dt", label), element("dd", element("b", value), " ", unit), class_=f"kpi {state}".strip()
-    )
+    ]  # fmt: skip
 
 
 def _busiest_link(answer: Answer) -> str:

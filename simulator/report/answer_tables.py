@@ -65,7 +65,7 @@ def leaving(traffic: Sequence[Traffic], domain: str, n_domains: int) -> Grid:
     out, inside = sum(row.nic_bytes for row in traffic), sum(row.nvlink_bytes for row in traffic)
     title = (
         f"Which bytes leave a {domain}: in an iteration {format_bytes(out)} leave one of {n_domains:,} {domain}s and "
-        f"{format_bytes(inside)} stay on NVLink, with what headers and protocols take of the links beside them"
+        f"{format_bytes(inside)} stay on NVLink, headers and protocols included"
     )
     columns = ("collective", "axis", "over NVLink", f"out of the {domain}", "")
     return Grid(title, columns, cells, 2, note=describe_axes(row.axis for row in traffic))
@@ -151,8 +151,15 @@ def changes(title: str, rows: Sequence[Change]) -> Grid:
         )
         for row in rows
     ]
-    return Grid(
-        title, ("single change", "", "saves", "iteration", "saved per 1 % more of what changes"), cells, words=(1,)
+    columns = ("single change", "", "saves", "iteration", "saved per 1 % more of what changes")
+    return Grid(title, columns, cells, words=(1,), note=_other_training(rows))
+
+
+def _other_training(rows: Sequence[Change | WayOut]) -> str:
+    return (
+        ""
+        if all(row["same_training"] for row in rows)
+        else "other training: another batch or precision, with which a model learns otherwise"
     )
 
 
@@ -185,7 +192,7 @@ def ways_out(rows: Sequence[WayOut]) -> Grid:
     if any(row["cost_per_billion_tokens"] is not None for row in rows):
         columns.append("cost of them")
     cells = [cell[: len(columns)] for cell in cells]
-    return Grid("Ways out of memory, the fastest first", columns, cells, words=(1,))
+    return Grid("Ways out of memory, the fastest first", columns, cells, words=(1,), note=_other_training(rows))
 
 
 def neighbours(found: Neighbours) -> Grid:
@@ -243,6 +250,20 @@ FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
 def figures(row: Mapping[str, Any], names: Iterable[str] = FIGURES) -> tuple[object, ...]:
     """Return figures of a row as cells, dashes where it has no answer."""
     return tuple(FIGURES[name](row) if "iteration_time_s" in row else "-" for name in names)
+
+
+def ranking(answer: Mapping[str, Any]) -> Iterator[tuple[int | None, list[str], Mapping[str, Any]]]:
+    """Yield rank, labels and row of every plan that a search shows: the ranking, then what stands beside it without a rank."""
+    beside = answer["plain"] | ({"yours": answer["given"]} if "given" in answer else {})
+    labels: dict[str, list[str]] = {}
+    for label, row in beside.items():
+        labels.setdefault(row.get("summary", ""), []).append(label)
+    for rank, row in enumerate(answer["plans"], start=1):
+        yield rank, labels.get(row["summary"], []), row
+    listed = [row["summary"] for row in answer["plans"]]
+    for label, row in beside.items():
+        if "reason" in row or row["summary"] not in listed:
+            yield None, [label], row
 
 
 def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None, str]]:

@@ -62,7 +62,7 @@ def index_page(presets: Mapping[str, Preset], rows: Sequence[Row]) -> Report:
     return make_page("Gallery of published runs", element("p", head, class_="plan"), sections, document={"rows": rows})
 
 
-_SPLIT = "Constants were fitted to rows of fit, never to rows of test."
+_SPLIT = "Constants were fitted to rows of the split fit, never to those of test."
 
 
 def _machine(preset: Preset) -> str:
@@ -130,11 +130,13 @@ def _beside(measured: MeasuredRun, row: Row) -> list[Part]:
     cells = [
         (what, Share(s, longest, "" if what == "simulated" else "talk"), Quantity(s)) for what, s in seconds.items()
     ]
+    off = row["iteration_time_s"] / measured.iteration_time_s - 1
+    holds = row["low_s"] <= measured.iteration_time_s <= row["high_s"]
     words = (
-        f"{row['iteration_time_s'] / measured.iteration_time_s - 1:+.1%}; 80 % interval {format_time(row['low_s'])} to "
-        f"{format_time(row['high_s'])}. {row['tokens_per_s']:,.0f} tokens/s, MFU {row['mfu']:.1%}, "
-        f"{row['communication_fraction']:.1%} exposed communication, {format_bytes(row['peak_bytes'])} of "
-        f"{format_bytes(row['capacity_bytes'])}."
+        f"The simulated iteration is {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than the measured one, which is "
+        f"{'inside' if holds else 'outside'} the 80 % interval from {format_time(row['low_s'])} to {format_time(row['high_s'])}. "
+        f"Simulated: {row['tokens_per_s']:,.0f} tokens/s, MFU {row['mfu']:.1%}, {row['communication_fraction']:.1%} exposed "
+        f"communication, {format_bytes(row['peak_bytes'])} of {format_bytes(row['capacity_bytes'])} memory."
     )
     return [
         Grid("Time of an iteration", ("", "", "time"), cells, 2),

@@ -79,7 +79,7 @@ class Grid(NamedTuple):
         return frozenset((*range(self.n_names), *self.words))
 
     def written(self) -> Grid:
-        """Return the table with its quantities as text: in one unit per column where one suits all of them.
+        """Return the table with its quantities as text: in one unit where one suits all times or bytes, else all of a column.
 
         Examples
         --------
@@ -88,12 +88,15 @@ class Grid(NamedTuple):
         (['part', 'time (ms)'], ['1,025', '0.022', '-'])
         """
         columns, rows = list(self.columns), [list(row) for row in self.rows]
-        for place in range(len(columns)):
-            found = [(row, one) for row in rows if (one := _quantity(row[place])) is not None]
-            unit = common_unit((one.value for _, one in found), found[0][1].kind) if found else None
+        found = [[(row, one) for row in rows if (one := _quantity(row[place]))] for place in range(len(columns))]
+        everything = [one for cells in found for _, one in cells]
+        shared = {kind: common_unit((one.value for one in everything if one.kind == kind), kind) for kind in _ALONE}
+        for place, cells in ((place, cells) for place, cells in enumerate(found) if cells):
+            kind = cells[0][1].kind
+            unit = shared[kind] or common_unit((one.value for _, one in cells), kind)
             if unit is not None:
                 columns[place] = f"{columns[place]} ({unit[0]})"
-            for row, one in found:
+            for row, one in cells:
                 text = one.in_unit(unit[1]) if unit else str(one)
                 cell = row[place]
                 row[place] = cell._replace(text=text) if isinstance(cell, Number) else text

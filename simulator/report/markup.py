@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -62,24 +62,42 @@ def element(name: str, *content: object, **attributes: str) -> Markup:
     return Markup(f"<{name}{written}>{''.join(safe(part) for part in content)}</{name}>")
 
 
+def boxes(figures: Iterable[Sequence[object]]) -> Markup:
+    """Return figures in boxes: of each its label, the figure and, where there are any, words behind it and how it is marked."""
+
+    def box(label: object, value: object, words: object = "", mark: object = "") -> Markup:
+        figure = element("dd", element("b", value), *((" ", words) if words else ()))
+        return element("div", element("dt", label), figure, class_=f"kpi {mark}".strip())
+
+    return element("dl", *(box(*figure) for figure in figures), class_="kpis")
+
+
+#: columns that fit a phone
+_NARROW = 4
+
+
 def table(grid: Grid, *, is_named: bool = False) -> Markup:
-    """Return a table in a box that scrolls sideways where the screen is narrow, without a caption below its own name."""
+    """Return a table without a caption below its own name; on a phone, rows of one that is wide stand as lines below each other."""
     grid, words = grid.written(), grid.text_columns
     head = "".join(f'<th scope="col"{_align(i in words)}>{safe(column)}</th>' for i, column in enumerate(grid.columns))
     body = "".join(
         "<tr>"
-        + f'<th scope="row">{safe(row[0])}</th>'
-        + "".join(f"<td{_align(i in words)}>{safe(cell)}</td>" for i, cell in enumerate(row[1:], start=1))
+        + f'<th scope="row"{_label(grid, 0)}>{safe(row[0])}</th>'
+        + "".join(
+            f"<td{_align(i in words)}{_label(grid, i)}>{safe(cell)}</td>" for i, cell in enumerate(row[1:], start=1)
+        )
         + "</tr>"
         for row in grid.rows
     )
     caption = f"{grid.title}. {grid.note}" if grid.note else grid.title
     is_said = is_named and not grid.note
+    is_counted = all(str(row[0]).isdigit() for row in grid.rows)
+    classes = " ".join(["counted"] * is_counted + ["wide"] * _is_wide(grid))
     whole = element(
         "table",
         Markup("") if is_said else element("caption", element("span", caption)),
         Markup(f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"),
-        **({"class_": "counted"} if all(str(row[0]).isdigit() for row in grid.rows) else {}),
+        **({"class_": classes} if classes else {}),
     )
     return element("div", whole, class_="scroll", role="region", tabindex="0", aria_label=caption)
 
@@ -87,6 +105,17 @@ def table(grid: Grid, *, is_named: bool = False) -> Markup:
 def folded(grid: Grid) -> Markup:
     """Return a table that opens when its title is touched."""
     return element("details", element("summary", grid.title), table(grid), class_="constants")
+
+
+def _is_wide(grid: Grid) -> bool:
+    """Whether a phone has no room for all columns beside each other."""
+    return len(grid.columns) > _NARROW
+
+
+def _label(grid: Grid, place: int) -> str:
+    """Return the heading of a cell for where it stands alone."""
+    heading = grid.columns[place]
+    return f' data-label="{escape(heading)}"' if heading and _is_wide(grid) else ""
 
 
 def _align(is_text: bool) -> str:

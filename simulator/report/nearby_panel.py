@@ -13,6 +13,8 @@ from simulator.plan import SETTINGS, ParallelPlan
 from simulator.report.charts import MEMORY_COLOURS, PART_COLOURS, packed
 from simulator.report.markup import Markup, element
 
+_LABELS = {"gpus": "number of GPUs", "GPU": "kind of GPU"}
+
 
 def nearby_choices(answers: Sequence[NearbyAnswer], plan: ParallelPlan) -> Markup:
     """Return the panel with its data and its program, which find an answer by what is chosen; the first is the page's."""
@@ -26,7 +28,7 @@ def nearby_choices(answers: Sequence[NearbyAnswer], plan: ParallelPlan) -> Marku
         "settings": [
             {
                 "key": key,
-                "label": key.replace("_", "-") if key in SETTINGS else key,
+                "label": _LABELS.get(key) or (key.replace("_", "-") if key in SETTINGS else key),
                 "now": _now(getattr(plan, key)) if key in SETTINGS else "as it is",
                 "words": sorted(words[key], key=_natural),
             }
@@ -37,7 +39,8 @@ def nearby_choices(answers: Sequence[NearbyAnswer], plan: ParallelPlan) -> Marku
     }
     intro = (
         f"{len(answers) - 1:,} answers around this one were simulated: one setting changed, or two. Choose, and see what comes of it; "
-        "what was not simulated cannot be chosen. The address of the page holds the choice."
+        "what was not simulated cannot be chosen. The address of the page holds the choice. A copied file holds the "
+        "plan; with another framework the same plan takes that framework's time."
     )
     script = (files("simulator.report") / "assets" / "nearby.js").read_text(encoding="utf-8")
     return Markup(

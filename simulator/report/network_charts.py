@@ -21,9 +21,9 @@ from simulator.report.charts import (
     layout,
     round_values,
 )
-from simulator.report.grid import Grid, Quantity
+from simulator.report.grid import Grid
 from simulator.report.markup import element
-from simulator.report.page import Report, Section, make_page
+from simulator.report.page import Part, Report, Section, make_page
 from simulator.units import format_bytes, format_time
 
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
@@ -115,28 +115,27 @@ def requirements_charts(target: float, requirements: Sequence[Mapping[str, Any]]
 
 
 def _needed_chart(target: float, requirements: Sequence[Mapping[str, Any]]) -> Chart:
-    counts = [one["gpus"] for one in requirements]
-    needed = [one["least_bytes_per_s"] * _GBPS for one in requirements]
-    hover = "%{x:,} GPUs: %{y:,.4g} Gb/s"
-    present = [one["present_bytes_per_s"] * _GBPS for one in requirements]
-    lines = [_line("needed", counts, needed, BLUE, hover), _line("present", counts, present, GREY, hover)]
-    rules = [one for one in requirements if one["rule_of_thumb"]]
-    for name, key, colour in (
-        ("rule of thumb, N x P", "rule_bytes_per_s", VERMILLION),
-        ("the rule's own assumptions, simulated", "simulated_bytes_per_s", ORANGE),
-    ):
-        known = [one for one in rules if one["rule_of_thumb"][key] is not None]
-        values = [one["rule_of_thumb"][key] * _GBPS for one in known]
-        lines.append(_line(name, [one["gpus"] for one in known], values, colour, hover, dash="dot"))
-    worst = max(needed, default=0.0)
-    low, high = (choose((y for line in lines for y in line["y"] if y > 0), default=1.0) for choose in (min, max))
+    rules = [(one["gpus"], one["rule_of_thumb"] or {}) for one in requirements]
+    every = [(one["gpus"], one) for one in requirements]
+    lines = []
+    for name, rows, key, colour, dash in (
+        ("needed", every, "least_bytes_per_s", BLUE, "solid"), ("present", every, "present_bytes_per_s", GREY, "solid"),
+        ("rule of thumb, N x P", rules, "rule_bytes_per_s", VERMILLION, "dot"),
+        ("the rule's own assumptions, simulated", rules, "simulated_bytes_per_s", ORANGE, "dot"),
+    ):  # fmt: skip
+        known = [(gpus, row[key] * _GBPS) for gpus, row in rows if row.get(key)]  # a logarithm has no place for others
+        x, y = [gpus for gpus, _ in known], [rate for _, rate in known]
+        lines.append(_line(name, x, y, colour, "%{x:,} GPUs: %{y:,.4g} Gb/s", dash=dash))
+    worst = max(lines[0]["y"], default=0.0)
+    low, high = (choose((y for line in lines for y in line["y"]), default=1.0) for choose in (min, max))
     return Chart(
         key="needed",
         title=f"Bandwidth that {target:.0%} efficiency needs",
         summary=f"up to {_digits(worst)} Gb/s per node",
         traces=tuple(lines),
         layout=layout(
-            _log_axis("GPUs", counts), _log_axis("bandwidth per node, Gb/s", round_values(low / 1.5, high * 1.5))
+            _log_axis("GPUs", [gpus for gpus, _ in every]),
+            _log_axis("bandwidth per node, Gb/s", round_values(low / 1.5, high * 1.5)),
         ),
         height_px=380,
     )
@@ -148,23 +147,52 @@ def requirements_page(model: str, topology: str, target: float, requirements: Se
     title = f"The network that {model} needs on {topology}"
     head = element("p", f"for {target:.0%} of the throughput that a free network between nodes gives", class_="plan")
     sections = [Section(chart.key, chart.key.capitalize(), chart.title, [chart]) for chart in charts]
-    sections.append(
-        Section("rows", "Rows", "What is needed, and what training takes now", [_needs_table(requirements)])
-    )
+    tables: list[Part] = list(requirement_tables(requirements))
+    sections.append(Section("rows", "Rows", "What is needed, and what training takes now", tables))
     return make_page(title, head, sections, document={"requirements": list(requirements)})
 
 
-def _needs_table(requirements: Sequence[Mapping[str, Any]]) -> Grid:
+def requirement_tables(requirements: Sequence[Mapping[str, Any]]) -> list[Grid]:
+    """Return what is needed by number of GPUs, what training takes now, and what more or less bandwidth would give."""
+    columns = ("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", "storage",
+               "rule of thumb", "its assumptions")  # fmt: skip
+    found = [Grid("What is needed", columns, [_needs(one) for one in requirements])]
     spent = [one["spending"] or {} for one in requirements]
-    money = money_columns(spent)
-    rows = [
-        (
-            one["gpus"], one["n_nodes"], f"{_digits(one['least_bytes_per_s'] * _GBPS)} Gb/s",
-            f"{_digits(one['present_bytes_per_s'] * _GBPS)} Gb/s", f"{one['efficiency']:.1%}",
-            "-" if (most := one["most_additional_latency_s"]) is None else Quantity(most),
-            *(write(row) for write in money.values()),
+    if money := money_columns(spent):
+        rows = [
+            (one["gpus"], *(write(row) for write in money.values()))
+            for one, row in zip(requirements, spent, strict=True)
+        ]
+        found.append(Grid("On the network as it is", ("GPUs", *money), rows))
+    curves = {one["gpus"]: one["curve"] for one in requirements if one["curve"]}
+    if curves:
+        rates = ("GPUs", *(_gigabits(point["bytes_per_s"]) for point in next(iter(curves.values()))))
+        efficiencies = [(gpus, *(f"{point['efficiency']:.1%}" for point in curve)) for gpus, curve in curves.items()]
+        faster = [
+            (gpus, *(f"{point['speed_up']:.2f} ({point['projected_speed_up']:.2f})" for point in curve))
+            for gpus, curve in curves.items()
+        ]
+        projected = (
+            "Speed-up by bandwidth per node (in brackets: by Amdahl's law, from the share that a free network saves)"
         )
-        for one, row in zip(requirements, spent, strict=True)
-    ]  # fmt: skip
-    columns = ("GPUs", "nodes", "needed per node", "present", "efficiency now", "latency to spare", *money)
-    return Grid("By number of GPUs; latency per hop; time and money on the network as it is", columns, rows)
+        found += [Grid("Efficiency by bandwidth per node", rates, efficiencies), Grid(projected, rates, faster)]
+    return found
+
+
+def _needs(one: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return what one number of GPUs needs as the cells of a row."""
+    rule, latency_s, stored = one["rule_of_thumb"], one["most_additional_latency_s"], one["present_storage_bytes_per_s"]
+    of_stored = "" if stored is None else f" of {format_bytes(stored)}/s"
+    simulated, present = rule and rule["simulated_bytes_per_s"], one["present_bytes_per_s"]
+    return (
+        one["gpus"], one["n_nodes"], _gigabits(one["least_bytes_per_s"]) if present else "none",
+        _gigabits(present) if present else "none", f"{one['efficiency']:.1%}",
+        "-" if latency_s is None else f"up to {format_time(latency_s)}",
+        f"{format_bytes(one['least_storage_bytes_per_s'])}/s{of_stored}",
+        _gigabits(rule["rule_bytes_per_s"]) if rule else "-",
+        "-" if not rule else "no bandwidth" if simulated is None else _gigabits(simulated),
+    )  # fmt: skip
+
+
+def _gigabits(bytes_per_s: float) -> str:
+    return f"{_digits(bytes_per_s * _GBPS)} Gb/s" if bytes_per_s else "any"

@@ -7,10 +7,12 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from simulator.analysis.recorded_transfers import CounterCurve
 from simulator.analysis.trace_difference import Difference
+from simulator.config import cell
 from simulator.errors import ConfigError
 from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.straggler_slowdowns import SlowdownMap
@@ -28,7 +30,7 @@ from simulator.report.charts import (
     slowdown_map,
 )
 from simulator.report.grid import Grid, Quantity
-from simulator.report.markup import Markup, breakable, element, folded
+from simulator.report.markup import Markup, boxes, breakable, element, folded
 from simulator.report.page import Part, Report, Section, make_page
 from simulator.report.terminal import cut, make_console, print_grid
 from simulator.units import common_unit, format_time
@@ -68,14 +70,11 @@ _COLOURS = {
     "exposed_communication_s": VERMILLION, "communication_s": VERMILLION, "idle_s": GREY, "other_s": GREY, "waiting_s": GREY,
     "transfer_s": VERMILLION, "host_s": PURPLE, "kernel_s": SKY, "simulated_s": ORANGE,
 }  # fmt: skip
-#: columns of a comparison: both traces may be recordings, or simulated
-_OF_TWO = {
-    "measured_s": "A",
-    "simulated_s": "B",
-    "difference_s": "B less A",
-    "relative_error": "of A",
+#: what columns are called that do not say it themselves; of two traces both may be recordings, or simulated
+_HEADINGS = {
+    "seconds": "time", "measured_s": "A", "simulated_s": "B", "difference_s": "B less A", "relative_error": "of A",
     "of_step": "of a step of A",
-}
+}  # fmt: skip
 #: analysis -> what one has to know to read its columns
 _NOTES = {
     "steps": "Exposed: not beside compute; waiting: part of the communication, for ranks that came later; waiting is estimated where "
@@ -196,7 +195,11 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 def print_difference(found: Difference, top: int) -> None:
     """Print what two traces differ in: steps, parts, kinds of work and operators."""
     out = make_console()
-    out.print(f"steps of B differ from those of A by {found.mean_absolute_error:.2%} in the mean\n", highlight=False)
+    if found.steps:
+        lengths = zip(*((step.measured_s, step.simulated_s) for step in found.steps), strict=True)
+        a, b = (format_time(fmean(seconds)) for seconds in lengths)
+        out.print(f"a step takes {a} in A and {b} in B, as means over steps and ranks", highlight=False)
+    out.print(f"steps of B differ from those of A by {found.mean_absolute_error:.1%} in the mean\n", highlight=False)
     parts = [(part, Quantity(seconds, is_signed=True)) for part, seconds in found.parts_s.items()]
     print_grid(Grid("", ("part of a step", "B less A"), parts))
     works = [
@@ -214,7 +217,7 @@ def print_difference(found: Difference, top: int) -> None:
             one.n_calls,
             one.n_only_measured,
             one.n_only_simulated,
-            one.name[:80],
+            cut(one.name, 80),
         )
         for one in found.operators[:top]
     ]
@@ -250,28 +253,22 @@ def as_csv(found: RecordedTable) -> str:
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({key: " | ".join(map(str, v)) if isinstance(v, list) else v for key, v in row.items()})
+        writer.writerow({key: cell(" | ".join(map(str, v)) if isinstance(v, list) else v) for key, v in row.items()})
     return text.getvalue()
 
 
 def recorded_page(found: RecordedTable, source: str = "") -> Report:
     """Return the picture and the whole table as one page, with the name of the trace."""
     title, names, drawn = _DRAWN[found["analysis"]]
-    words = _words if found["analysis"] != "compare" else lambda key: _OF_TWO.get(key) or f"{_words(key)}, B less A"
     rows = _without_empty(found["rows"])
     cells = [[_on_page(key, value) for key, value in row.items()] for row in rows[:_ON_PAGE]]
-    columns = [key if key == "work" else words(key) for key in (rows[0] if rows else {})]
-    is_difference = found["analysis"] == "compare"
-    figures = {
-        key: str(Quantity(value, is_signed=True)) if is_difference and value is not None else shown(key, value)
-        for key, value in found["figures"].items()
-    }
-    boxes = [
-        element("div", element("dt", words(key)), element("dd", element("b", said)), class_="kpi")
-        for key, said in figures.items()
-    ]
+    columns = [_words(key) for key in (rows[0] if rows else {})]
+    figures = [(_words(key), shown(key, value)) for key, value in found["figures"].items()]
+    if found["analysis"] == "compare":
+        differences = ((key, value or 0.0) for key, value in found["figures"].items())
+        figures = [(f"{_words(key)}, B less A", str(Quantity(value, is_signed=True))) for key, value in differences]
     where = f"{source}; " if source else ""
-    head = Markup(element("p", where + heading(found), class_="plan") + element("dl", *boxes, class_="kpis"))
+    head = Markup(element("p", where + heading(found), class_="plan") + boxes(figures))
     n_text = _n_names(rows[0], names) if rows else 1
     texts = [i for i, value in enumerate(rows[0].values()) if isinstance(value, str | list)] if rows else []
     listed = Grid(title, columns, cells[:_SHOWN], n_text, texts, _NOTES.get(found["analysis"], ""))
@@ -282,7 +279,7 @@ def recorded_page(found: RecordedTable, source: str = "") -> Report:
     sections = [Section("rows", "Rows", "All rows", parts)]
     if rows:
         pictures = (
-            [row_chart(title, rows, names, {key: words(key) for key in drawn if key in rows[0]})] if drawn else []
+            [row_chart(title, rows, names, {key: _words(key) for key in drawn if key in rows[0]})] if drawn else []
         )
         pictures += _curves(found["curves"])
         if found["map"] is not None:
@@ -310,7 +307,7 @@ def save_recorded(found: RecordedTable, path: str, source: str = "") -> list[Pat
 
 def _words(key: str) -> str:
     plain = key.removesuffix("_bytes_per_s").removesuffix("_bytes").removesuffix("_s").removeprefix("n_")
-    return "time" if key == "seconds" else plain.replace("_", " ")
+    return _HEADINGS.get(key) or plain.replace("_", " ")
 
 
 def _map(found: SlowdownMap) -> Chart:
@@ -352,7 +349,7 @@ def _curves(curves: Sequence[CounterCurve]) -> list[Chart]:
 
 def _label(row: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return how a picture names a row, short enough for a phone."""
-    said = [(key, _plain(shown(key, row[key]))) for key in names if row[key] not in (None, "", [])]
+    said = [(key, _plain(shown(key, row[key]))) for key in names if row.get(key) not in (None, "", [])]
     words = [
         f"{key} {text}" if key in ("rank", "step", "stream") else f"{text} x" if key == "count" else text
         for key, text in said

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from simulator.plan import ParallelPlan
 from simulator.report.answer_tables import critical_path
 from simulator.report.grid import Grid, Quantity
-from simulator.report.markup import Markup, element
+from simulator.report.markup import Markup, boxes, element
 from simulator.report.page import Part, Report, Section, Stream, make_page
 from simulator.report.recorded_view import row_chart
 from simulator.report.timeline_chart import timeline_data
@@ -125,18 +125,15 @@ def replay_page(document: Mapping[str, Any], timeline: Timeline, source: str) ->
         "" if known is None else f", {len(known)} recorded"
     )
     facts, long = headline(document), ("between", "check")
-    boxes = [
-        element("div", element("dt", label), element("dd", element("b", text)), class_="kpi")
-        for label, text in facts
-        if label not in long
-    ]
     words = [
         element("p", f"{label}: {text}" if label == "check" else f"{label} {text}", class_="verdict")
         for label, text in facts
         if label in long
     ]
     head = Markup(
-        element("p", f"{source}: {what}", class_="plan") + element("dl", *boxes, class_="kpis") + "".join(words)
+        element("p", f"{source}: {what}", class_="plan")
+        + boxes(fact for fact in facts if fact[0] not in long)
+        + "".join(words)
     )
     times, tables = _beside(document), replay_tables(document)
     plan = tables.pop(0) if "plan" in document else None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from simulator.answer import Figures
 from simulator.errors import ConfigError
 from simulator.explore.sweeps import RESOLVED, SweepResult, check_formats, write_rows
-from simulator.report.answer_tables import FIGURES, figures, money_columns, per_gpu, without_answer
+from simulator.report.answer_tables import FIGURES, figures, money_columns, per_gpu, ranking, without_answer
 from simulator.report.charts import Chart, check_images
 from simulator.report.grid import Grid
-from simulator.report.markup import Markup, element
+from simulator.report.markup import Markup, boxes, element
 from simulator.report.page import Part, Report, Section, check_page, make_page
 from simulator.report.sweep_charts import Axes, Row, is_ok, label_of, name_of, search_charts, sweep_charts
 from simulator.units import format_bytes, format_time
@@ -79,11 +79,7 @@ def _head(lead: str, named: Sequence[tuple[str, Row]]) -> Markup:
         cost = f"{row['cost_per_billion_tokens']:,.4g} {row['currency']}".strip()
         best = where(label, lambda row: float(row["cost_per_billion_tokens"]))
         figures[2:3] = [("least cost", cost, f"per billion tokens with {best}")]
-    boxes = [
-        element("div", element("dt", name), element("dd", element("b", value), " ", what), class_="kpi")
-        for name, value, what in figures
-    ]
-    return Markup(first + element("dl", *boxes, class_="kpis"))
+    return Markup(first + boxes(figures))
 
 
 def _rows(named: Sequence[tuple[str, Row]]) -> Grid:
@@ -160,30 +156,15 @@ def search_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for one in answer.get("searches", [answer]):
         if "reason" in one:
-            rows.append(
-                {
-                    "topology": one["topology"],
-                    "gpus": one["gpus"],
-                    "plan": "",
-                    "status": "infeasible",
-                    "reason": one["reason"],
-                }
-            )
+            found = {"topology": one["topology"], "gpus": one["gpus"], "plan": ""}
+            rows.append({**found, "status": "infeasible", "reason": one["reason"]})
             continue
-        listed = [row["summary"] for row in one["plans"]]
-        rows += [_row(one["gpus"], row, rank) for rank, row in enumerate(one["plans"], start=1)]
-        for label, row in _beside(one):
+        for rank, labels, row in ranking(one):
             if "reason" in row:
-                rows.append({"gpus": one["gpus"], "plan": label, "status": "infeasible", "reason": row["reason"]})
-            elif row["summary"] not in listed:
-                rows.append(_row(one["gpus"], row, None, label))
+                rows.append({"gpus": one["gpus"], "plan": labels[0], "status": "infeasible", "reason": row["reason"]})
+            else:
+                rows.append(_row(one["gpus"], row, rank, labels[0] if rank is None else ""))
     return rows
-
-
-def _beside(one: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield from one["plain"].items()
-    if "given" in one:
-        yield "yours", one["given"]
 
 
 def _row(gpus: int, row: Mapping[str, Any], rank: int | None, label: str = "") -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +19,7 @@ from simulator.answer import (
     describe_fit,
     describe_interval,
     describe_link,
+    describe_margin,
     describe_plan,
     describe_support,
     describe_throughput,
@@ -30,7 +30,7 @@ from simulator.report import answer_tables
 from simulator.report.answer_tables import figures, money_columns, whole_run_rows
 from simulator.report.grid import Grid, Quantity, Share
 from simulator.scenario import Scenario
-from simulator.units import format_bytes, format_time
+from simulator.units import format_time
 
 if TYPE_CHECKING:
     from simulator.answer import Result
@@ -286,9 +286,21 @@ def print_sweep(result: SweepResult, files: Sequence[Path] = ()) -> None:
     named = [(" ".join(f"{name}={row[name]}" for name in axes), row) for row in result.rows]
     for reason in answer_tables.without_answer(named):
         out.print(reason, highlight=False, markup=False)
-    counts = f"{result.n_computed} simulated, {result.n_stored} from the store, {result.n_failed} failed"
+    counts = counted(result.n_computed, result.n_stored, result.n_failed)
     where = "".join(f"; {file}" if i == 0 else f", {file}" for i, file in enumerate(files))
     out.print(f"\n{len(result.rows)} rows: {counts}{where}", highlight=False, markup=False)
+
+
+def counted(n_computed: int, n_stored: int, n_failed: int) -> str:
+    """Say what became of the rows of a sweep.
+
+    Examples
+    --------
+    >>> counted(4, 0, 0), counted(1, 3, 1)
+    ('4 simulated', '1 simulated, 3 known from before, 1 failed')
+    """
+    more = ((n_stored, "known from before"), (n_failed, "failed"))
+    return ", ".join([f"{n_computed} simulated", *(f"{n} {what}" for n, what in more if n)])
 
 
 #: columns from which on a table has room for words beside its figures
@@ -309,10 +321,8 @@ def print_search(answer: dict[str, Any]) -> None:
             _print_ranking(out, one)
     choice = answer["choice"]
     if any(row["is_tight"] for one in searches for row in one.get("plans", ())):
-        margin = f"{choice['memory_margin']:.0%}"
-        out.print(
-            f"tight: less than {margin} of the memory stays free (--memory-margin)", highlight=False, markup=False
-        )
+        margin = describe_margin(choice["memory_margin"])
+        out.print(f"tight: less than {margin} of the memory stays free (--memory-margin)", highlight=False)
     if len(searches) > 1 or choice["objective"] != "time":
         costs = choice["cost_per_billion_tokens"]
         cost = f", a cost of {costs:,.4g} {choice['currency']}".rstrip() if costs is not None else ""
@@ -347,7 +357,7 @@ def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
             f"\nWhere the best differs from the runner-up: {answer['best']['choices']}.", highlight=False, markup=False
         )
     failed = f", {answer['n_failed']} could not be simulated" if answer["n_failed"] else ""
-    stored = f" ({answer['n_stored']} of them taken from the store)" if answer["n_stored"] else ""
+    stored = f" ({answer['n_stored']} of them known from before)" if answer["n_stored"] else ""
     out.print(
         f"\n{answer['n_plans']} valid plans: {answer['n_unfit']} do not fit, {answer['n_pruned']} are ruled out by a lower "
         f"bound, {answer['n_simulated']} simulated{stored}{failed}\n",
@@ -355,22 +365,17 @@ def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
     )
 
 
-def _ranking(answer: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-    """Yield rank, name, figures and words of every plan that is shown: the ranking, then what stands beside it."""
-    beside = answer["plain"] | ({"yours": answer["given"]} if "given" in answer else {})
-    labels: dict[str, list[str]] = {}
-    for label, row in beside.items():
-        labels.setdefault(row.get("summary", ""), []).append(label)
-    for index, row in enumerate(answer["plans"], start=1):
-        names = f" ({', '.join(labels[row['summary']])})" if row["summary"] in labels else ""
-        why = "the best" + (f"; against the runner-up {row['why']}" if row["why"] else "") if index == 1 else row["why"]
-        yield str(index), row["summary"] + names, row, why
-    listed = [row["summary"] for row in answer["plans"]]
-    for label, row in beside.items():
+def _ranking(answer: dict[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any], str]]:
+    """Yield rank, name, figures and words of every plan that is shown."""
+    for rank, labels, row in answer_tables.ranking(answer):
         if "reason" in row:
-            yield "", label, row, row["reason"]
-        elif row["summary"] not in listed:
-            yield "", f"{label}: {row['summary']}", row, row["why"]
+            yield "", labels[0], row, row["reason"]
+        elif rank is None:
+            yield "", f"{labels[0]}: {row['summary']}", row, row["why"]
+        else:
+            best = "the best" + (f"; against the runner-up {row['why']}" if row["why"] else "")
+            names = f" ({', '.join(labels)})" if labels else ""
+            yield str(rank), row["summary"] + names, row, best if rank == 1 else row["why"]
 
 
 def print_comparison(found: Comparison) -> None:
@@ -386,65 +391,37 @@ def print_comparison(found: Comparison) -> None:
 
 
 def print_requirements(found: Sequence[Requirement]) -> None:
-    """Print one line per number of GPUs, the curve of each, and the rule of thumb."""
+    """Print what each number of GPUs needs, and what the rule of thumb is worth there."""
+    from simulator.explore.network_needs import RULE_OF_THUMB
+    from simulator.report.network_charts import requirement_tables
+
     out = make_console()
     target = found[0].target
     out.print(f"{target:.0%} of the throughput that a free network between nodes would give needs\n", highlight=False)
-    columns = ("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", "storage", "rule of thumb",
-               "its assumptions")  # fmt: skip
-    print_grid(Grid("", columns, [_needs(one) for one in found]), out)
-    spent = [{"gpus": one.scenario.plan.gpus, **(one.spending or {})} for one in found]
-    if money := money_columns(spent):
+    for grid in requirement_tables([one.to_dict() for one in found]):
+        print_grid(grid, out)
         out.print()
-        rows = [(row["gpus"], *(write(row) for write in money.values())) for row in spent]
-        print_grid(Grid("On the network as it is", ("GPUs", *money), rows), out)
     for one in found:
+        gpus = f"{one.scenario.plan.gpus} GPUs"
         if one.loader_workers:
             workers = f"{one.loader_workers} loader workers per GPU; there are {one.scenario.plan.loader_workers}"
-            out.print(f"\n{one.scenario.plan.gpus} GPUs need {workers}", highlight=False)
-        for words in filter(None, (one.between_sites, one.verdict)):
-            out.print(f"\n{one.scenario.plan.gpus} GPUs: {words}", highlight=False, markup=False)
-    curves = [one for one in found if one.curve]
-    if curves:
-        rates = ("GPUs", *(_gigabits(rate) for rate, _ in curves[0].curve))
-        efficiencies = [(one.scenario.plan.gpus, *(f"{value:.1%}" for _, value in one.curve)) for one in curves]
-        faster = []
-        for one in curves:
-            gains = [one.speed_up(rate / one.present_bytes_per_s, value) for rate, value in one.curve]
-            shown = (f"{gain['speed_up']:.2f} ({gain['projected_speed_up']:.2f})" for gain in gains)
-            faster.append((one.scenario.plan.gpus, *shown))
-        projected = "Faster than now by bandwidth per node (projected from the share that a free network saves)"
-        for title, values in (("Efficiency by bandwidth per node", efficiencies), (projected, faster)):
-            out.print()
-            print_grid(Grid(title, rates, values), out)
+            out.print(f"{gpus} need {workers}", highlight=False)
+        if one.between_sites:
+            out.print(f"{gpus}: {one.between_sites}", highlight=False, markup=False)
+    if any(one.rule for one in found):
+        out.print(RULE_OF_THUMB, highlight=False, markup=False)
+        for words in _verdicts(found):
+            out.print(words, highlight=False, markup=False)
 
 
-def _needs(one: Requirement) -> tuple[str, ...]:
-    """Return what one number of GPUs needs as the cells of a row."""
-    rule = one.rule
-    latency = "-" if one.most_latency_s is None else f"up to {format_time(one.most_latency_s)}"
-    return (
-        str(one.scenario.plan.gpus), str(one.n_nodes), _gigabits(one.least_bytes_per_s) if one.present_bytes_per_s else "none",
-        _gigabits(one.present_bytes_per_s), f"{one.efficiency:.1%}", latency, _storage(one),
-        _gigabits(rule.rule_bytes_per_s) if rule else "-", _simulated(rule.simulated_bytes_per_s) if rule else "-",
-    )  # fmt: skip
-
-
-def _storage(one: Requirement) -> str:
-    needed = f"{format_bytes(one.storage_bytes_per_s)}/s"
-    present = one.present_storage_bytes_per_s
-    return needed if present is None else f"{needed} of {format_bytes(present)}/s"
-
-
-def _simulated(bytes_per_s: float) -> str:
-    return _gigabits(bytes_per_s) if math.isfinite(bytes_per_s) else "no bandwidth"
-
-
-def _gigabits(bytes_per_s: float) -> str:
-    if not bytes_per_s:
-        return "any"
-    rate = bytes_per_s * 8e-9
-    return f"{rate:,.0f} Gb/s" if rate >= 1000 else f"{rate:.4g} Gb/s"
+def _verdicts(found: Sequence[Requirement]) -> list[str]:
+    """Return what the rule of thumb is worth for each number of GPUs, and each reason once."""
+    told: dict[str, list[str]] = {}
+    for one in found:
+        words, _, reason = one.verdict.partition(": ")
+        if words:
+            told.setdefault(reason, []).append(f"{one.scenario.plan.gpus} GPUs: {words}")
+    return [". ".join(["; ".join(sizes), *([reason] if reason else [])]) for reason, sizes in told.items()]
 
 
 def print_straggling(scenario: Scenario, found: Straggling) -> None:

@@ -191,15 +191,17 @@ def placement_of(name: str, n_stages: int, virtual_pp: int = 1) -> Placement:
     )  # fmt: skip
 
 
-def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int = 1, n_at_once: int = 0) -> Table:
+def build_table(
+    name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int = 1, n_at_once: int | None = None
+) -> Table:
     """Return a schedule's table: per stage, its actions in order.
 
     Parameters
     ----------
     n_chunks : int
         Chunks per stage; 1 takes the schedule's own number.
-    n_at_once : int
-        Micro-batches after which the pipeline drains and the schedule begins anew; 0 for all, as for a single stage.
+    n_at_once : int, optional
+        Micro-batches after which the pipeline drains and the schedule begins anew; all by default.
 
     Raises
     ------
@@ -213,8 +215,15 @@ def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int
     >>> [f"{action.kind}{action.micro_batch}" for action in build_table("1f1b", 2, 4, n_at_once=2)[0]]
     ['F0', 'F1', 'B0', 'B1', 'F2', 'F3', 'B2', 'B3']
     """
-    n_at_once = (n_at_once if n_stages > 1 else 0) or n_micro_batches
-    once = find_schedule(name, n_chunks)(n_stages, n_at_once, n_chunks=n_chunks)
+    n_at_once = n_at_once or n_micro_batches
+    try:
+        once = find_schedule(name, n_chunks)(n_stages, n_at_once, n_chunks=n_chunks)
+    except InfeasiblePlanError as error:
+        if n_at_once == n_micro_batches:
+            raise
+        raise InfeasiblePlanError(f"pipeline_batch={n_at_once}: {error.message}", hint=error.hint) from None
+    if n_at_once == n_micro_batches:
+        return once
     firsts = range(0, n_micro_batches, n_at_once)
     return tuple(
         tuple(action._replace(micro_batch=first + action.micro_batch) for first in firsts for action in row)

@@ -274,11 +274,13 @@ def peak_in_flight(table: Table, n_chunks: int) -> tuple[tuple[int, ...], ...]:
     n_chunks = max(n_chunks, 1 + max((action.chunk for row in table for action in row), default=0))
     for row in table:
         held, peak = [0] * n_chunks, (0,) * n_chunks
+        n_held = n_most = 0
         for action, following in zip(row, (*row[1:], None), strict=True):
             held[action.chunk] += _HELD[action.kind]
+            n_held += _HELD[action.kind]
             swaps = action.is_paired and following is not None and following.chunk == action.chunk
-            if not swaps and sum(held) > sum(peak):
-                peak = tuple(held)
+            if not swaps and n_held > n_most:
+                peak, n_most = tuple(held), n_held
         peaks.append(peak)
     return tuple(peaks)
 

@@ -58,8 +58,8 @@ def _table(n_stages: int, n_micro_batches: int, n_chunks: int, *, is_paired: boo
 
 
 def _row(forwards: list[Action], backwards: list[Action], n_warm_up: int, *, is_paired: bool) -> Row:
-    row = forwards[:n_warm_up]
-    for i, backward in enumerate(backwards):
-        row += [action._replace(is_paired=is_paired) for action in forwards[n_warm_up + i : n_warm_up + i + 1]]
-        row.append(backward)
-    return tuple(row)
+    rest = forwards[n_warm_up:]
+    if is_paired:
+        rest = [action._replace(is_paired=True) for action in rest]
+    in_turn = (action for both in zip(rest, backwards, strict=False) for action in both)
+    return (*forwards[:n_warm_up], *in_turn, *backwards[len(rest) :])

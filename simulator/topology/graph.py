@@ -42,6 +42,7 @@ class Topology:
     gpus_per_node: int  #: Ranks in use on each node; GPUs beyond them stay idle.
     #: Factors on link bandwidths, by kind (``"nic"``) or by link number: upgrades and degraded links.
     scale: Mapping[str | int, float] = field(default_factory=dict)
+    other_device: Device | None = None  #: In every node instead of that of the cluster file.
     _routes: dict[tuple[int, int, bool], Route] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -167,6 +168,8 @@ class Topology:
 
     @cached_property
     def _device(self) -> Device:
+        if self.other_device is not None:
+            return self.other_device
         device = load_device(self.spec.node.device)
         cap_w = self.spec.power.cap_w(self.node.gpus, self.node.hosts) if self.spec.power is not None else None
         if cap_w is None:
@@ -283,9 +286,7 @@ class Topology:
         check_size(self.spec, n_gpus, self.gpus_per_node)
         n_nodes = -(-n_gpus // self.gpus_per_node)
         layout = self.layout if n_nodes == self.n_nodes else self.layout.resized(n_nodes)
-        return Topology(
-            spec=self.spec, layout=layout, n_gpus=n_gpus, gpus_per_node=self.gpus_per_node, scale=self.scale
-        )
+        return replace(self, layout=layout, n_gpus=n_gpus, _routes={})
 
     def placed(self, nodes: Sequence[int], n_gpus: int, gpus_per_node: int = 0) -> Topology:
         """Return a job's part of this cluster: its nodes in the job's order, links with the numbers of the whole.
@@ -301,15 +302,12 @@ class Topology:
                 f"gpus_per_node {per_node}: a node has {self.spec.node.gpus}", hint="use fewer of each node"
             )
         layout = PlacedLayout(whole=self.layout, nodes=tuple(nodes[: -(-n_gpus // per_node)]))
-        return Topology(spec=self.spec, layout=layout, n_gpus=n_gpus, gpus_per_node=per_node, scale=self.scale)
+        return replace(self, layout=layout, n_gpus=n_gpus, gpus_per_node=per_node, _routes={})
 
     def whole(self) -> Topology:
         """Return all nodes of the cluster, whatever part of them this is; links have the same numbers."""
         layout = self.layout.whole if isinstance(self.layout, PlacedLayout) else self.layout.resized(self.spec.nodes)
-        n_gpus = self.spec.nodes * self.gpus_per_node
-        return Topology(
-            spec=self.spec, layout=layout, n_gpus=n_gpus, gpus_per_node=self.gpus_per_node, scale=self.scale
-        )
+        return replace(self, layout=layout, n_gpus=self.spec.nodes * self.gpus_per_node, _routes={})
 
     def scaled(self, factors: Mapping[str | int, float]) -> Topology:
         """Return the same topology with some bandwidths multiplied.
@@ -324,24 +322,16 @@ class Topology:
             if isinstance(which, str) and which not in LINK_KINDS:
                 raise ConfigError(f"{which!r} is not a kind of link", hint=f"one of {', '.join(LINK_KINDS)}")
             merged[which] = merged.get(which, 1.0) * factor
-        return Topology(
-            spec=self.spec,
-            layout=self.layout,
-            n_gpus=self.n_gpus,
-            gpus_per_node=self.gpus_per_node,
-            scale=merged,
-        )
+        return replace(self, scale=merged, _routes={})
 
     def with_device(self, device: Device) -> Topology:
         """Return the same topology with another device in every node."""
-        changed = self.scaled({})
-        changed.__dict__["_device"] = device
-        return changed
+        return replace(self, other_device=device, _routes={})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the description; a regular structure is built again."""
         layout = None if isinstance(self.layout, RegularLayout) else self.layout
-        return _revive, (self.spec, layout, self.n_gpus, self.gpus_per_node, dict(self.scale))
+        return _revive, (self.spec, layout, self.n_gpus, self.gpus_per_node, dict(self.scale), self.other_device)
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.n_gpus:
@@ -349,10 +339,13 @@ class Topology:
 
 
 def _revive(
-    spec: ClusterSpec, layout: Layout | None, n_gpus: int, gpus_per_node: int, scale: dict[str | int, float]
-) -> Topology:
+    spec: ClusterSpec, layout: Layout | None, n_gpus: int, gpus_per_node: int, scale: dict[str | int, float],
+    other_device: Device | None,
+) -> Topology:  # fmt: skip
     built = build_layout(spec, -(-n_gpus // gpus_per_node)) if layout is None else layout
-    return Topology(spec=spec, layout=built, n_gpus=n_gpus, gpus_per_node=gpus_per_node, scale=scale)
+    return Topology(
+        spec=spec, layout=built, n_gpus=n_gpus, gpus_per_node=gpus_per_node, scale=scale, other_device=other_device
+    )
 
 
 def check_size(spec: ClusterSpec, n_gpus: int, gpus_per_node: int) -> None:

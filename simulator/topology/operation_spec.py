@@ -67,11 +67,11 @@ class PowerSpec(Spec):
         """
         rest_w = operation_defaults().host.per_gpu_w if self.host_w is None else self.host_w * n_hosts / n_gpus
         caps = [] if self.gpu_cap_w is None else [self.gpu_cap_w]
-        for what, watts, n_boards in (
-            ("node", self.node_cap_w, n_gpus // n_hosts), ("rack", self.rack_cap_w, self._rack(n_hosts) * n_gpus),
-        ):  # fmt: skip
+        for what, watts in (("node", self.node_cap_w), ("rack", self.rack_cap_w)):
             if watts is None:
                 continue
+            is_rack = what == "rack"
+            n_boards = self.n_in_rack(n_hosts, "power.rack_cap") * n_gpus if is_rack else n_gpus // n_hosts
             if watts <= n_boards * rest_w:
                 raise ConfigError(
                     f"power.{what}_cap: {watts:,.0f} W leave nothing for GPUs beside {n_boards * rest_w:,.0f} W of the rest of a {what}",
@@ -80,10 +80,10 @@ class PowerSpec(Spec):
             caps.append(watts / n_boards - rest_w)
         return min(caps, default=None)
 
-    def _rack(self, n_hosts: int) -> int:
-        """Return how many nodes share a rack."""
-        if self.nodes_per_rack is None and self.rack_cap_w is not None and n_hosts == 1:
-            raise ConfigError("power.rack_cap: how many nodes share a rack?", hint="--set power.nodes_per_rack=4")
+    def n_in_rack(self, n_hosts: int, asked: str) -> int:
+        """Return how many nodes, or groups of hosts that NVLink joins, share a rack; ``asked`` is the setting that needs to know."""
+        if self.nodes_per_rack is None and n_hosts == 1:
+            raise ConfigError(f"{asked}: how many nodes share a rack?", hint="--set power.nodes_per_rack=4")
         return self.nodes_per_rack or 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ import pytest
 from simulator.analysis.critical_path import Kind, critical_path, kind_of, path_rows, rows_of
 from simulator.analysis.link_use import link_classes, nic_shares, utilization
 from simulator.analysis.memory_trace import memory_points
-from simulator.analysis.metrics import exposed_by_axis, flops_of, measure
+from simulator.analysis.metrics import exposed_by_axis, flops_of, measure, recomputed_flops
 from simulator.analysis.passes import Pass, in_flight, passes_of
 from simulator.collectives.table import bus_factor
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape, ScanShape
@@ -62,9 +63,10 @@ def test_ranks_count_as_often_as_they_stand_for_others():
         end=8, members={0: (0, 1, 2), 3: (3,)},
     )  # fmt: skip
     found = measure(line, DEVICE, pipelined=False)
-    assert parts(line) == {"compute": (3 * 4 + 8) / 4, "exposed_communication": 3 * 3 / 4, "host": 3 * 1 / 4}
+    # three ranks communicate for 3 s and wait 1 s for the fourth, whose host keeps up
+    assert parts(line) == {"compute": (3 * 4 + 8) / 4, "exposed_communication": 3 * (3 + 1) / 4}
     assert found.least_s == pytest.approx(60 / 312e12 * 3 / 4)
-    assert found.communication_fraction == pytest.approx(2.25 / 8)
+    assert found.communication_fraction == pytest.approx(3 / 8)
     (row,) = found.communication
     assert (row["count"], row["bytes"], row["total_s"], row["group_size"]) == (0.75, 750, 2.25, 4)
     assert row["algbw_bytes_per_s"] == pytest.approx(1000 / 3)
@@ -192,6 +194,23 @@ def test_floating_point_operations_of_a_run_are_those_of_its_kernels_by_unit():
     )
     run = KernelRun(name="r", phase="forward", kernels=(gemm, kernel(), gemm, narrow, wide, scores))
     assert flops_of(run, DEVICE) == {312e12: 840, 156e12: 60, 19.5e12: 60, 52e12: 4 * 4 * 4 * 8}
+
+
+def test_floating_point_operations_of_recomputation_count_attention_whole():
+    """4 x 4 scores of 8 elements, two products of two operations; a mask hides half of them, a window all but two keys of a query."""
+    shape = AttentionShape(batch=3, heads=1, kv_heads=1, seq_q=4, seq_k=4, head_dim=8)
+    product = GemmShape(m=2, n=3, k=5)
+    whole, windowed = (kernel(shape=replace(shape, window=window), phase="recompute") for window in (0, 2))
+    assert recomputed_flops(whole) == 3 * 4 * 4 * 4 * 8
+    assert recomputed_flops(windowed) == 3 * 4 * 4 * 2 * 8
+    assert recomputed_flops(kernel(shape=shape, phase="forward")) == 0
+    kernels = (whole, kernel(shape=product, phase="recompute"), kernel(phase="recompute"))
+    run = KernelRun(name="r", phase="recompute", kernels=kernels)
+    assert recomputed_flops(run) == 3 * 4 * 4 * 4 * 8 + 2 * 2 * 3 * 5
+    line = timeline(
+        span(run, 0, 4), span(run, 4, 8), span(kernel(), 0, 8, rank=3), end=8, members={0: (0, 1, 2), 3: (3,)}
+    )
+    assert measure(line, DEVICE, pipelined=False).recomputed_flops == 2 * recomputed_flops(run) * 3 / 4
 
 
 # -- the path ---------------------------------------------------------------------------------------------------------

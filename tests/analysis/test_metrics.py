@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator import ParallelPlan, Scenario, simulate
 from simulator.analysis.metrics import measure
 from simulator.collectives.table import bus_factor
+from simulator.explore.comparison import side_of_result
+from simulator.faults import Faults
 from simulator.program.op import Collective, Kernel, Transfer
 from simulator.program.program import Block
 from simulator.timeline import Span, Timeline, merge, subtract, total_ps
@@ -42,6 +47,22 @@ def test_categories_of_a_hand_made_step():
     (row,) = metrics.communication
     assert (row["collective"], row["count"], row["bytes"], row["total_s"]) == ("all_reduce", 1, 1000, 5)
     assert row["busbw_bytes_per_s"] == pytest.approx(200 * 1.5)
+
+
+def test_waiting_for_a_slow_gpu_is_no_work_of_hosts():
+    """7 of 8 ranks wait as long as the slow one computes and updates longer; profilers count it to the collective's kernel."""
+    plan = ParallelPlan.of({"gpus": 8, "micro_batch": 1, "framework": "megatron"})
+    even = Scenario(topology="dgx-a100-80g", model="gpt-125m", plan=plan)
+    uneven = replace(even, faults=Faults(slow_ranks=((5, 1.5),)))
+    before, after = (simulate(one).answer["breakdown"] for one in (even, uneven))
+    slower_s = 0.5 * (before["compute_s"] + before["optimizer_s"])
+    more_s = after["exposed_communication_s"] - before["exposed_communication_s"]
+    assert more_s == pytest.approx(7 / 8 * slower_s, rel=0.01)
+    assert after["host_s"] == pytest.approx(before["host_s"], abs=1e-4)
+    side = side_of_result(simulate(uneven))
+    assert side.parts_s["waiting for slower ranks"] == pytest.approx(more_s, rel=0.01)
+    assert sum(side.parts_s.values()) == pytest.approx(side.answer["iteration_time_s"])
+    assert "waiting for slower ranks" not in side_of_result(simulate(even)).parts_s
 
 
 def test_idle_time_of_a_pipeline_is_its_bubble():

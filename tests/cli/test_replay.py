@@ -107,6 +107,13 @@ def test_a_comparison_leaves_warm_up_out_and_says_so(simulate, tmp_path):
     assert simulate("trace", "compare", *both, "--step", 7)[0] == 3
 
 
+def test_a_comparison_says_how_long_steps_are(simulate):
+    both = OWN / "ddp-2", OWN / "fsdp2-2"
+    steps = json.loads(simulate("trace", "compare", *both, "--json")[1])["steps"]
+    a, b = (format_time(sum(step[side] for step in steps) / len(steps)) for side in ("measured_s", "simulated_s"))
+    assert a != b and f"a step takes {a} in A and {b} in B" in " ".join(simulate("trace", "compare", *both)[1].split())
+
+
 def test_one_rank_says_how_sure_more_ranks_are(simulate):
     path = OWN / "ddp-2" / "ddp-rank0.pt.trace.json.gz"
     code, out, _ = simulate("replay", path, "--dp", 64)

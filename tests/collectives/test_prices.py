@@ -33,11 +33,15 @@ BETWEEN = Between(
 NODE = {"generation": "ampere", "wiring": "switch", "nvlink_bytes_per_s": 300e9}
 #: eight GPUs of one node, 24 channels; two and four nodes with four GPUs and two NICs of 25 GB/s, 4 channels
 ONE = GroupShape(n_ranks=8, n_nodes=1, ranks_per_node=8, **NODE)
+OLD = replace(ONE, nccl="2.8")
+#: NCCL counts 480 GB/s as 384: 19 channels of 20
+FAST = replace(ONE, nvlink_bytes_per_s=480e9)
 TWO = GroupShape(n_ranks=8, n_nodes=2, ranks_per_node=4, n_nics=2, nic_bytes_per_s=25e9, **NODE)
 FOUR = GroupShape(n_ranks=16, n_nodes=4, ranks_per_node=4, n_nics=2, nic_bytes_per_s=25e9, **NODE)
 SPREAD = GroupShape(n_ranks=8, n_nodes=8, ranks_per_node=1, n_nics=1, nic_bytes_per_s=25e9, **NODE)
 SWITCHES = {**NODE, "generation": "hopper", "multicast": True, "collnet": True, "n_nics": 2, "nic_bytes_per_s": 25e9}
 NVLS_ONE = GroupShape(n_ranks=8, n_nodes=1, ranks_per_node=8, **SWITCHES)
+RACK = GroupShape(n_ranks=64, n_nodes=1, ranks_per_node=64, **SWITCHES)
 NVLS_FOUR = GroupShape(n_ranks=16, n_nodes=4, ranks_per_node=4, **SWITCHES)
 PCIE = GroupShape(
     n_ranks=4, n_nodes=1, ranks_per_node=4, generation="ampere", wiring="pcie", nvlink_bytes_per_s=32e9, sockets=2
@@ -56,10 +60,20 @@ def terms(shape, collective, n_bytes, algorithm=None, protocol=None, *, between=
 
 #: communicator, collective, bytes, algorithm, protocol -> latency in us, bytes on the NVLinks of a GPU, on the NICs of a node
 CASES = {
-    # 14 steps; one line of LL a step: 1 MiB / 8 is more than 4096 B, at 4.096 GB/s 1 us
-    "ring LL": (ONE, "all_reduce", MIB, "ring", "ll", 10 + 14 * 1 + 14 * 1, 1.75 / 0.25, 0.0),
-    "ring LL, little": (ONE, "all_reduce", 8 * 512, "ring", "ll", 10 + 14 * 1 + 14 * 0.125, 1.75 / 0.25, 0.0),
-    # the own eighth is copied besides, at 0.4 of its bytes
+    # 14 steps; one line of LL a step: 64 KiB / 8 is more than 4096 B, at 4.096 GB/s 1 us. On 24 channels 24 * 8 * 4096 B are
+    # such lines, whose bytes take no time besides: it is taken off the steps. The own eighth is copied at 0.4 of its bytes
+    "ring LL": (
+        ONE, "all_reduce", 2**16, "ring", "ll", 10 + 14 * 1 + 14 * 1 - 2**16 * (1.8 / 0.25) / 300e3, 1.8 / 0.25, 0.0,
+    ),
+    "ring LL, little": (
+        ONE, "all_reduce", 4096, "ring", "ll", 10 + 14 * 1 + 14 / 8 - 4096 * (1.8 / 0.25) / 300e3, 1.8 / 0.25, 0.0,
+    ),
+    # of 1 MiB three quarters are such lines: at 41.7 GB/s 18.9 us, more than the steps take
+    "ring LL, many lines": (ONE, "all_reduce", MIB, "ring", "ll", 10 + 14 * 1, 1.8 / 0.25, 0.0),
+    "gather LL, many lines": (
+        FAST, "all_gather", MIB, "ring", "ll", 10 + 7 * 1 + 7 * 1 - 19 * 8 * 4096 * (0.975 / 0.25) / 480e3, 0.975 / 0.25, 0.0,
+    ),
+    "ring LL, NCCL 2.8": (OLD, "all_reduce", 2**16, "ring", "ll", 10 + 14 * 1 + 14 * 1, 1.8 / 0.25, 0.0),
     "ring LL128": (ONE, "all_reduce", MIB, "ring", "ll128", 20 + 14 * 2, (1.75 + 0.4 / 8) / 0.5, 0.0),
     "gather LL128": (ONE, "all_gather", MIB, "ring", "ll128", 20 + 7 * 2, (0.875 + 0.8 / 8) / 0.5, 0.0),
     # half a chunk of 24 x 2 MiB at 240 GB/s to drain
@@ -80,7 +94,7 @@ CASES = {
     ),
     # of each 16 bytes on the wire eight are flags (NCCL's prims_ll.h)
     "gather LL, 2 nodes": (
-        TWO, "all_gather", MIB, "ring", "ll", 10 + 6 * 1 + 5 + 1 * 10 + 7 * 1, 0.875 * 0.75 / 0.25, 0.875 / 0.5,
+        TWO, "all_gather", MIB, "ring", "ll", 10 + 6 * 1 + 5 + 1 * 10 + 7 * 1, (0.875 * 0.75 + 0.1) / 0.25, 0.875 / 0.5,
     ),
     # 6 + 1 hops, and a node takes in a chunk of 0.5 MiB on 4 channels at 0.6 of two NICs before it passes it on
     "broadcast LL128, 2 nodes": (
@@ -95,14 +109,18 @@ CASES = {
     "tree LL, 4 nodes": (
         FOUR, "all_reduce", 2**16, "tree", "ll", 11 + 6 * 1.5 + 4 + 4 * 9 + 4 * 2**16 / (0.05 * 50e3), 1.5 / 0.2, 4.0,
     ),
-    "NVLS": (NVLS_ONE, "all_reduce", MIB, "nvls", "simple", 40 + 60 / 4, (1 + 1 / 8) / 0.5, 0.0),
+    # the threads of a GPU copy the whole buffer to where the switches reach it, whatever share it owns
+    "NVLS": (NVLS_ONE, "all_reduce", MIB, "nvls", "simple", 40 + 60 / 4, 1 / 0.5, 0.0),
     "NVLS gather": (NVLS_ONE, "all_gather", 9 * MIB, "nvls", "simple", 40 + 60 * 0.75, 1 / 0.5, 0.0),
+    # half as many GPUs as were fitted to: half of the time, and at half of the size; in a tree twice as many stages
     "NVLS over CollNet": (
-        NVLS_FOUR, "all_reduce", MIB, "nvls", "simple", 40 + 15 + 6 + 39, (1 + 1 / 4) / 0.25, 1 / 0.4,
+        NVLS_FOUR, "all_reduce", MIB, "nvls", "simple", 40 + 30 / 2.5 + 6 + 39, 1 / 0.25, 1 / 0.4,
     ),
     "NVLSTree": (
-        NVLS_FOUR, "all_reduce", MIB, "nvls_tree", "simple", 40 + 15 + 6 + 4 * 39, (1 + 1 / 4) / 0.25, 2 / 0.4,
+        NVLS_FOUR, "all_reduce", MIB, "nvls_tree", "simple", 40 + 60 / 4 + 6 + 4 * 39, 1 / 0.25, 2 / 0.4,
     ),
+    # 64 GPUs of a rack own 32 shares: four times as long as eight, from four times as many bytes on
+    "NVLS in a rack": (RACK, "all_reduce", 4 * MIB, "nvls", "simple", 40 + 240 / 4, 1 / 0.5, 0.0),
     # 31 us through the reducing switches
     "CollNetDirect": (
         NVLS_FOUR, "all_reduce", MIB, "collnet_direct", "simple", 31 + 2 * 3.5 + 6 + 31, 1.5 / 0.5, 1 / 0.4,
@@ -132,6 +150,18 @@ def test_latency_and_loads(name):
     assert found.latency_s == pytest.approx(latency_us * US, rel=1e-9)
     assert found.inside_load == pytest.approx(inside)
     assert found.between_load == pytest.approx(between)
+
+
+@pytest.mark.parametrize(("n_bytes", "hidden_us"), [(8 * MIB, 0.5 * 8 * MIB * 1.21875 / 300e3), (64 * MIB, 21.0)])
+def test_steps_pass_while_a_part_of_the_bytes_moves(n_bytes, hidden_us):
+    """Two slices a chunk: step k + 1 waits for half a chunk only, so 7 steps of 3 us hide behind half of the bytes' time."""
+    constants = (replace(INSIDE, overlap=(0.0, 0.0, 0.5)), FREE)
+    args = ("all_gather", n_bytes)
+    found = describe_collective(*args, ONE, algorithm="ring", protocol="simple", constants=constants).terms
+    without = terms(ONE, *args, "ring", "simple")
+    assert without.latency_s - found.latency_s == pytest.approx(hidden_us * US)
+    across = describe_collective(*args, TWO, algorithm="ring", protocol="simple", constants=constants).terms
+    assert across.latency_s == pytest.approx(terms(TWO, *args, "ring", "simple").latency_s)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +211,17 @@ def test_a_longer_chain_buffers_more_broadcasts_in_a_row(nodes, window_bytes):
     ]
     assert [found.cap_bytes_per_s < 0.4 * 50e9 for found in waits] == [False, True]
     assert waits[1].latency_s - waits[0].latency_s == pytest.approx((nodes * 3 + (nodes - 1) * 10) * US, rel=1e-3)
+
+
+def test_credits_come_back_from_the_next_nodes_however_long_the_chain_is():
+    """A window belongs to a hop: from four nodes on (aistairc/abci2.0benchmark) a chain is later by its length, not slower."""
+    four, eight, many = (
+        terms(replace(TWO, n_ranks=4 * nodes, n_nodes=nodes), "broadcast", 32 * MIB, "ring", "ll", between=FAST_LL)
+        for nodes in (4, 8, 128)
+    )
+    assert four.cap_bytes_per_s == pytest.approx(4 * 2**14 / (0.6 * (12 * 1 + 3 * 10) * US))
+    assert four.cap_bytes_per_s == eight.cap_bytes_per_s == many.cap_bytes_per_s
+    assert many.latency_s > 10 * eight.latency_s
 
 
 def test_caps():

@@ -170,6 +170,22 @@ def test_kernels_of_a_run_behind_another_kernel_by_hand():
     ]
 
 
+def test_a_host_launches_every_task_of_a_block():
+    """Three launches of one kernel, 2 us each, and one collective's; a block within a block has as many."""
+    one = kernel(1)
+    inner = Block(name="inner", tasks=(Task(one), Task(one)))
+    block = Block(name="pass", tasks=(Task(one), *tasks_of((-4,), 2), Task(one), Task(one), Task(inner)))
+    assert durations_of(Costs(), network).host_ps(block, 0, 0) == (4 + 2) * 2 * US
+
+
+def test_equal_spans_of_two_runs_have_one_hash():
+    runs = [durations_of(Costs(), network).joint(parts_of((5, -4, 4), (0, 1), (9, 9))).results for _ in range(2)]
+    (first, later), (again, _) = ([one.spans for one in found] for found in runs)
+    assert first == again
+    assert len({first, again}) == 1
+    assert first != later
+
+
 def test_what_is_not_in_step():
     """Two streams of collectives, and ranks that do different things, are for the clock."""
     first = Block(name="pass", tasks=tasks_of((5, -4, 4), 2), is_joint=True)
@@ -177,6 +193,8 @@ def test_what_is_not_in_step():
     other = Block(name="pass", tasks=(*first.tasks, Task(first.tasks[1].op, "cp", (2,), "other")), is_joint=True)
     assert not is_in_step([other, other])
     assert not is_in_step([first, Block(name="pass", tasks=first.tasks[:2], is_joint=True)])
+    slower = Block(name="pass", tasks=(first.tasks[0]._replace(op=kernel(6)), *first.tasks[1:]), is_joint=True)
+    assert not is_in_step([first, slower])
     keyless = Block(name="pass", tasks=(first.tasks[0], first.tasks[1]._replace(key=None)), is_joint=True)
     assert not is_in_step([keyless, keyless])
 

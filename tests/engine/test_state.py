@@ -33,11 +33,37 @@ def test_what_is_written_late_is_ready_since_its_last_dependency_ended():
     assert rank.ended_ps[6:] == [-1] * 3
 
 
+def test_of_a_task_that_is_over_only_its_end_is_kept():
+    """The second kernel waits for the first, issued at 2 and ready since 1, which ends at 9; nobody waits for the second."""
+    rank = growing(())
+    rank.issued_ps, rank.ready_ps, rank.dependents = [2, 0, 0, 0], [1, 0, 0, 0], {0: [1]}
+    assert rank.end(0, 9) == [1]
+    assert rank.ended_ps == [9, -1, -1, -1]
+    assert rank.issued_ps == rank.ready_ps == [0] * 4
+    assert [task.op is KERNEL for task in rank.tasks] == [False, True, True, True]
+    assert rank.dependents == {}
+    assert list(rank.end(1, 12)) == []
+
+
+def test_a_stream_runs_tasks_in_the_order_in_which_they_were_issued():
+    """Three are issued and two taken, one more is issued, and both that are left are taken."""
+    stream = Stream()
+    assert (stream.head, stream.waiting) == (-1, ())
+    for index in (3, 5, 8):
+        stream.put(index)
+    assert (stream.head, stream.waiting) == (3, (3, 5, 8))
+    assert [stream.take(), stream.take()] == [3, 5]
+    stream.put(9)
+    assert (stream.head, stream.waiting) == (8, (8, 9))
+    assert [stream.take(), stream.take()] == [8, 9]
+    assert (stream.head, stream.behind) == (-1, None), "an idle stream holds nothing"
+
+
 def test_a_rank_that_is_put_off_is_later_all_that_it_was():
-    """A task ended at 4, one runs since 5 until 8 at the earliest, and one has not begun; all that is 100 later."""
+    """A task is over at 4, one runs since 5 until 8 at the earliest, and one has not begun; all that is 100 later."""
     rank = growing(())
     rank.host_ps = 7
-    rank.issued_ps, rank.ready_ps, rank.ended_ps = [1, 2, 3, 0], [0, 4, 6, 0], [4, -1, -1, -1]
+    rank.issued_ps, rank.ready_ps, rank.ended_ps = [0, 2, 3, 0], [0, 4, 6, 0], [4, -1, -1, -1]
     for name in (COMPUTE, "copy"):
         stream = rank.streams[name] = Stream()
         stream.running = Running(1, 3, 5, 7, Span(KERNEL, 0, name, 5, 0))
@@ -46,8 +72,8 @@ def test_a_rank_that_is_put_off_is_later_all_that_it_was():
     rank.streams["idle"] = Stream()
     assert put_off(rank, 100) == [rank.streams[COMPUTE].running], "the other has no end yet"
     assert rank.host_ps == 107
-    assert rank.issued_ps == [101, 102, 103, 100]
-    assert rank.ready_ps == [100, 104, 106, 100]
+    assert rank.issued_ps == [0, 102, 103, 100]
+    assert rank.ready_ps == [0, 104, 106, 100]
     assert rank.ended_ps == [104, -1, -1, -1]
     assert rank.generation == 1
     for name in (COMPUTE, "copy"):

@@ -1,5 +1,6 @@
 """The search: the same plans as simulating everything, with reasons, and files that come back."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -12,7 +13,18 @@ import pytest
 
 from simulator.answer import to_json
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.best_plans import FRONT_SLOWDOWN, Energy, Frontier, Ranked, describe, pareto, search
+from simulator.explore import best_plans
+from simulator.explore.best_plans import (
+    FRONT_SLOWDOWN,
+    Candidates,
+    Energy,
+    Frontier,
+    Ranked,
+    Unfit,
+    describe,
+    pareto,
+    search,
+)
 from simulator.explore.bounds import Bounds
 from simulator.explore.energy import parse_price, power_model
 from simulator.explore.evaluation import Store
@@ -21,6 +33,7 @@ from simulator.explore.objectives import answer_of, differences_s, explain, sear
 from simulator.explore.space import search_space
 from simulator.explore.sweeps import run_sweep
 from simulator.explore.training_run import RunRequest
+from simulator.memory import MemoryReport
 from simulator.plan import ParallelPlan
 from simulator.report.sweep_page import search_rows
 from simulator.simulation import simulate_on
@@ -272,7 +285,7 @@ def test_differences_add_up_in_real_answers():
     for one in found.ranked:
         gap_s = one.iteration_time_s - found.ranked[0].iteration_time_s
         assert sum(differences_s(one, found.ranked[0]).values()) == pytest.approx(gap_s, abs=1e-9)
-    data = json.loads(json.dumps(to_dict(found), allow_nan=False))
+    data = json.loads(json.dumps(to_dict(found, 0.05), allow_nan=False))
     assert [row["summary"] for row in data["plans"]] == [describe(one.plan) for one in found.ranked]
     assert data["best"]["compared_with"] == "runner-up"
     assert set(data["plain"]) == {"DDP", "FSDP"}
@@ -338,7 +351,7 @@ def test_the_command(tmp_path):
 def test_workers_change_nothing(settings):
     """Several workers simulate plans before their turn: what one worker would have ruled out does not count."""
     scenario, space = request_of(**settings)
-    one, two = (to_dict(search(scenario, space, top=3, n_jobs=n)) for n in (1, 2))
+    one, two = (to_dict(search(scenario, space, top=3, n_jobs=n), 0.05) for n in (1, 2))
     assert json.dumps(one) == json.dumps(two)
 
 
@@ -367,3 +380,34 @@ def test_plans_that_leave_little_memory_free_are_marked():
     marks = [row["is_tight"] for row in to_dict(found, margin)["plans"]]
     assert marks == [capacity - one.peak_bytes < margin * capacity for one in found.ranked]
     assert not any(row["is_tight"] for row in to_dict(found, 0.0)["plans"])
+
+
+def test_candidates_come_back_as_they_were_and_few_layouts_are_held(monkeypatch):
+    """Whatever was forgotten is made again: the same plan, what it holds at most, and its first bound."""
+    monkeypatch.setattr(best_plans, "MOST_LAYOUTS", 3)
+    scenario, space = request_of()
+    bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
+    layouts = [bounds.layout(plan) for plan in itertools.islice(space.plans(), 20)]
+    some = Candidates(bounds, space.base)
+    for number, layout in enumerate(layouts):
+        some.add(layout, 1000 + number)
+    for _ in range(2):
+        assert [some[index].plan for index in range(len(some))] == [layout.plan for layout in layouts]
+    assert len(some) == 20
+    assert len(some._layouts) <= 3
+    assert list(some.peak_bytes) == list(range(1000, 1020))
+    assert list(some.quick_s) == [bounds.quick_s(layout) for layout in layouts]
+    assert [some.full_s(index) for index in range(4)] == [bounds.full_s(layout) for layout in layouts[:4]]
+    assert [some.run_s(index) for index in range(4)] == [bounds.run_s(layout) for layout in layouts[:4]]
+
+
+def test_of_plans_that_do_not_fit_the_smallest_are_kept():
+    """Four plans: a pipeline of 5 bytes, DDP of 9 and then of 7, and FSDP of 8."""
+    report = MemoryReport(by_category={}, rank=0, stage=0, capacity_bytes=1, peak_at="")
+    unfit = Unfit()
+    for settings, n_bytes in (({"pp": 2}, 5), ({}, 9), ({"sharding": "zero3"}, 8), ({}, 7)):
+        plan = ParallelPlan(gpus=8, dp=4, global_batch=8, micro_batch=1, **settings)
+        unfit.add(plan, replace(report, by_category={"parameters": n_bytes}))
+    assert unfit.n == 4
+    assert unfit.least.peak_bytes == 5
+    assert {kind: report.peak_bytes for kind, report in unfit.plain.items()} == {"DDP": 7, "FSDP": 8}

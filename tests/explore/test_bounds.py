@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import lru_cache
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.explore.best_plans import Energy
 from simulator.explore.bounds import SATURATED_GROUPS, Bounds, DataBound
-from simulator.explore.least_durations import Durations, alone_s
+from simulator.explore.least_durations import Durations, Message, alone_s
 from simulator.explore.space import Space
 from simulator.models.catalog import find_spec
 from simulator.network.base import Flow
@@ -19,7 +20,7 @@ from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
 from simulator.program.program import Task
 from simulator.scenario import Scenario
-from simulator.schedules import build_table, peak_in_flight
+from simulator.schedules import build_table, peak_in_flight, placement_of
 from simulator.simulation import resolve, simulate_on
 from simulator.topology import load_topology
 
@@ -31,7 +32,7 @@ OPTIONS = (
     (("backward_prefetch", "none"),), (("limit_all_gathers", False),), (("overlap_parameter_gather", True),),
     (("asynchronous_tp", True),), (("scatter_gather", True),), (("cp_comm_type", "p2p"),), (("cp_load_balance", False),),
     (("moe_dispatcher", "allgather"),), (("moe_imbalance", 1.3),), (("rank_order", "tp-cp-ep-pp-dp"),),
-    (("sample_time_s", 0.01), ("loader_workers", 2)),
+    (("sample_time_s", 0.01), ("loader_workers", 2)), (("pipeline_batch", 2),),
 )  # fmt: skip
 FRAMEWORKS = ("megatron", "megatron-core", "megatron-deepspeed", "deepspeed", "fsdp", "torchtitan-compile", "hf-eager")
 
@@ -108,6 +109,14 @@ def test_bounds_know_the_attention_of_context_parallelism(exchange):
     assert bounds.quick_s(layout) <= metrics.iteration_time_s
 
 
+def bounded(topology, model, plan, **more):
+    """Return bounds, the layout of a plan and its simulation."""
+    cluster, spec = load_topology(topology, plan.gpus), find_spec(model)
+    scenario = resolve(Scenario(topology=topology, model=model, plan=plan, **more), cluster, spec)
+    bounds = Bounds(scenario, cluster, spec)
+    return bounds, bounds.layout(scenario.plan), simulate_on(scenario, cluster, spec)
+
+
 @pytest.mark.parametrize("degrees", [{"dp": 5, "tp": 3}, {"dp": 7, "cp": 2}, {"dp": 5, "tp": 3, "pp": 3}])
 @pytest.mark.parametrize("sharding", ["none", "zero3"])
 @pytest.mark.parametrize("rank_order", ["tp-cp-ep-dp-pp", "pp-tp-cp-ep-dp"])
@@ -116,11 +125,7 @@ def test_groups_may_lie_on_nodes_unequally(degrees, sharding, rank_order):
         **degrees, gpus=math.prod(degrees.values()), micro_batch=1, global_batch=4 * degrees["dp"],
         sequence_length=960, framework="megatron" if sharding == "none" else "fsdp", sharding=sharding, rank_order=rank_order,
     )  # fmt: skip
-    scenario, cluster = Scenario(topology="polaris", model="gpt2", plan=plan), load_topology("polaris", plan.gpus)
-    spec = find_spec("gpt2")
-    result = simulate_on(resolve(scenario, cluster, spec), cluster, spec)
-    bounds = Bounds(result.scenario, cluster, spec)
-    layout = bounds.layout(result.plan)
+    bounds, layout, result = bounded("polaris", "gpt2", plan)
     assert 0.0 < max(bounds.quick_s(layout), bounds.full_s(layout)) <= result.metrics.iteration_time_s
 
 
@@ -134,6 +139,94 @@ def test_the_bound_is_tight_where_nothing_overlaps():
         bounds = Bounds(scenario, cluster, spec)
         seconds = simulate_on(replace(scenario, plan=plan), cluster, spec).metrics.iteration_time_s
         assert bounds.full_s(bounds.layout(plan)) == pytest.approx(seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("long", [1, 2])
+def test_the_longest_stage_of_a_pipeline_decides_wherever_it_stands(long):
+    """Twenty of 24 layers stand on the second or third of five stages, each of which is a whole node."""
+    layers = ["Et", "t", "t", "t", "tL"]
+    layers[long] = 20 * "t"
+    plan = ParallelPlan(
+        gpus=20, pp=5, pipeline_layout="|".join(layers), micro_batch=4, global_batch=512, sequence_length=2048,
+        framework="megatron-core",
+    )  # fmt: skip
+    bounds, layout, result = bounded("polaris", "gpt-1.3b", plan)
+    assert 0.9 <= bounds.full_s(layout) / result.metrics.iteration_time_s <= 1.0
+
+
+@pytest.mark.parametrize(
+    "degrees", [{"tp": 2, "cp": 2, "micro_batch": 3}, {"tp": 4, "virtual_pp": 6, "micro_batch": 6}]
+)
+def test_a_host_that_is_the_limit_issues_no_slower_than_in_the_engine(degrees):
+    """Calls of Transformer Engine's modules take a host longer than plain launches, which stand in one run with them."""
+    plan = ParallelPlan(
+        gpus=8, pp=2, global_batch=96, sequence_length=256, framework="megatron-core", sequence_parallel=True, **degrees
+    )
+    bounds, layout, result = bounded("bigred200", "gpt2", plan)
+    assert bounds.full_s(layout) <= result.metrics.iteration_time_s
+
+
+def test_pipelines_both_ways_gather_the_shards_of_each_chunk_for_half_of_the_micro_batches():
+    """On 1 Gb/s nothing but gathers and reductions counts."""
+    plan = ParallelPlan(
+        gpus=4, pp=2, sharding="zero3", schedule="dualpipe", micro_batch=1, global_batch=16, sequence_length=256, framework="fsdp",
+    )  # fmt: skip
+    bounds, layout, result = bounded("emulated-1g", "gpt2", plan)
+    assert 0.8 <= bounds.full_s(layout) / result.metrics.iteration_time_s <= 1.0
+
+
+def test_groups_that_are_done_first_make_room_for_the_others():
+    """On a DGX-1, whose GPUs have unequal NVLinks, two of four pairs reduce in half of the time of the others."""
+    plan = ParallelPlan(
+        gpus=8, tp=4, cp=2, micro_batch=4, global_batch=8, sequence_length=256, precision="amp_bf16", sharding="zero2",
+        sequence_parallel=True, overlap=False, framework="megatron-core",
+    )  # fmt: skip
+    bounds, layout, result = bounded("dgx1-v100-16g", "mixtral-8x7b", plan)
+    assert max(bounds.full_s(layout), bounds.run_s(layout)) <= result.metrics.iteration_time_s
+
+
+def test_interleaved_passes_exchange_both_messages_at_once():
+    """Each of eight chunks sends twice for each micro-batch, and waits once for both messages."""
+    plan = ParallelPlan(
+        gpus=16, tp=2, dp=2, pp=4, ep=2, virtual_pp=8, micro_batch=3, global_batch=96, sequence_length=256, framework="deepspeed",
+        overlap=True,
+    )  # fmt: skip
+    bounds, layout, result = bounded("bigred200", "mixtral-8x7b", plan, network="alpha-beta")
+    assert 0.9 <= bounds.run_s(layout) / result.metrics.iteration_time_s <= 1.0
+
+
+def test_messages_that_are_exchanged_share_the_links_that_both_take():
+    """A stage on each node: what it sends forward and backward at once leaves through the same two NICs."""
+    plan = ParallelPlan(
+        gpus=16, dp=4, pp=4, virtual_pp=3, micro_batch=8, global_batch=512, sequence_length=256, framework="megatron",
+        overlap_p2p=False,
+    )  # fmt: skip
+    bounds, layout, result = bounded("bigred200", "gpt2", plan)
+    assert 0.993 <= bounds.run_s(layout) / result.metrics.iteration_time_s <= 1.0
+
+
+@pytest.mark.parametrize(("link_s", "waited_s"), [({0: 2.0}, 29.0), ({}, 21.0)])
+def test_as_many_exchanges_as_messages_of_one_kind(monkeypatch, link_s, waited_s):
+    """Of four micro-batches the second of two stages sends four activations and eight gradients, of 1 s latency and 2 s each.
+
+    Eight exchanges begin with a latency and the link has twelve messages, 8 + 24 s; where nothing contends eight take 3 s each.
+    Nobody waits for the last message.
+    """
+    monkeypatch.setattr(Bounds, "_message", lambda *_: Message(alone_s=3.0, latency_s=1.0, busy_s=link_s))
+    layout = SimpleNamespace(plan=None, placement=placement_of("1f1b", 2, 2))
+    counts = {(kind, chunk): 4 for kind in "FB" for chunk in range(2)}
+    assert Bounds._waited_s(Bounds.__new__(Bounds), layout, 1, counts) == waited_s
+
+
+@pytest.mark.parametrize(("pp", "held"), [(1, 1), (2, 2), (4, 2)])
+def test_a_pipeline_that_drains_holds_no_more_than_it_takes_at_once(pp, held):
+    """1F1B's first stage holds as many micro-batches as there are stages, or as begin before it drains."""
+    plan = ParallelPlan(
+        gpus=4, pp=pp, pipeline_batch=2, micro_batch=1, global_batch=32, sequence_length=256, framework="megatron-core",
+    )  # fmt: skip
+    bounds, layout, result = bounded("bigred200", "gpt2", plan)
+    assert bounds._peak_in_flight(layout)[0] == (held,)
+    assert bounds.memory(layout) == result.memory
 
 
 @given(pp=st.integers(2, 8), n_groups=st.integers(SATURATED_GROUPS, 8), virtual_pp=st.integers(1, 4))

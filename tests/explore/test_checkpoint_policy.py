@@ -86,6 +86,26 @@ def test_peers_send_at_the_rate_of_their_nics():
     )  # it arrives no sooner than it takes alone, after it was copied to the host
 
 
+def test_peers_on_an_nvl72_are_trays_of_the_rack():
+    """Each of 72 GPUs sends a 72nd of 14 bytes of each parameter to the next tray, at NVLink's 900 GB/s or somewhat less."""
+    settings = {
+        "topology": "gb200-nvl72",
+        "gpus": 72,
+        "sharding": "zero1",
+        "framework": "megatron-core",
+        "micro_batch": 1,
+    }
+    result = simulate(scenario_of({**settings, "model": "gpt-1.3b", "tp": 1}))
+    held = policy_of("peers", result)
+    at_best_s = 14 * result.spec.n_parameters / 72 / 900e9
+    assert at_best_s <= held.checkpoint.read_s <= 3 * at_best_s
+
+
+def test_drives_that_no_file_names_are_four_of_4_gb_per_second():
+    tiers, result = policy_of("tiers", answer()), answer()
+    assert tiers.checkpoint.read_s == pytest.approx(14 * result.spec.n_parameters / 4 / 16e9)
+
+
 def test_drives_hold_what_leaves_a_node_alive():
     """Four nodes write 14 bytes of each parameter to drives of 8 GB/s each, and copy it to the host only once."""
     result = answer(**{"storage.local_bandwidth": "8 GB/s", "storage.node_bandwidth": "1 GB/s"})

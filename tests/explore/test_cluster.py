@@ -146,6 +146,7 @@ def test_pieces_grow_to_a_second_and_are_shared_to_the_end(threads, monkeypatch)
     assert all(
         n <= -(-left // 4) for n, left in zip(sent, [300 - sum(sent[:i]) for i in range(len(sent))], strict=True)
     )
+    assert all(n <= 2 * max(sent[:i]) for i, n in enumerate(sent) if i), "no faster than twice what was known"
     sent.clear()
     monkeypatch.setattr("simulator.explore.dask_workers._PIECE_S", 0.0)  # whatever an item takes is long
     assert len(list(spread(client, len, ["x"] * 20))) == 20
@@ -170,6 +171,19 @@ def test_work_without_workers_and_without_a_scheduler_ends(threads, monkeypatch)
     cluster.scale(0)
     with pytest.raises(SimulatorError, match="lost all its workers"):
         list(spread(client, len, ["x"]))
+
+
+@QUIET
+def test_work_waits_for_workers_that_come_back(threads, monkeypatch):
+    client, cluster = threads
+    monkeypatch.setattr("simulator.explore.dask_workers._COUNTED_S", 0.05)
+    cluster.scale(0)
+    while n_threads(client):
+        time.sleep(0.05)
+    later = threading.Timer(0.5, cluster.scale, [1])
+    later.start()
+    assert list(spread(client, len, ["x"])) == [(0, 1)]
+    later.join()
 
 
 def dies_of(item):

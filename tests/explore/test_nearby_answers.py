@@ -5,12 +5,15 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
+import networkx as nx
 import pytest
 from typer.testing import CliRunner
 
 from simulator import ParallelPlan, Scenario, simulate
 from simulator.cli.main import app
 from simulator.explore.nearby_answers import nearby_answers
+from simulator.faults import Faults
+from simulator.topology import Topology
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,11 @@ def test_a_choice_is_the_plan_simulated_on_its_own(result, answers):
     assert answers[(("micro_batch", "4"),)]["memory"] == alone.answer["memory"]
 
 
+def test_the_margin_of_memory_is_that_of_the_answer(result):
+    around = nearby_answers(replace(result, memory_margin=0.99), 2)
+    assert len(around) == 3 and all(one["memory"]["is_tight"] is one["memory"]["fits"] for one in around)
+
+
 def test_machines_are_what_they_are_called(answers):
     slow, fast = (answers[(("NIC bandwidth", word),)]["iteration_time_s"] for word in ("x 0.5", "x 2"))
     assert fast < answers[()]["iteration_time_s"] < slow
@@ -50,11 +58,58 @@ def test_two_choices_are_one_answer_whichever_comes_first(answers):
     assert pairs and all(key[0][0] != key[1][0] for key in pairs)
 
 
-def test_the_command_says_it_again(answers):
-    answer = answers[(("recompute", "full"),)]
-    words = shlex.split(answer["command"].partition("#")[0])[1:]
-    printed = CliRunner().invoke(app, [*words, "--json"])
-    assert f'"iteration_time_s": {answer["iteration_time_s"]}' in printed.stdout
+def printed_by(command):
+    return CliRunner().invoke(app, [*shlex.split(command, comments=True)[1:], "--json"]).stdout
+
+
+@pytest.mark.parametrize(
+    "choices", [{"recompute": "full"}, {"NIC bandwidth": "x 2"}, {"GPU": "h100-sxm5-80g"}, {"gpus": "16"}]
+)
+def test_the_command_says_it_again(answers, choices):
+    answer = answers[tuple(choices.items())]
+    assert "#" not in answer["command"]
+    assert f'"iteration_time_s": {answer["iteration_time_s"]}' in printed_by(answer["command"])
+
+
+def test_the_command_says_it_again_for_what_is_no_plan():
+    """A transport, changed cluster files whose values have spaces, slow GPUs and links are part of every answer."""
+    scenario = Scenario(
+        topology="pinnacles", model="gpt2", plan=ParallelPlan.of({"gpus": 4, "micro_batch": 2}), transport="tcp-10g",
+        overrides=(("node.nics.bandwidth", "25 Gb/s"),),
+        faults=Faults(slow_ranks=((1, 1.5),), slow_links=(("node1.nic", 2.0),)),
+    )  # fmt: skip
+    for answer in nearby_answers(simulate(scenario), 3):
+        assert f'"iteration_time_s": {answer["iteration_time_s"]}' in printed_by(answer["command"])
+
+
+def test_two_changes_of_the_machine_are_both_made():
+    """With another GPU and another network, memory and compute are those of that GPU."""
+    plan = ParallelPlan.of({"gpus": 8, "micro_batch": 2, "framework": "megatron"})
+    result = simulate(Scenario(topology="bigred200", model="gpt-125m", plan=plan))
+    found = {tuple(sorted(one["choices"].items())): one for one in nearby_answers(result, 120)}
+    for (first, second), both in ((key, one) for key, one in found.items() if len(key) == 2):
+        if first[0] == "GPU" and second[0] == "NIC bandwidth":
+            alone = found[(first,)]
+            assert both["memory"]["capacity_bytes"] == alone["memory"]["capacity_bytes"]
+            assert both["breakdown"]["compute_s"] == pytest.approx(alone["breakdown"]["compute_s"])
+            break
+    else:
+        pytest.fail("no pair of a GPU and a network")
+
+
+def test_a_graph_has_its_links_and_boards_changed_as_they_are():
+    ring = nx.cycle_graph(4)
+    nx.set_node_attributes(ring, "gpu", "kind")
+    nx.set_edge_attributes(ring, {edge: {"bandwidth": "100 GB/s", "kind": "nvlink"} for edge in ring.edges})
+    topology = Topology.from_graph(ring, device="a100-sxm4-40g")
+    result = simulate(
+        Scenario(topology=topology, model="gpt-125m", plan=ParallelPlan.of({"gpus": 4, "micro_batch": 2}))
+    )
+    found = {tuple(one["choices"].items()): one for one in nearby_answers(result, 60)}
+    base, twice = found[()], found[(("NVLink bandwidth", "x 2"),)]
+    assert twice["iteration_time_s"] < base["iteration_time_s"]
+    assert twice["command"].endswith("# on a machine with NVLink bandwidth x 2")
+    assert found[(("GPU", "h100-sxm5-80g"),)]["iteration_time_s"] < base["iteration_time_s"]
 
 
 def test_files_are_those_of_frameworks(answers):

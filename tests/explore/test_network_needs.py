@@ -34,7 +34,7 @@ from simulator.explore.trials import ChangedCosts, n_hops
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Transfer
-from simulator.report.network_charts import requirements_charts, requirements_page
+from simulator.report.network_charts import requirement_tables, requirements_charts, requirements_page
 from simulator.report.page import check_page
 from simulator.scenario import Scenario
 from simulator.simulation import resolve, simulate_on
@@ -260,6 +260,9 @@ def test_the_chart_has_a_line_per_number_of_gpus_and_the_rule(tmp_path):
     assert {"needed", "present", "rule of thumb, N x P"} <= set(names)
     needed = next(trace for trace in traces if trace["name"] == "needed")
     assert needed["y"] == [one["least_bytes_per_s"] * 8e-9 for one in found]
+    free = [{**found[0], "least_bytes_per_s": 0.0, "present_bytes_per_s": 0.0, "rule_of_thumb": None}, found[1]]
+    _, chart = requirements_charts(0.7, free)  # what is nothing has no place on a logarithmic axis
+    assert [trace["x"] for trace in chart.traces[:3]] == [[16]] * 3
     path = tmp_path / "plot.html"
     requirements_page("gpt2-medium", "bigred200", 0.7, found).save(path)
     page = path.read_text(encoding="utf-8")
@@ -267,6 +270,32 @@ def test_the_chart_has_a_line_per_number_of_gpus_and_the_rule(tmp_path):
     assert f"{found[1]['efficiency']:.1%}" in page and f"{found[1]['least_bytes_per_s'] * 8e-9:.4g} Gb/s" in page
     axes = [chart.layout[name] for chart in requirements_charts(0.7, found) for name in ("xaxis", "yaxis")]
     assert not any("e+" in text for axis in axes for text in axis.get("ticktext", ()))
+
+
+def test_the_table_says_what_the_answer_says():
+    """One node needs nothing of a network; two need 25 GB/s, 200 Gb/s; half of the time of a step is twice as fast."""
+    one = {
+        "gpus": 8, "n_nodes": 2, "least_bytes_per_s": 25e9, "present_bytes_per_s": 12.5e9, "efficiency": 0.5, "spending": None,
+        "most_additional_latency_s": 3e-6, "least_storage_bytes_per_s": 2 << 30, "present_storage_bytes_per_s": 4 << 30,
+        "rule_of_thumb": {"rule_bytes_per_s": 1e9, "simulated_bytes_per_s": None},
+        "curve": [{"bytes_per_s": 25e9, "efficiency": 1.0, "speed_up": 2.0, "projected_speed_up": 1.5}],
+    }  # fmt: skip
+    alone = {
+        **one, "gpus": 4, "n_nodes": 1, "present_bytes_per_s": 0.0, "most_additional_latency_s": None, "rule_of_thumb": None,
+        "present_storage_bytes_per_s": None, "curve": [],
+    }  # fmt: skip
+    needs, efficiency, faster = requirement_tables([alone, one])
+    assert needs.rows == [
+        (4, 1, "none", "none", "50.0%", "-", "2 GiB/s", "-", "-"),
+        (8, 2, "200 Gb/s", "100 Gb/s", "50.0%", "up to 3 us", "2 GiB/s of 4 GiB/s", "8 Gb/s", "no bandwidth"),
+    ]
+    assert (efficiency.columns, efficiency.rows) == (("GPUs", "200 Gb/s"), [(8, "100.0%")])
+    assert faster.rows == [(8, "2.00 (1.50)")]
+    priced = {
+        **one,
+        "spending": {"cost_per_billion_tokens": 3.0, "gpu_hours_per_billion_tokens": 1.0, "currency": "USD"},
+    }
+    assert requirement_tables([priced])[1].rows == [(8, "3.00 USD")]
 
 
 @pytest.mark.parametrize("path", ["plot.doc", "plot", "no/such/folder/plot.html"])

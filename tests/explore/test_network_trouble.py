@@ -151,6 +151,36 @@ def test_few_large_flows_collide_on_many_uplinks(bundled):
     assert inside.alone_bytes_per_s == pytest.approx(42.5e9, rel=0.01)  # below one leaf nothing is hashed
 
 
+@pytest.mark.parametrize("bundled", ["true", "false"])
+def test_every_nic_of_a_sender_has_a_flow_and_many_flows_have_what_capacities_say(bundled):
+    """Four GPUs with two NICs each send eight flows; 64 in an all-to-all more than the 32 that capacities are for, and half crosses.
+
+    Flows are laid on uplinks by a die.
+    """
+    tree = {
+        "nodes": "8",
+        "fabric.kind": "clos",
+        "fabric.levels": "2",
+        "fabric.nodes_per_leaf": "4",
+        "fabric.bundled": bundled,
+    }
+    die = np.random.default_rng(0)
+
+    def fullest(n_flows):
+        return np.mean([np.bincount(die.integers(32, size=n_flows)).max() for _ in range(10_000)])
+
+    halved = load_topology("dgx-h100", 32, overrides={**tree, "fabric.routing": "static", "node.gpus": "4"})
+    messages = plan_transfer(1 << 33, tuple((gpu, 16 + gpu) for gpu in range(4)), halved)
+    assert messages.alone_bytes_per_s == pytest.approx(2 * 50e9 / fullest(8), rel=0.01)
+    hashed, spread = (
+        load_topology("dgx-h100", 64, overrides={**tree, "fabric.routing": routing})
+        for routing in ("static", "adaptive")
+    )
+    everything = plan_collective("all_to_all", 1 << 33, (tuple(range(64)),), hashed)
+    assert everything.alone_bytes_per_s == pytest.approx(2 * 50e9 / fullest(32), rel=0.01)
+    assert np.array_equal(hashed.arrays.n_lanes, spread.arrays.n_lanes)  # collisions take no cable away
+
+
 def test_without_its_failed_spines_a_fabric_is_what_it_was():
     """Half of the spines: what crosses them takes up to twice as long."""
     [found] = network_trouble(answer(**{"fabric.failed_spines": "4"}))

@@ -183,4 +183,5 @@ def test_the_hint_names_a_way_that_leaves_room_before_a_faster_one_that_does_not
     other = {**roomy, "change": "--global-batch 2", "same_training": False}
     assert in_words([tight, other, roomy]).startswith("--tp 4 fits with 78 GiB, 1 s per iteration; 2 other ways")
     assert in_words([tight, other]).startswith("--tp 2 fits, tight, with 78 GiB")
+    assert in_words([other, tight]).startswith("--tp 2 fits, tight, with 78 GiB")
     assert in_words([other]).startswith("--global-batch 2 fits with")

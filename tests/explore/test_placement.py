@@ -144,6 +144,9 @@ def test_hosts_are_named_once_and_all(hosts, words):
     [
         ("dgx-a100-40g", {**TREE, "power.nodes_per_rack": 2}, {"rack": 2, "switch": 4, 3: 3, 40: 12}),
         ("gb200-nvl72", {"nodes": 36}, {"rack": 18, "nvlink": 18, 4: 4}),  # 18 trays of 4 GPUs to a rack
+        ("gb200-nvl72", {**TREE, "nodes": 144, "fabric.nodes_per_leaf": 2}, {"switch": 36}),  # two racks to a leaf
+        ("dgx-a100-40g", {**TREE, "nodes": 10}, {"switch": 4}),  # the last leaf has two
+        ("dgx-a100-40g", {**TREE, "power.nodes_per_rack": 1}, {"rack": 1}),
         ("dgx-a100-40g", {**TREE, "nodes": 2}, {"switch": 2, 8: 2}),  # no more than there are
     ],
 )

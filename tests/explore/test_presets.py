@@ -65,9 +65,13 @@ def test_the_gallery_shows_measured_beside_simulated(tmp_path):
     measured, _ = load_yaml(FOLDER / f"{ONE}.yaml")
     text = index.read_text(encoding="utf-8")
     assert f'href="{ONE}.html"' in text and page.name == f"{ONE}.html"
-    error = rows[0]["iteration_time_s"] / measured["measured"]["iteration_time_s"] - 1
-    for written_page in (text, page.read_text(encoding="utf-8")):
-        assert f"{error:+.1%}" in written_page
+    (row,), measured_s = rows, measured["measured"]["iteration_time_s"]
+    error = row["iteration_time_s"] / measured_s - 1
+    assert f"{error:+.1%}" in text
+    longer = "longer" if error > 0 else "shorter"
+    inside = "inside" if row["low_s"] <= measured_s <= row["high_s"] else "outside"
+    said = f"{abs(error):.1%} {longer} than the measured one, which is {inside} the 80 % interval"
+    assert said in page.read_text(encoding="utf-8")
     assert re.search(r"simulate --preset gpt-22b-selene-8\n", page.read_text(encoding="utf-8"))
 
 

@@ -15,6 +15,7 @@ from simulator.explore.lengths import Lengths
 from simulator.explore.stragglers import Causes, StepModel, in_words, parse_causes, straggle
 from simulator.faults import Faults
 from simulator.parallel.mesh import Mesh
+from simulator.report.straggler_page import straggler_page
 
 
 @cache
@@ -192,8 +193,10 @@ def test_a_pause_in_every_step_costs_each_rank_itself() -> None:
         assert row["slowdown"] == pytest.approx(1.0 + 0.5 / found["even_s"])
 
 
-def test_rows_of_ranks_are_of_the_job_in_the_middle() -> None:
-    """Of one replica without stages, what its ranks cost alone is all that there is."""
+@pytest.mark.parametrize("most_numbers", [1, 1 << 25])
+def test_rows_of_ranks_are_of_the_job_in_the_middle(most_numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one replica without stages, what its ranks cost alone is all that there is, however many jobs are drawn at once."""
+    monkeypatch.setattr("simulator.explore.stragglers._MOST_NUMBERS", most_numbers)
     causes = Causes(lengths=Lengths.parse("lognormal:200,1.5"))
     single = ParallelPlan(gpus=4, tp=4, micro_batch=1, global_batch=4, sequence_length=1024, framework="megatron-core")
     result = simulate(Scenario(topology="polaris", model="gpt-1.3b", plan=single), detail=True)
@@ -232,3 +235,56 @@ def test_of_one_job_nothing_is_said_about_the_others() -> None:
     assert "over 1 job of 1 step," in one and "of the jobs" not in one
     several = in_words(straggle(answer(), Causes(spread=0.02), n_jobs=2, n_steps=3)[0])
     assert "over 2 jobs of 3 steps," in several and "of the jobs are at least 10% slower" in several
+
+
+def test_a_slow_tray_leaves_the_rest_of_its_rack_alone() -> None:
+    """Eight GPUs of an NVL72 are two trays of four: a share of 0.3 leaves 0.7^2 of the jobs alone, not 0.7."""
+    plan = ParallelPlan(gpus=8, micro_batch=1, global_batch=8, sequence_length=1024, framework="megatron-core")
+    model = StepModel(simulate(Scenario(topology="gb200-nvl72", model="gpt2", plan=plan), detail=True))
+    some = model.play(Causes(slow_nodes=(0.3, 10.0)), n_jobs=4000, n_steps=1).step_s[:, 0]
+    assert (some < 1.001 * model.iteration_s).mean() == pytest.approx(0.49, abs=4 * np.sqrt(0.49 * 0.51 / 4000))
+
+
+def test_what_ranks_cost_alone_is_nothing_where_the_others_take_as_long() -> None:
+    """Half of the GPUs are faster than the mean: a replica of them waits for the other one, and no step is shorter."""
+    plan = ParallelPlan(gpus=8, micro_batch=4, global_batch=64, sequence_length=2048, framework="megatron-core")
+    result = simulate(Scenario(topology="dgx-h100", model="gpt-1.3b", plan=plan), detail=True)
+    rows = straggle(result, Causes(spread=0.05), n_jobs=1, n_steps=1, seed=1)[0]["ranks"]
+    assert {True, False} == {row["slowdown"] == 1.0 for row in rows} and min(row["slowdown"] for row in rows) == 1.0
+
+
+def test_replicas_that_meet_in_every_layer_cannot_make_up_for_a_long_pass() -> None:
+    """Of n = 16 passes of independent lengths, waiting for each costs n E[(x - m)+], for their sum only sqrt(n) of it."""
+    lost = {}
+    for sharding in ("none", "zero3"):
+        plan = ParallelPlan(
+            gpus=4, micro_batch=1, global_batch=64, sequence_length=1024, sharding=sharding, framework="fsdp"
+        )
+        result = simulate(Scenario(topology="polaris", model="gpt2", plan=plan), detail=True)
+        causes = Causes(lengths=Lengths.parse("lognormal:200,1.5"))
+        rows = straggle(result, causes, n_jobs=3, n_steps=60, seed=1)[0]["ranks"]
+        lost[sharding] = np.mean([row["slowdown"] - 1.0 for row in rows])
+    assert lost["zero3"] == pytest.approx(4 * lost["none"], rel=0.2)
+
+
+def test_shares_are_the_same_whether_kernels_were_written_down_one_by_one_or_not() -> None:
+    plan = ParallelPlan(gpus=8, tp=2, micro_batch=1, global_batch=32, sequence_length=1024, framework="megatron-core")
+    scenario = Scenario(topology="dgx-h100", model="gpt-1.3b", plan=plan)
+    one, other = (StepModel(simulate(scenario, detail=detail)) for detail in (True, False))
+    assert other.host == pytest.approx(one.host, abs=0.01) and other.compute == pytest.approx(one.compute, abs=0.02)
+
+
+def test_the_map_by_rank_says_what_it_leaves_out() -> None:
+    """Sixteen ranks in eight pairs have eight rows; what is not drawn, shares a row or is no rank's own is said."""
+    found, played = straggle(answer(), Causes(slow_gpus=(0.2, 1.5), slow_links=(0.2, 2.0)), n_jobs=1, n_steps=2)
+    links, pairs, rows = (
+        "Slow NICs, for which all ranks wait",
+        "Ranks that meet in every layer share a row",
+        "Drawn are the 2 rows",
+    )
+    said = straggler_page(answer().scenario, found, played).charts["ranks"].summary
+    assert links in said and pairs in said and rows not in said
+    single = [{**row, "ranks": row["ranks"][:1]} for row in found["ranks"][:2]]
+    plain = {**found, "causes": [row for row in found["causes"] if row["cause"] != "slow links"], "ranks": single}
+    said = straggler_page(answer().scenario, plain, played).charts["ranks"].summary
+    assert links not in said and pairs not in said and rows in said

@@ -89,7 +89,8 @@ def test_near_misses_are_suggested():
     with pytest.raises(ConfigError, match="Did you mean 'micro_batch'"):
         canonical_name("micro_bach")
     with pytest.raises(ConfigError, match="Did you mean 'zero1'"):
-        convert("sharding", "zero-1")
+        convert("sharding", "zeroo1")
+    assert convert("sharding", "zero-1") == "zero1"
 
 
 def test_settings_go_where_they_belong():

@@ -12,7 +12,7 @@ from simulator.errors import ConfigError
 from simulator.explore.checkpoint_policy import Policy, synchronous
 from simulator.explore.energy import PowerModel, parse_price, power_model, price_of
 from simulator.explore.full_answer import document, to_json
-from simulator.explore.goodput import Checkpoint, checkpoint_of, writers_of
+from simulator.explore.goodput import Checkpoint, checkpoint_of, daly_interval_s, writers_of
 from simulator.explore.restarts import Restart
 from simulator.explore.training_run import (
     LinksInRun,
@@ -23,6 +23,7 @@ from simulator.explore.training_run import (
     parse_mtbf,
     run_length,
     whole_run,
+    written_beside,
 )
 from simulator.plan import ParallelPlan
 from simulator.report.answer_page import report
@@ -245,7 +246,9 @@ def test_the_command_line():
     assert "--mtbf has no effect without --tokens" in warned.stderr
     lasting = runner.invoke(app, [*base, "--tokens", "1B", "--mtbf", "none", "--histories", "3"])
     assert "--histories has no effect where nothing fails" in lasting.stderr
-    assert "no effect" not in runner.invoke(app, [*base, "--tokens", "1B", "--mtbf", "9 h", "--histories", "3"]).stderr
+    for more in (("--mtbf", "9 h/job"), ("--mtbf", "none", "--flapping", "node0.nic=40 s/4000 s")):
+        played = runner.invoke(app, [*base, "--tokens", "1B", "--histories", "3", *more])
+        assert played.exit_code == 0 and "no effect" not in played.stderr
     several = runner.invoke(app, [*base[:4], "--gpus", "4,8", "--micro-batch", "1", "--iterations", "10", "--json"])
     rows = json.loads(several.stdout)["scaling"]
     assert [row["whole_run"]["iterations"] for row in rows] == [10, 10]
@@ -395,3 +398,14 @@ def test_a_cost_without_a_price_says_so():
         for what, _, value, words in whole_run_rows(run_of(replace(request, price=parse_price("2.0 USD"))))
     }
     assert rows["cost"][0] == pytest.approx(2.0 * rows["GPU hours"][0])
+
+
+def test_trays_of_other_jobs_fail_one_by_one():
+    """Another job on a whole NVL72 rack loses one of its 18 trays every 3,600 h / 18, and writes as often as Daly says."""
+    topology = load_topology("gb200-nvl72", 144, overrides={"nodes": "36", "storage.bandwidth": "1 GB/s"})
+    plan = ParallelPlan(gpus=72, tp=4, micro_batch=1, sequence_length=1024, sharding="zero1").resolve(72)
+    stored = checkpoint_of(plan, topology, 10**9)
+    other = {"gpus": 72, "nodes": [1], "checkpoint_s": 60.0, "checkpoint_bytes": 60 * 10**9}
+    slower = written_beside(stored, [other], RunRequest(iterations=1, mtbf=parse_mtbf("3600 h/node")), topology)
+    share = 60.0 / (daly_interval_s(60.0, 200 * 3600.0) + 60.0)
+    assert slower.write_s == pytest.approx((1.0 + share) * stored.write_s)

@@ -185,7 +185,8 @@ def seeds() -> list[tuple[str, str, str]]:
     """Return what mutation starts from: how it is read (a format, or a kind of file of ours), its ending, its text."""
     found = [(kind, _ending(text), text) for kind, texts in TEXTS.items() for text in texts]
     found += [(kind, _ending(text), text) for kind, text in machines().items()]
-    found += [(kind, ".yaml", text) for kind, text in _module_of_tests("test_trainers_yaml").TEXTS.items()]
+    trainers = _module_of_tests("test_trainers_yaml")
+    found += [(kind, ".yaml", text) for kind, text in {**trainers.TEXTS, "automodel": trainers.AUTOMODEL}.items()]
     found += [("training-log", ".log", text) for text, *_ in _module_of_tests("test_training_log").LOGS.values()]
     logs = _module_of_tests("test_bandwidth_log")
     found += [("bandwidth-log", ".txt", text) for text in (logs.OSU, logs.OSU_RATE, logs.NVBANDWIDTH)]

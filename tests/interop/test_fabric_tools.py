@@ -174,6 +174,21 @@ def test_cliques_of_kubernetes_are_nvlink_domains(tmp_path):
     assert (found.data["node"]["device"], "nodes" in found.data["node"]["nvlink"]) == ("h100-sxm5-80g", False)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"kind": "List", "items": 0.5}', "no node has the labels"),
+        (trays(2, 2, count="9" * 5000), "nodes are not alike"),
+        (trays(2, 2, count="\u00b2"), "nodes are not alike"),  # a superscript two, a digit that is no number
+    ],
+)
+def test_nodes_of_kubernetes_that_are_no_nodes(tmp_path, text, message):
+    path = tmp_path / "nodes.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        import_topology(path, "kubernetes")
+
+
 def test_a_file_for_nccl_without_gpus(tmp_path):
     """As cloud images ship them: PCI classes only, no <gpu>, no <nic>."""
     slot = '<pci busid="000{n}:00:00.0" class="{kind}" link_speed="32 GT/s" link_width="16"/>'

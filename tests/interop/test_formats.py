@@ -21,6 +21,7 @@ FILES = {
     "torchtune": "model:\n  _component_: torchtune.models.llama2.llama2_7b\nbatch_size: 1\n",
     "llm-foundry": "model:\n  name: hf_causal_lm\ndevice_train_microbatch_size: 1\nglobal_train_batch_size: 8\n",
     "nanotron": "model:\n  model_config: {}\nparallelism:\n  tp: 2\ntokens:\n  micro_batch_size: 1\n",
+    "automodel": "step_scheduler:\n  local_batch_size: 1\nmodel: {}\ndistributed:\n  tp_size: 2\n",
     "olmo-core": "model: {}\ntrain_module:\n  max_sequence_length: 2048\ndata_loader: {}\n",
 }
 

@@ -17,6 +17,10 @@ LLAMA_LIKE = {
 GROUPED = LLAMA_LIKE | {"num_key_value_heads": 2}
 GPTJ = {"n_embd": 512, "n_layer": 3, "n_head": 8, "n_positions": 256, "rotary_dim": 32, "vocab_size": 1000}
 
+FIRST_DENSE = ["dense", "sparse", "sparse"]
+EVERY_SECOND = ["full_attention", "sliding_attention", "full_attention"]
+LAST_WHOLE = ["sliding_attention", "sliding_attention", "full_attention"]
+
 #: what AutoModelForCausalLM.from_config(AutoConfig.for_model(...)) holds
 COUNTS = [
     ("gptj", GPTJ, 10473960),
@@ -48,6 +52,63 @@ COUNTS = [
     ("glm4", GROUPED | {"head_dim": 64}, 12436224),
     ("ministral3", GROUPED | {"head_dim": 64}, 12430848),
     ("arcee", GROUPED, 9285120),
+    ("olmo", GROUPED, 12427264),
+    ("nanochat", GROUPED, 9281536),
+    ("apertus", GROUPED, 9285510),
+    ("cwm", GROUPED | {"head_dim": 64, "sliding_window": 64, "layer_types": EVERY_SECOND}, 12430848),
+    ("helium", GROUPED | {"head_dim": 64}, 12430848),
+    ("granite_swa", GROUPED | {"layer_types": EVERY_SECOND, "layer_rope_theta": [1e4] * 3}, 11918872),
+    ("modernbert", LLAMA_LIKE | {"num_hidden_layers": 4}, 17293824),
+    ("mimo_v2_flash", GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 96, "v_head_dim": 64,
+        "n_routed_experts": 8, "swa_num_key_value_heads": 4, "layer_types": ["full_attention", "sliding_attention",
+        "sliding_attention"], "mlp_layer_types": FIRST_DENSE}, 13258256),
+    ("glm4_moe_lite", LLAMA_LIKE | {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "q_lora_rank": 96, "kv_lora_rank": 64,
+        "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64, "num_key_value_heads": 8, "n_routed_experts": 8,
+        "mlp_layer_types": FIRST_DENSE}, 12636128),
+    ("youtu", LLAMA_LIKE | {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64,
+        "num_key_value_heads": 8}, 11329504),
+    ("minicpm3", LLAMA_LIKE | {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16,
+        "v_head_dim": 64, "num_key_value_heads": 8}, 11329504),
+    ("ernie4_5_moe", GROUPED | {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 256, "moe_num_shared_experts": 1,
+        "moe_layer_end_index": 2}, 12713488),
+    ("hy_v3", GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 64, "num_experts": 8,
+        "mlp_layer_types": FIRST_DENSE}, 13225856),
+    ("solar_open", {"hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 1000,
+        "num_key_value_heads": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 64, "n_routed_experts": 8},
+        13622784),
+    ("exaone_moe", GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "num_experts": 8, "layer_types": LAST_WHOLE,
+        "mlp_layer_types": FIRST_DENSE, "sliding_window": 64}, 13225856),
+    ("hunyuan_v1_moe", GROUPED | {"head_dim": 64, "num_experts": 8, "moe_topk": 2}, 87940992),
+    ("afmoe", GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 64, "num_experts": 8,
+        "num_shared_experts": 1, "layer_types": LAST_WHOLE}, 14015376),
+    ("aria_text", GROUPED | {"intermediate_size": 256, "head_dim": 64, "moe_num_experts": 8, "moe_topk": 2}, 14802432),
+    ("cohere2_moe", GROUPED | {"intermediate_size": 256, "head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2,
+        "layer_types": LAST_WHOLE, "mlp_layer_types": ["sparse", "sparse", "sparse"]}, 11929600),
+    ("flex_olmo", LLAMA_LIKE | {"intermediate_size": 256, "num_key_value_heads": 8, "num_experts": 8, "num_experts_per_tok": 2},
+        13625856),
+    ("granitemoe_swa", GROUPED | {"intermediate_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "layer_types": EVERY_SECOND, "layer_rope_theta": [1e4] * 3}, 12443160),
+    ("gemma4_text", GROUPED | {"head_dim": 64, "hidden_size_per_layer_input": 0, "layer_types": LAST_WHOLE, "global_head_dim": 128,
+        "num_global_key_value_heads": 1, "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
+        "moe_intermediate_size": 256, "tie_word_embeddings": True}, 21836824),
+    ("granitemoehybrid", GROUPED | {"intermediate_size": 256, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 32,
+        "layer_types": ["mamba", "mamba", "attention"], "num_local_experts": 8, "num_experts_per_tok": 2,
+        "shared_intermediate_size": 512}, 16732384),
+    ("bamba", GROUPED | {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 32, "attn_layer_indices": [1]}, 14360800),
+    ("falcon_h1", GROUPED | {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 32, "mamba_d_ssm": 1024,
+        "mamba_rms_norm": True}, 17291856),
+    ("mamba", {"hidden_size": 512, "num_hidden_layers": 3, "vocab_size": 1000}, 5598208),
+    ("falcon_mamba", {"hidden_size": 512, "num_hidden_layers": 3, "vocab_size": 1000}, 5598208),
+    ("lfm2", GROUPED | {"layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": True}, 10349184),
+    ("lfm2_moe", GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "layer_types": ["conv", "full_attention",
+        "conv"], "num_experts": 8, "num_dense_layers": 1, "tie_word_embeddings": True}, 12716672),
+    ("kimi_linear", LLAMA_LIKE | {"num_key_value_heads": 8, "num_experts": 8, "num_experts_per_token": 2,
+        "moe_intermediate_size": 256, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64,
+        "linear_num_heads": 8, "linear_head_dim": 64, "mlp_layer_types": FIRST_DENSE, "layer_types": ["linear_attention",
+        "linear_attention", "full_attention"]}, 14262992),
+    ("olmo_hybrid", LLAMA_LIKE | {"layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "num_key_value_heads": 8, "linear_num_key_heads": 8, "linear_num_value_heads": 8, "linear_key_head_dim": 48,
+        "linear_value_head_dim": 96}, 14688992),
 ]  # fmt: skip
 
 
@@ -62,6 +123,122 @@ def test_parameters_as_transformers_counts_them(tmp_path, family, keys, count):
     found = read(tmp_path, family, keys)
     assert found.spec.n_parameters == count
     assert found.report.unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "keys", "n_norms"),
+    [
+        ("mamba", "time_step_rank", {"hidden_size": 512, "num_hidden_layers": 3, "vocab_size": 1000}, 0),
+        ("jamba", "mamba_dt_rank", GROUPED, 1),
+    ],
+)
+def test_the_rank_of_steps_is_that_of_two_products(tmp_path, family, key, keys, n_norms):
+    """Gu and Dao, arXiv:2312.00752: to the rank and from it, in each of three mixers 1,024 wide; ``auto`` is 512 / 16 = 32."""
+    counts = [read(tmp_path, family, keys | {key: rank}).spec.n_parameters for rank in ("auto", 32, 48)]
+    assert counts[0] == counts[1]
+    assert counts[2] - counts[1] == 3 * 16 * (2 * 1024 + n_norms)
+
+
+def test_infinities_do_not_hide_what_a_file_is(tmp_path):
+    """Python writes the limits of Mamba's steps as ``Infinity``, which is no JSON (nvidia/Nemotron-H on the hub)."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "mamba", "hidden_size": 512, "num_hidden_layers": 3, "vocab_size": 1000,
+                                "time_step_limit": [0.0, float("inf")]}))  # fmt: skip
+    assert import_any(path).spec.blocks == ("m", "m", "m")
+
+
+def test_cross_attention_is_refused_in_any_family(tmp_path):
+    with pytest.raises(ConfigError, match="add_cross_attention: cross-attention in a decoder is not modelled"):
+        read(tmp_path, "qwen3", GROUPED | {"add_cross_attention": True})
+    assert read(tmp_path, "qwen3", GROUPED | {"add_cross_attention": False, "pruned_heads": {}}).report.unknown == ()
+
+
+@pytest.mark.parametrize("family", ["cohere", "granitemoe", "falcon_h1"])
+def test_a_kind_that_is_not_known_is_read_by_its_architecture(tmp_path, family):
+    """sgl-project/DeepSeek-V4-Flash-FP8 calls itself ``deepseek_ref``; its class is transformers' own."""
+    keys, count = next((keys, count) for name, keys, count in COUNTS if name == family)
+    named = {"cohere": "CohereForCausalLM", "granitemoe": "GraniteMoeForCausalLM", "falcon_h1": "FalconH1ForCausalLM"}
+    found = read(tmp_path, "own", keys | {"architectures": [named[family]]})
+    assert found.spec.n_parameters == count
+    assert f"model_type={family}" in str(found.report.assumed)
+
+
+@pytest.mark.parametrize(
+    "architectures", [None, [], ["CohereModel"], ["OwnForCausalLM"], ["CohereForCausalLM", "LlamaForCausalLM"]]
+)
+def test_an_architecture_that_says_too_little_is_no_kind(tmp_path, architectures):
+    with pytest.raises(ConfigError, match="model_type: 'own' is not known"):
+        read(tmp_path, "own", GROUPED | {"architectures": architectures})
+
+
+def test_further_predictions_are_left_out_and_said_in_any_family(tmp_path):
+    found = read(tmp_path, "mimo", GROUPED | {"num_nextn_predict_layers": 1})
+    assert found.spec.mtp_layers == 0
+    assert "1 multi-token-prediction module left out" in str(found.report.assumed)
+
+
+def test_blocks_that_a_search_cut(tmp_path):
+    """Llama-3.3-Nemotron-Super-49B-v1: 49,867,145,216 parameters on the hub; blocks as its file lists them, in any order."""
+
+    def block(heads, width):
+        return {
+            "attention": {"n_heads_in_group": heads, "no_op": heads is None},
+            "ffn": {"ffn_mult": width, "no_op": False},
+        }
+
+    cut = {1.3125: 10, 1.0: 8, 0.5: 6, 2.625: 5, 3.28125: 1, 5.25: 1}
+    blocks = (
+        [block(8, 5.25)] * 48 + [block(8, 2.625)] + [block(None, width) for width, n in cut.items() for _ in range(n)]
+    )
+    keys = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "vocab_size": 128256,
+            "max_position_embeddings": 131072, "intermediate_size": None, "num_key_value_heads": None}  # fmt: skip
+    spec = read(tmp_path, "nemotron-nas", keys | {"block_configs": blocks}).spec
+    assert spec.n_parameters == 49_867_145_216
+    assert spec.blocks.count("-") == 31
+    assert [spec.specs_of_blocks[i].ffn_hidden for i in (0, 48, 49)] == [28672, 14336, 7168]
+    linear = {"attention": {"replace_with_linear": True, "no_op": False}, "ffn": {"ffn_mult": 1.0, "no_op": False}}
+    with pytest.raises(ConfigError, match="block_configs: a linear layer in place of attention or MLP is not modelled"):
+        read(tmp_path, "nemotron-nas", keys | {"num_hidden_layers": 1, "block_configs": [linear]})
+
+
+def test_the_first_ling(tmp_path):
+    """Ling-lite-1.5: 16.8 billion parameters, 2.75 of them active (model card); its config.json's keys."""
+    keys = {"hidden_size": 2048, "intermediate_size": 1408, "max_position_embeddings": 32768, "moe_intermediate_size": 1408,
+            "num_experts": 64, "num_shared_experts": 2, "norm_topk_prob": True, "num_attention_heads": 16, "num_experts_per_tok": 6,
+            "num_hidden_layers": 28, "num_key_value_heads": 4, "use_bias": False, "use_qkv_bias": False, "vocab_size": 126464,
+            "first_k_dense_replace": 0, "norm_head": False, "norm_softmax": False, "output_dropout": 0.0}  # fmt: skip
+    spec = read(tmp_path, "bailing_moe", keys).spec
+    assert spec.n_parameters == pytest.approx(16.8e9, rel=1e-3)
+    assert spec.n_active_parameters == pytest.approx(2.75e9, rel=0.03)
+
+
+def test_hunyuan_gives_counts_once_for_every_layer(tmp_path):
+    """Hunyuan-A13B: 80.4 billion parameters, 13 of them active (model card)."""
+    keys = {"hidden_size": 4096, "intermediate_size": 3072, "moe_intermediate_size": [3072] * 32, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128167, "num_experts": 64,
+            "moe_topk": [8] * 32, "num_shared_expert": [1] * 32, "use_mixed_mlp_moe": True, "use_qk_norm": True,
+            "tie_word_embeddings": True}  # fmt: skip
+    spec = read(tmp_path, "hunyuan_v1_moe", keys).spec
+    assert spec.n_parameters == pytest.approx(80.4e9, rel=1e-3)
+    assert spec.n_active_parameters == pytest.approx(13e9, rel=0.05)
+    with pytest.raises(ConfigError, match=r"moe_topk: .* layers that differ are not modelled"):
+        read(tmp_path, "hunyuan_v1_moe", keys | {"moe_topk": [8] * 31 + [1]})
+
+
+def test_every_third_layer_of_modernbert_sees_all(tmp_path):
+    """Warner et al., arXiv:2412.13663, section 2.1.2; transformers' ``ModernBertConfig`` begins with one that does."""
+    spec = read(tmp_path, "modernbert", LLAMA_LIKE | {"num_hidden_layers": 4}).spec
+    assert spec.blocks == ("*-", "w-", "w-", "*-")
+    kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    spec = read(tmp_path, "modernbert", LLAMA_LIKE | {"num_hidden_layers": 4, "layer_types": kinds}).spec
+    assert spec.blocks == ("*-", "w-", "*-", "w-")
+
+
+@pytest.mark.parametrize("kinds", ["full_attention", ["full_attention", "full_attention", "chunked_attention"]])
+@pytest.mark.parametrize("family", ["qwen3", "modernbert", "gemma3"])
+def test_layers_of_another_kind_are_refused(tmp_path, family, kinds):
+    with pytest.raises(ConfigError, match=r"layer_types: .* is not a list of"):
+        read(tmp_path, family, GROUPED | {"layer_types": kinds})
 
 
 def test_every_second_layer_of_gpt_neo_sees_a_window(tmp_path):

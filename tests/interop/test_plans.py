@@ -472,6 +472,19 @@ def test_recomputed_modules_of_megatron(flags, expected):
 
 
 @pytest.mark.parametrize(
+    ("flags", "modules", "registers"),
+    [
+        ("--fine-grained-activation-offloading --offload-modules expert_fc1 moe_act", "expert_fc1+moe_act", False),
+        ("--offload-modules core_attn --use-nccl-ub", None, True),
+    ],
+)
+def test_what_megatron_offloads_and_registers(flags, modules, registers):
+    """Megatron-LM, ``transformer_config.py``: modules are offloaded under ``fine_grained_activation_offloading`` only."""
+    settings = parse_megatron(LLAMA + " " + flags).settings
+    assert (settings.get("offload_modules"), settings.get("nccl_user_buffers")) == (modules, registers)
+
+
+@pytest.mark.parametrize(
     ("more", "ends"),
     [
         ("", (None, None)),

@@ -9,6 +9,7 @@ from simulator.interop import import_settings, recognise
 from simulator.interop.megatron_flags import import_megatron
 from simulator.interop.nemo import resolved
 from simulator.models.build import build_model
+from simulator.models.catalog import rename
 from simulator.models.setting import Setting
 
 NEMO = """
@@ -86,6 +87,20 @@ def test_interpolations(value, expected):
 
 def test_interpolations_that_go_round_end():
     assert set(resolved({"a": "${b}", "b": "${a}"}, {})) == {"a", "b"}
+    looped = {"variables.a": "${variables.a}", "a": "${variables.a}", "model.a": "${a}"}  # once took minutes
+    assert set(resolved(looped, {})) == set(looped)
+
+
+def test_a_chain_of_references_is_followed():
+    chain = {f"x{i}": f"${{x{i + 1}}}" for i in range(30)} | {"x30": 7}
+    assert set(resolved(chain, {}).values()) == {7}
+
+
+@pytest.mark.parametrize("last", [{"x40": "1"}, {"x40": "${x0}"}])
+def test_references_that_double_are_refused(last):
+    doubling = {f"x{i}": f"${{x{i + 1}}}${{x{i + 1}}}" for i in range(40)}
+    with pytest.raises(ConfigError, match="grow beyond all bounds"):
+        resolved(doubling | last, {})
 
 
 def test_overrides_leave_what_they_do_not_name(tmp_path):
@@ -256,11 +271,17 @@ def test_a_pyramid_of_residual_experts(tmp_path):
         "--moe-train-capacity-factor 2.0\n"
     )
     found = import_megatron(path)
-    assert (found.spec.n_experts, found.spec.experts_of_blocks, found.spec.residual_experts) == (8, (2, 8), True)
+    assert (found.spec.n_experts, found.spec.residual_experts) == (8, True)
+    assert [
+        own.n_experts for own, kind in zip(found.spec.specs_of_blocks, found.spec.blocks, strict=True) if "E" in kind
+    ] == [2, 8]
     assert found.settings["moe_capacity_factor"] == 2.0
     # tables, four attentions and dense MLPs, ten experts, routers, coefficients with bias, norms with bias
     experts = 10 * 8 * h * h + 10 * h + 2 * (2 * h + 2)
     assert found.spec.n_parameters == 128 * h + 32 * h + 4 * (4 + 8) * h * h + experts + (2 * 4 + 1) * 2 * h
+    assert found.spec.n_active_parameters == found.spec.n_parameters - (10 - 2) * 8 * h * h  # a token takes one of each
+    cut = rename(found.spec, "first half", layers=2)
+    assert [cut.specs_of_blocks[i].n_experts for i, kind in enumerate(cut.blocks) if "E" in kind] == [2]
     model = build_model(found.spec, Setting(micro_batch=1, sequence_length=32, ep=2))
     assert len(set(map(id, model.layers))) == 5  # embedding, the dense block, two with experts, head
     with pytest.raises(InfeasiblePlanError, match="ep=4 does not divide experts=2"):

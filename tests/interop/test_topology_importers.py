@@ -2,13 +2,13 @@
 
 import contextlib
 import json
-import types
 
 import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fabric_tools import DISCOVERED, SHOWTOPO, trays
+from test_nvml import fake_nvml
 
 from simulator.errors import ConfigError, SimulatorError
 from simulator.interop import FORMATS, import_topology, open_topology, recognise
@@ -506,65 +506,27 @@ def test_products_are_devices(product, memory, device):
 
 
 def test_odd_wiring_stays_a_matrix():
-    section = nvlink_section([[0, 1, 0], [1, 0, 2], [0, 2, 0]], "25 GB/s", "test")
+    section = nvlink_section([[0, 1, 0], [1, 0, 2], [0, 2, 0]], "25 GB/s")
     assert section["kind"] == "matrix"
-    assert nvlink_section([[0, 0], [0, 0]], "25 GB/s", "test") is None
+    assert nvlink_section([[0, 0], [0, 0]], "25 GB/s") is None
 
 
-def fake_nvml(n_gpus=8, **missing):
-    """A library that answers like eight H100 behind four NVSwitches."""
-
-    class NotSupportedError(Exception):
-        pass
-
-    def remote(handle, link):
-        if link >= 18:
-            raise NotSupportedError
-        return types.SimpleNamespace(busId=f"00000000:C{link % 4}:00.0".encode())
-
-    library = types.SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: n_gpus,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda handle: "NVIDIA H100 80GB HBM3",
-        nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(total=85e9),
-        nvmlDeviceGetPciInfo=lambda handle: types.SimpleNamespace(busId=f"00000000:0{handle}:00.0"),
-        nvmlSystemGetDriverVersion=lambda: b"1.2",
-        nvmlDeviceGetNvLinkState=lambda handle, link: 1,
-        nvmlDeviceGetNvLinkRemotePciInfo=remote,
-        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 20 if a // 2 == b // 2 else 40 if a // 4 == b // 4 else 50,
-        nvmlDeviceGetMaxPcieLinkGeneration=lambda handle: 5,
-    )
-    for name in missing:
-        delattr(library, name)
-    return library
-
-
-def test_nvml_of_a_node_with_nvswitches():
-    cluster = import_nvml(library=fake_nvml())
-    node = cluster.spec().node
-    assert (node.gpus, node.device, node.nvlink.kind) == (8, "h100-sxm5-80g", "switch")
-    assert (node.nvlink.links_per_gpu, node.nvlink.switches) == (18, 4)
-    assert (node.pcie.generation, node.pcie.switches, node.cpu.sockets) == (5, 4, 2)
-    assert cluster.topology().route(0, 7)
-
-
-def test_nvml_with_missing_symbols_still_answers():
-    cluster = import_nvml(library=fake_nvml(nvmlDeviceGetNvLinkState=1, nvmlDeviceGetMaxPcieLinkGeneration=1))
-    assert cluster.spec().node.nvlink is None
-    assert "nvmlDeviceGetNvLinkState" in cluster.report.unknown
-
-
-def test_nvml_without_a_gpu_or_a_driver():
-    with pytest.raises(ConfigError, match="sees no GPU"):
-        import_nvml(library=fake_nvml(0))
-
-    def fails():
-        raise OSError("no library")
-
-    with pytest.raises(ConfigError, match="does not start"):
-        import_nvml(library=types.SimpleNamespace(nvmlInit=fails))
+def test_nvlinks_have_the_rate_of_their_generation(brought):
+    """NVIDIA's data sheets: 900 GB/s both ways over 18 links on H100, 1.8 TB/s on B200."""
+    library = fake_nvml()
+    library.nvmlDeviceGetName = lambda handle: "NVIDIA B200"
+    text = FIXTURES["nvidia-smi"][0]
+    for cluster, device, rate in (
+        (import_nvml(library=library), "b200", "50 GB/s"),
+        (import_nvml(library=fake_nvml()), "h100-sxm5-80g", "25 GB/s"),
+        (brought("nvidia-smi", text, device="b200"), "b200", "50 GB/s"),
+        (brought("nvidia-smi", text), "a100-sxm4-80g", "25 GB/s"),
+    ):
+        assert cluster.data["node"]["device"] == device
+        assert cluster.data["node"]["nvlink"]["bandwidth_per_link"] == rate
+        assert [text.split(",")[0] for text in cluster.report.assumed if "per NVLink" in text] == [
+            f"{rate} per NVLink and direction"
+        ]
 
 
 def test_what_is_no_picture_is_refused(tmp_path):

@@ -163,6 +163,27 @@ def test_nothing_of_a_published_file_is_unknown(tmp_path, kind):
     assert read(tmp_path, kind).report.unknown == ()
 
 
+@pytest.mark.parametrize(
+    ("builder", "name"),
+    [
+        ("llama3_1.lora_llama3_1_70b", "llama3-70b"),
+        ("qwen3.qwen3_0_6b_instruct", "qwen3-0.6b"),
+        ("qwen3.lora_qwen3_1_7b_instruct", "qwen3-1.7b"),
+        ("qwen2_5.qwen2_5_1_5b_base", "qwen2-1.5b"),
+        ("qwen2_5.qlora_qwen2_5_32b_instruct", "qwen2.5-32b"),
+        ("qwen2.qwen2_0_5b", "qwen2-0.5b"),
+        ("llama3_2.llama3_2_1b", "llama3.2-1b"),
+        ("mistral.mistral_7b", "mistral-7b"),
+    ],
+)
+def test_builders_of_torchtune_are_models_of_the_catalogue(tmp_path, builder, name):
+    """Names as ``recipes/configs`` of torchtune have them: a version and a size may both have an underscore for their point."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(TORCHTUNE.replace("llama3_1.llama3_1_8b", builder))
+    found = import_any(path)
+    assert found.spec is not None and found.spec.name == name
+
+
 def test_torchtune(tmp_path):
     found = read(tmp_path, "torchtune")
     assert found.settings == {
@@ -261,3 +282,89 @@ def test_olmo_core(tmp_path):
     assert found.spec.n_parameters == 7_298_617_344  # OLMo-2-7B: allenai/OLMo-2-1124-7B on the hub
     with pytest.raises(ConfigError, match="no whole number of sequences"):
         read(tmp_path, "olmo-core", OLMO.replace("8192", "8000"))
+
+
+AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler:
+  global_batch_size: 512
+  local_batch_size: 8
+  num_epochs: 1
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config
+  config:
+    _target_: transformers.AutoConfig.from_pretrained
+    pretrained_model_name_or_path: deepseek-ai/DeepSeek-V3
+distributed:
+  strategy: fsdp2
+  tp_size: 1
+  cp_size: 1
+  pp_size: 8
+  dp_size: 16
+  ep_size: 16
+  pipeline:
+    pp_microbatch_size: 1
+    pp_schedule: interleaved1f1b
+    layers_per_stage: 2
+dataset:
+  seq_length: 1024
+"""
+
+
+def test_automodel_drains_its_pipeline_after_each_local_batch(tmp_path):
+    """``examples/llm_pretrain/deepseekv3_pretrain.yaml``, whose comment has 128 GPUs; 61 layers, 2 to a stage, are 4 stages to a rank."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(AUTOMODEL)
+    found = import_any(path)
+    assert found.spec is not None and found.spec.name == "deepseek-v3"
+    wanted = {
+        "gpus": 128, "dp": 16, "pp": 8, "ep": 16, "tp": 1, "global_batch": 512, "micro_batch": 1, "pipeline_batch": 8, "virtual_pp": 4,
+        "schedule": "1f1b-interleaved", "sequence_length": 1024, "sharding": "zero3", "precision": "bf16", "recompute": "none",
+    }  # fmt: skip
+    assert {name: found.settings[name] for name in wanted} == wanted
+    assert found.report.unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("dp_size: 16", "dp_size: none", {"gpus": None, "dp": None}),
+        (
+            "  tp_size: 1",
+            "  tp_size: 2\n  sequence_parallel: true",
+            {"framework": "automodel", "sequence_parallel": True, "gpus": 256},
+        ),
+        ("  tp_size: 1", "  dp_replicate_size: 2\n  tp_size: 1", {"sharding": "hsdp", "sharding_group": 8}),
+        ("  pp_size: 8", "  pp_size: 1", {"micro_batch": 8, "pipeline_batch": None, "framework": "automodel-liger"}),
+        ("strategy: fsdp2", "strategy: ddp", {"sharding": "none"}),
+        ("strategy: fsdp2", "strategy: fsdp2\n  activation_checkpointing: true", {"recompute": "full"}),
+        (
+            "dataset:",
+            "peft:\n  dim: 8\n  target_modules: '*_proj'\ndataset:",
+            {"lora_rank": 8, "lora_targets": "qkv+proj+fc1+fc2"},
+        ),
+        (
+            "dataset:",
+            "peft:\n  dim: 8\n  target_modules: ['*.q_proj', '*.o_proj']\ndataset:",
+            {"lora_targets": "qkv+proj"},
+        ),
+        ("dataset:", "packed_sequence:\n  packed_sequence_size: 4096\ndataset:", {"sequence_length": 4096}),
+        ("dataset:", "compile:\n  enabled: true\ndataset:", {"host": "compiled"}),
+        (
+            "  config:",
+            "  backend:\n    attn: te\n    dispatcher: deepep\n  config:",
+            {"framework": "automodel-te", "moe_dispatcher": "deepep"},
+        ),
+    ],
+)
+def test_what_recipes_of_automodel_say(tmp_path, old, new, wanted):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(AUTOMODEL.replace(old, new, 1))
+    settings = import_any(path).settings
+    assert {name: settings.get(name) for name in wanted} == wanted
+
+
+def test_a_degree_of_automodel_is_a_number_or_none(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(AUTOMODEL.replace("tp_size: 1", "tp_size: two"))
+    with pytest.raises(ConfigError, match="tp_size: 'two' is no degree"):
+        import_any(path)

@@ -6,6 +6,7 @@ from functools import lru_cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.best_plans import describe
@@ -132,3 +133,20 @@ def test_what_a_format_cannot_say_is_refused():
         emit("deepspeed", request(pipeline))
     with pytest.raises(InfeasiblePlanError, match="precision amp_bf16"):
         emit("megatron", request(replace(pipeline, precision="amp_bf16")))
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "written"),
+    [
+        ("llm-foundry", None, "fsdp"),
+        ("torchtitan", 2, "fsdp2"),
+        ("torch-fsdp2", 2, "fsdp2"),
+        ("megatron-core", None, "fsdp"),
+    ],
+)
+def test_accelerate_is_told_which_fsdp_a_framework_runs_on(framework, version, written):
+    """LLM Foundry wraps in ``FullyShardedDataParallel``, torchtitan calls ``fully_shard``."""
+    plan = ParallelPlan(gpus=8, sharding="zero3", framework=framework, micro_batch=1, global_batch=8).resolve(8)
+    emission = emit("accelerate", request(plan))
+    assert YAML().load(emission.text)["fsdp_config"].get("fsdp_version") == version
+    assert emission.plan.framework == written

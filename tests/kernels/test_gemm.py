@@ -51,6 +51,15 @@ def test_one_tile_more_costs_a_whole_wave(plain_device: Device) -> None:
     assert more == pytest.approx(2 * full, rel=1e-6)
 
 
+def test_sms_that_are_left_to_others_take_no_tile(plain_device: Device) -> None:
+    """90 of 100 SMs work on 90 tiles at once, and on 100 in two turns, each SM at its own rate."""
+    fed = replace(plain_device, memory_bandwidth_bytes_per_s=FED_BYTES_PER_S)
+    tile_s = 2 * 128 * 128 * 8192 / (300e12 / 100)
+    for tiles, left, waves in ((90, 10, 1), (100, 0, 1), (100, 10, 2), (180, 10, 2)):
+        shape = GemmShape(m=128 * tiles, n=128, k=8192, left_sms=left)
+        assert time_s(shape, fed) == pytest.approx(waves * tile_s, rel=1e-6)
+
+
 def test_memory_floor(plain_device: Device) -> None:
     shape = GemmShape(m=1 << 20, n=128, k=32)
     floor_s = shape.n_bytes / 2e12
@@ -80,6 +89,15 @@ def test_a_job_takes_more_energy_than_a_benchmark_whose_limit_acts(plain_device:
     assert time_s(shape, plain_device, warm) == pytest.approx(shape.n_flops * 2.25e-12 / 400.0)
     benchmark = Conditions(name="benchmark", burst_s=1e-5)
     assert time_s(shape, plain_device, warm, benchmark) == time_s(shape, plain_device, constants, benchmark)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize(("less", "more"), [("b200", "gb200"), ("b300", "gb300"), ("b200", "b300"), ("gb200", "gb300")])
+def test_a_board_of_the_same_family_with_less_power_trains_no_faster(less: str, more: str, dtype: str) -> None:
+    """Limits are 1,000, 1,200, 1,100 and 1,400 W; the dies are of one process, so no precision turns the order round."""
+    shape = GemmShape(m=8192, n=8192, k=8192, dtype=dtype)
+    kernels = RooflineKernels()
+    assert kernels.duration_s(shape, load_device(less)) > kernels.duration_s(shape, load_device(more))
 
 
 @pytest.mark.parametrize(

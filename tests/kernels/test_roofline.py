@@ -12,7 +12,7 @@ from simulator.kernels import KERNEL_MODELS, RooflineKernels
 from simulator.kernels.host import issue_s
 from simulator.kernels.roofline import KernelConstants
 from simulator.models.layer import AttentionShape, GemmShape, KernelShape, PointwiseShape
-from simulator.plan import ParallelPlan
+from simulator.plan import FRAMEWORKS, ParallelPlan
 from simulator.program.op import Kernel
 from simulator.scenario import Scenario
 from simulator.topology import load_topology
@@ -33,6 +33,16 @@ def test_every_model_times_every_shape_on_every_device(model: str, device: str, 
     first = kernels.duration_s(shape, known)
     assert 0 < first < 10
     assert kernels.duration_s(shape, known) == first == KERNEL_MODELS[model]().duration_s(shape, known)
+
+
+@pytest.mark.parametrize(("release", "measured_us"), [("26.06", 155.6), ("26.06.01", 1362.8)])
+def test_sums_in_an_epilogue_lengthen_a_product_as_published(release: str, measured_us: float) -> None:
+    """A product of 139.0 us takes as long as NVIDIA/cudnn-frontend measured with the bias' gradient (issue 256, pull request 322)."""
+    kernels, device = RooflineKernels(), load_device("b200")
+    plain = GemmShape(m=4096, n=4096, k=1024, dtype="mxfp8")
+    summing = replace(plain, summing=FRAMEWORKS["megatron-bridge"].bias_summing(release))
+    times_s = [kernels.duration_s(shape, device) for shape in (plain, summing)]
+    assert 139.0 * times_s[1] / times_s[0] == pytest.approx(measured_us)
 
 
 @pytest.mark.parametrize("device", shipped_names("devices"))

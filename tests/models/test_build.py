@@ -478,3 +478,16 @@ def test_forks_of_2021_reduce_behind_the_products_of_backward():
         block = built(small("gpt2"), kernels="megatron", tp=4, reduces_beside=beside).layers[1]
         points = [item for item in block.backward if isinstance(item, CommunicationPoint) and item.operator == "f"]
         assert [point.overlaps for point in points] == [int(beside)] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "fits"), [("nemotron-h-56b", 8, True), ("falcon-h1-7b", 2, False), ("granite-4.0-h-small", 2, False)]
+)
+def test_ranks_do_not_share_a_group_of_mamba2(name, tp, fits):
+    """NVIDIA/Megatron-LM, ``core/ssm/mamba_mixer.py``: "ngroups must be evenly divisible by tp_size"; 8 groups, and one."""
+    spec = rename(CATALOG[name], "x", layers=2)
+    if fits:
+        assert built(spec, tp=tp).layers
+        return
+    with pytest.raises(InfeasiblePlanError, match=f"tp={tp} does not divide ssm_groups=1"):
+        built(spec, tp=tp)

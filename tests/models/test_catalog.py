@@ -71,7 +71,19 @@ def test_active_parameters_of_a_mixture():
     assert find_spec("gpt2").n_active_parameters == find_spec("gpt2").n_parameters
 
 
-@pytest.mark.parametrize("wrong", [{"heads": 7}, {"layers": 0}, {"kv_heads": 5}, {"n_experts": 4, "top_k": 5}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"heads": 7},
+        {"layers": 0},
+        {"kv_heads": 5},
+        {"n_experts": 4, "top_k": 5},
+        {"of_blocks": (("kv_heads", (4,)),)},
+        {"of_blocks": (("kv_head", (4, 4)),)},
+        {"of_blocks": (("kv_heads", (4, 3)),)},
+        {"of_blocks": (("n_experts", (4, 1)),), "n_experts": 4, "top_k": 2},
+    ],
+)
 def test_impossible_sizes(wrong):
     sizes = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "max_positions": 32} | wrong
     with pytest.raises(ConfigError):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulator.interop.hf_config import FAMILIES, import_hf_config
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec, rename
-from simulator.models.layer import AttentionShape, GemmShape
+from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
@@ -33,6 +33,18 @@ PUBLISHED = {
     "nemotron-3-nano": 31_577_937_344,
     "nemotron-3-super": 120_668_687_360,
     "nemotron-3-ultra": 549_308_968_960,
+    "gemma-4-31b": 30_697_345_280,
+    "gemma-4-26b-a4b": 25_233_141_760,
+    "glm-4.7-flash": 29_943_390_976,
+    "mimo-v2-flash": 308_778_768_832,
+    "kimi-linear-48b-a3b": 49_122_675_072,
+    "falcon-h1-7b": 7_585_513_568,
+    "lfm2-1.2b": 1_170_340_608,
+    "granite-4.0-h-small": 32_207_337_984,
+    "qwen3.5-27b": 26_895_998_464,
+    "qwen3.5-35b-a3b": 34_660_610_688,
+    "qwen3.5-122b-a10b": 122_111_526_912,
+    "qwen3.5-397b-a17b": 396_346_350_336,
 }
 
 
@@ -96,6 +108,17 @@ def test_products_are_two_for_every_matrix_element_a_token_meets(name, kernels):
     assert sum(item.n_flops for item in products) == pytest.approx(2.0 * 3 * 1024 * matrix_elements(spec), rel=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("tp", "window", "whole"), [(2, 16 + 2 * 8, 16 + 2), (4, 16 + 2 * 8, 16 + 4), (8, 16 + 2 * 8, 16 + 8)]
+)
+def test_ranks_hold_a_key_value_head_of_each_block_however_few_it_has(tp, window, whole):
+    """Gemma 4 26B: 25 blocks of 16 and 8 heads of 256, and 5 of 16 and 2 of 512 whose keys are values, too; 2816 wide."""
+    model = build_model(CATALOG["gemma-4-26b-a4b"], Setting(micro_batch=1, sequence_length=512, tp=tp))
+    projections = [item for layer in model.layers for item in layer.forward if getattr(item, "name", "") == "qkv"]
+    columns = 25 * window * 256 + 5 * whole * 512
+    assert sum(item.n_flops for item in projections) == 2.0 * 512 * 2816 * columns / tp
+
+
 def test_a_window_and_chunks_leave_out_scores():
     spec = CATALOG["gpt-oss-20b"]
     model = build_model(small("gpt-oss-20b"), Setting(micro_batch=1, sequence_length=4096, kernels="fused"))
@@ -121,12 +144,13 @@ def test_attention_stays_within_packed_documents():
 
 
 @pytest.mark.parametrize("modules", [(), ("attention",)])
-def test_documents_that_do_not_fill_a_sequence_lose_no_token(modules):
+@pytest.mark.parametrize("length", [190, 70, 23])
+def test_documents_that_do_not_fill_a_sequence_lose_no_token(modules, length):
     """4,096 tokens hold 21 documents of 190 and a rest; the projection behind attention multiplies all of them."""
     setting = Setting(
         micro_batch=2,
         sequence_length=4096,
-        document_length=190,
+        document_length=length,
         kernels="fused",
         precision="fp8",
         narrow_modules=modules,
@@ -196,3 +220,67 @@ def test_only_blocks_with_an_index_fetch_keys_for_each_query():
         if isinstance(kernel, AttentionShape)
     }
     assert shapes == {(128, 0), (128 + 384, 384), (128 + 16, 0)}
+
+
+def moved(items, names, sizes):
+    return sum(i.n_bytes for i in items if isinstance(i, PointwiseShape) and i.name in names and i.n_elements in sizes)
+
+
+def test_a_rotation_with_a_factor_runs_operation_by_operation_in_megatron():
+    """``_apply_rotary_pos_emb_bshd`` by hand, in passes over the rotated tensor. Forward two products (2 each), the negated half (1),
+    two concatenations (2 each), a sum (3); backward the products, the negated half, the halves' concatenation, two sums and zeros.
+    """
+    setting = Setting(micro_batch=1, sequence_length=1024, kernels="fused")
+    block = next(layer for layer in build_model(small("gpt-oss-20b"), setting).layers if "block" in layer.name)
+    names = ("mul", "neg", "cat", "add", "fill")
+    for heads in (64, 8):
+        n = 1024 * heads * 64
+        assert moved(block.forward, names, {n, n // 2}) == 12 * 2 * n
+        assert moved(block.backward, names, {n, n // 2}) == 14 * 2 * n
+    assert not [i for i in block.forward if i.name == "rotary"]
+    plain = build_model(small("gpt-oss-20b", scales_rotation=False), setting)
+    assert {[i.name for i in layer.forward].count("rotary") for layer in plain.layers if "block" in layer.name} == {2}
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("yarn", True), ("default", False), (None, False)])
+def test_a_stretched_rotation_is_read(tmp_path, kind, expected):
+    config = {"model_type": "gpt_oss", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 64, "vocab_size": 128, "num_local_experts": 4, "num_experts_per_tok": 2}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | ({"rope_scaling": {"rope_type": kind, "factor": 32.0}} if kind else {})))
+    assert import_hf_config(path).spec.scales_rotation is expected
+
+
+def test_queries_that_share_keys_are_copied_out_of_their_projection():
+    """Megatron-Core's ``reshape`` of a group's queries and Transformer Engine's ``contiguous`` of values copy; of multi-head attention
+    the three are views. A fused kernel that rotates the projection as it is needs neither, nor their gradients' concatenation."""
+    found = {}
+    for name, fuses in (("llama2-70b", False), ("llama2-7b", False), ("llama2-70b", True)):
+        setting = Setting(micro_batch=1, sequence_length=1024, kernels="fused", fuses_operations=fuses)
+        layers = build_model(rename(CATALOG[name], "x", layers=1), setting).layers
+        found[name, fuses] = [
+            [i.n_bytes for layer in layers for i in items(layer) if i.name == kernel]
+            for items, kernel in ((lambda layer: layer.forward, "copy"), (lambda layer: layer.backward, "cat"))
+        ]
+    q, v = 1024 * 8192, 1024 * 1024
+    assert found["llama2-70b", False] == [[4 * q, 4 * v], [4 * (q + 2 * v)]]
+    assert found["llama2-7b", False] == [[], [4 * 3 * 1024 * 4096]]
+    assert found["llama2-70b", True] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_kernels"),
+    [
+        ({"permutes_by_scan": True, "sorts_arrivals": True}, 72),
+        ({"sorts_arrivals": True}, 31),
+        ({"sorts_arrivals": False}, 17),
+    ],
+)
+def test_kernels_from_the_routers_logits_to_the_exchange_are_as_many_as_were_counted(settings, n_kernels):
+    """NVIDIA/Megatron-LM, ``docs/discussions/deepseek-v3-gb200-optimization``, sections 2.1.4 and 2.2.1."""
+    spec = rename(CATALOG["deepseek-v3"], "x", layers=1, dense_layers=0, mtp_layers=0)
+    setting = Setting(micro_batch=1, sequence_length=4096, ep=64, kernels="fused", **settings)
+    items = build_model(spec, setting).layers[1].forward
+    router = next(place for place, item in enumerate(items) if getattr(item, "name", "") == "router")
+    exchange = next(place for place, item in enumerate(items) if getattr(item, "operator", "") == "dispatch")
+    assert exchange - router - 1 == n_kernels

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
+from typing import ClassVar
 
 import pytest
 
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, SimulatorError
 from simulator.models.aten import Call, TensorSize, kernels_of
-from simulator.models.layer import AttentionShape, GemmShape
+from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape
 from simulator.models.torch_module import record_module
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -46,12 +48,82 @@ class Net(nn.Module):
         return functional.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), labels.flatten())
 
 
+class Split(Net):
+    """The same with free numbers of heads, as modules are written for ``parallelize_module``, and a plan of names."""
+
+    tp_plan: ClassVar = {
+        "blocks.*.qkv": "colwise", "blocks.*.output": "rowwise", "blocks.*.up": "colwise", "blocks.*.down": "rowwise",
+        "embedding": "embedding_rowwise", "head": "colwise_gather_output", "norm": "replicated_with_grad_allreduce",
+    }  # fmt: skip
+
+    def __init__(self):
+        super().__init__()
+        for block in self.blocks:
+            block.forward = partial(self.run, block)
+
+    @staticmethod
+    def run(block, x):
+        batch, length, _ = x.shape
+        q, k, v = (t.view(batch, length, -1, 16).transpose(1, 2) for t in block.qkv(block.norm_1(x)).chunk(3, -1))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        x = x + block.output(y.reshape(batch, length, -1))
+        return x + block.down(functional.gelu(block.up(block.norm_2(x))))
+
+
 IDS = torch.zeros(2, 32, dtype=torch.long)
 
 
 @pytest.fixture(scope="module")
 def model():
     return record_module(Net(), IDS, IDS, dtype="bf16")
+
+
+def points(layer):
+    return [
+        [(i.operator, i.n_bytes) for i in items if isinstance(i, CommunicationPoint)]
+        for items in (layer.forward, layer.backward)
+    ]
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_plan_of_names_splits_a_module(tp):
+    """``ColwiseParallel`` reduces the gradient of its input, ``RowwiseParallel`` its output; every split matrix is a share on each rank,
+    the rest is whole (pytorch, ``torch/distributed/tensor/parallel/style.py``)."""
+    whole, part = (record_module(Split(), IDS, IDS, dtype="bf16", tp=degree) for degree in (1, tp))
+    n_bytes, block = 2 * 2 * 32 * 64, (4 + 8) * 64**2
+    assert [points(layer) for layer in part.layers[1:4]] == [[[("g", n_bytes)] * 2, [("f", n_bytes)] * 2]] * 3
+    assert points(part.layers[0])[0] == [("embedding", n_bytes)]
+    assert points(part.layers[4]) == [[("logits", 2 * 2 * 32 * 1000)], [("f", n_bytes)]]
+    wide = 3 * 64 + 4 * 64  # biases of the products that open a region
+    assert whole.layers[1].n_parameters - part.layers[1].n_parameters == (block + wide) * (tp - 1) // tp
+    assert whole.layers[0].n_parameters == tp * part.layers[0].n_parameters == 64_000  # the table, tied to the head
+    assert [layer.n_forward_flops for layer in part.layers[1:]] == [
+        layer.n_forward_flops / tp for layer in whole.layers[1:]
+    ]
+    assert not any(points(layer) != [[], []] for layer in whole.layers)
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        ({"blocks.*.qkv": "packed_colwise"}, "'packed_colwise' is not known here"),
+        ({"blocks.*.norm_1": "colwise"}, "blocks.0.norm_1 is a LayerNorm"),
+        ({"layers.*.qkv": "colwise"}, "no submodule is called layers"),
+        ({"embedding": "rowwise"}, "tp=3 does not divide embedding.weight"),
+        (["qkv"], "tp_plan is a list"),
+    ],
+)
+def test_plans_that_cannot_be_followed(plan, text):
+    module = Split()
+    module.tp_plan = plan
+    with pytest.raises(SimulatorError, match=text):
+        record_module(module, IDS, IDS, tp=3)
+
+
+def test_styles_of_torch_are_known_by_their_class():
+    module, style = Split(), type("RowwiseParallel", (), {})
+    module.tp_plan = {"embedding": style()}
+    assert points(record_module(module, IDS, IDS, dtype="bf16", tp=2).layers[0])[0] == [("embedding", 2 * 2 * 32 * 64)]
 
 
 def test_the_tree_gives_the_layers(model):

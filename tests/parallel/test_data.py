@@ -76,6 +76,10 @@ PSI = sum(SIZES)
         ("deepspeed", "zero1", 3, {"all_reduce": 2 * PSI, "all_gather": 2 * PSI}),
         # Aleph-Alpha/scaling, core/optimizer/allreduce.py: 16-bit gradients are cast and all-reduced in fp32
         ("scaling", "zero1", 3, {"all_reduce": 4 * PSI, "all_gather": 2 * PSI}),
+        # huggingface/nanotron, optim/zero.py and gradient_accumulator.py: fp32 sums once, to their owners
+        ("nanotron", "zero1", 3, {"reduce_scatter": 4 * PSI, "all_gather": 2 * PSI}),
+        # Dao-AILab/flash-attention, training/src/utils/ddp_zero1.py: DDP, and owners who broadcast their tensors
+        ("flash-attn", "zero1", 3, {"all_reduce": 2 * PSI, "broadcast": 2 * PSI}),
         ("deepspeed", "zero2", 3, {"all_reduce": 3 * 2 * PSI, "all_gather": 2 * PSI}),
     ],
 )
@@ -492,7 +496,8 @@ def test_fsdp_issues_the_next_gather_before_or_behind_a_units_kernels(forward, b
 @pytest.mark.parametrize(
     ("settings", "read", "written"),
     [({"framework": "megatron", "precision": "bf16"}, 4 + 12, 12 + 2), ({"framework": "torchtitan", "precision": "bf16"}, 4 + 12, 12),
-     ({"framework": "hf-eager", "precision": "fp32"}, 4 + 12, 12), ({"framework": "hf-eager", "precision": "bf16"}, 2 + 6, 6)],
+     ({"framework": "hf-eager", "precision": "fp32"}, 4 + 12, 12), ({"framework": "hf-eager", "precision": "bf16"}, 2 + 6, 6),
+     ({"framework": "automodel-te", "precision": "fp8"}, 2 + 6, 6)],
 )  # fmt: skip
 def test_adam_reads_gradient_weight_and_moments_and_writes_what_it_changed(settings, read, written):
     """Kingma and Ba, arXiv:1412.6980: two moments; masters in fp32 and the 16-bit weight where there is one besides, or all in 16 bits."""

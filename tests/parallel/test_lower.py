@@ -8,6 +8,7 @@ import pytest
 
 from simulator.engine import Interference, run
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.models.catalog import find_spec
 from simulator.models.layer import GemmShape, Layer, Model, Parameter
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import Flow
@@ -17,7 +18,8 @@ from simulator.plan.stage_layout import parse_layout
 from simulator.program.op import Transfer
 from simulator.program.program import Block
 from simulator.program.startable import check
-from simulator.schedules import placement_of
+from simulator.schedules import SCHEDULES, placement_of
+from simulator.simulation import model_for
 
 FORWARD_PS, BACKWARD_PS = 1000, 2000
 
@@ -69,13 +71,24 @@ def makespan(p, m, *, schedule="1f1b", v=1, dp=1, **settings):
         micro_batch=1,
         global_batch=m * dp,
         gpus=p * dp,
-        framework="megatron-core",
         precision="fp16",
-        **settings,
+        **{"framework": "megatron-core", **settings},
     )
     lowered = lower(model_of(p * v), plan, gpus_per_node=8, boundary_bytes=1)
     check(lowered.program)
     return run(lowered.program, UnitCosts(), lambda: AlphaBetaNetwork(NoLinks())).makespan_ps
+
+
+@pytest.mark.parametrize(("p", "v", "batch"), [(3, 2, 3), (4, 3, 4), (3, 2, 6), (2, 2, 2)])
+@pytest.mark.parametrize("overlap_p2p", [True, False])
+def test_interleaved_pipelines_that_drain_within_a_step_have_their_bubble_each_time(p, v, batch, overlap_p2p):
+    """Twelve micro-batches, whose messages block or not.
+
+    In a batch of one micro-batch a stage all forwards run ahead, and none shares an exchange with a backward, although the next
+    batch's forwards come behind the last backward.
+    """
+    found = makespan(p, 12, v=v, pipeline_batch=batch, overlap_p2p=overlap_p2p)
+    assert found == (12 * v + 12 // batch * (p - 1)) * (FORWARD_PS + BACKWARD_PS)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -122,6 +135,21 @@ def test_stages_of_equal_parameters_count_embedding_and_head():
         assert [len(stage[0]) for stage in split_layers(model, plan, placement_of("1f1b", pp))] == sizes
 
 
+def test_stages_of_nanotron_end_with_the_block_that_passes_their_share():
+    """24 blocks of 42 M and a head of 103 M over eight stages of 3.3 blocks each (``build_model``): the last has the head alone."""
+    model = model_of(24)
+    weights = [103, *[42] * 24, 103]
+    layers = [
+        replace(layer, parameters=(Parameter(name="w", n_elements=weight),))
+        for layer, weight in zip(model.layers, weights, strict=True)
+    ]
+    model = replace(model, layers=tuple(layers))
+    for pp, blocks in ((2, [14, 10]), (4, [7, 7, 6, 4]), (8, [4, 3, 3, 4, 3, 3, 4, 0])):
+        plan = ParallelPlan(pp=pp, gpus=pp, dp=1, framework="nanotron")
+        sizes = [len(stage[0]) for stage in split_layers(model, plan, placement_of("1f1b", pp))]
+        assert sizes == [blocks[0] + 1, *blocks[1:-1], blocks[-1] + 1]
+
+
 def test_too_many_stages_are_refused():
     with pytest.raises(InfeasiblePlanError, match="3 layers cannot be split"):
         split_layers(model_of(3), ParallelPlan(pp=4, gpus=4, dp=1), placement_of("1f1b", 4))
@@ -134,16 +162,19 @@ def test_rank_classes_cost_the_same_for_any_number_of_replicas():
     assert makespan(4, 8, **plan) == makespan(4, 8, dp=64, **plan)
 
 
-@pytest.mark.parametrize("schedule", ["zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "interlaced", "dualpipe"])
+@pytest.mark.parametrize("schedule", [name for name, one in SCHEDULES.items() if one.n_chunks])
 @pytest.mark.parametrize("framework", ["megatron", "megatron-core", "fsdp"])
-def test_every_schedule_runs_to_the_end(schedule, framework):
+@pytest.mark.parametrize("p", [3, 4])
+def test_every_schedule_runs_to_the_end(schedule, framework, p):
+    if schedule == "dualpipe" and p % 2:
+        pytest.skip("mirrors stages")
     plan = ParallelPlan(
-        pp=4,
+        pp=p,
         dp=2,
         schedule=schedule,
         micro_batch=1,
         global_batch=16,
-        gpus=8,
+        gpus=2 * p,
         sequence_length=4,
         framework=framework,
         precision="bf16",
@@ -161,6 +192,14 @@ def test_bubble_of_dualpipe(p, m, dp):
     t_f, t_b, t_w = FORWARD_PS, BACKWARD_PS, BACKWARD_PS // 2
     bubble = (p // 2 - 1) * (t_f + t_b + t_b - 3 * t_w)
     assert makespan(p, m, schedule="dualpipe", dp=dp) == m * (t_f + t_b) + bubble
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (3, 8), (4, 8), (5, 11)])
+def test_bubble_of_dualpipe_v(p, m):
+    """The same of half as many stages, each with two chunks, which a gradient may pass from one to the other of in one stage."""
+    t_f, t_b, t_w = FORWARD_PS, BACKWARD_PS, BACKWARD_PS // 2
+    bubble = (p - 1) * (t_f + t_b + t_b - 3 * t_w)
+    assert makespan(p, m, v=2, schedule="dualpipe-v") == 2 * m * (t_f + t_b) + bubble
 
 
 def test_dualpipe_holds_two_copies_and_reduces_them_together():
@@ -312,6 +351,18 @@ def test_the_published_layout_of_deepseek_v3():
     stages = parse_layout("Et*3|(tt|)*29m|L")
     assert (len(stages), stages[0], stages[1], stages[-2:]) == (32, "Ettt", "tt", ("m", "L"))
     assert sum(stage.count("t") for stage in stages) == 61
+
+
+def test_a_layout_with_a_prediction_module_trains_it():
+    """DeepSeek-V3 has 671B parameters and a module of 11.5B of its own (deepseek-ai/DeepSeek-V3, ``README_WEIGHTS.md``), which neither
+    the catalogue nor its ``config.json`` counts."""
+    plan = ParallelPlan(gpus=1, micro_batch=1, sequence_length=4096, framework="megatron-core")
+    more = []
+    for layout in ("Et*61|L", "Et*61m|L"):
+        model = model_for(find_spec("deepseek-v3"), replace(plan, pipeline_layout=layout))
+        more.append(sum(layer.n_parameters for layer in model.layers) - model.n_parameters)
+    assert more[0] == 0
+    assert more[1] == pytest.approx(11.5e9, rel=0.01)
 
 
 @pytest.mark.parametrize(("text", "stages"), [("EttL", ("EttL",)), ("E|t*2|,L", ("E", "tt", "L")), ("E(t|)*2 tL", ("Et", "t", "tL")),

@@ -89,6 +89,63 @@ def test_activations_of_layers_wait_on_the_host():
     assert 1.0 <= slower < 1.2
 
 
+@pytest.mark.parametrize(
+    ("modules", "sbh"),
+    [
+        ("attn_norm", 2),
+        ("qkv_linear", 2),
+        ("core_attn", 6),
+        ("core_attn+attn_proj", 8),
+        ("mlp_norm", 2),
+        ("attn_norm+qkv_linear+mlp_norm", 6),
+    ],
+)
+def test_inputs_of_modules_wait_on_the_host(modules, sbh):
+    """Activations of Korthikanti et al., arXiv:2205.05198, section 4.1, in 16 bits: 2sbh for the input of a norm, of QKV and of the
+    projection, 6sbh for queries, keys and values. A pipeline holds them once for each micro-batch in flight.
+    """
+    plan = ParallelPlan(
+        gpus=8, pp=2, dp=4, micro_batch=1, global_batch=32, framework="megatron-core", sequence_length=4096
+    )
+    away = replace(plan, offload_modules=modules)
+    here, there = (simulate(Scenario(topology="dgx-h100", model="gpt-6.7b", plan=one)) for one in (plan, away))
+    each = sbh * 4096 * 4096
+    block = next(layer for layer in there.model.layers if layer.name == "block")
+    assert block.offloaded_bytes == pytest.approx(each, rel=0.01)  # and the statistics of the softmax
+    activations = [found.memory.by_category["activations"] for found in (here, there)]
+    assert activations[0] - activations[1] == 2 * 16 * block.offloaded_bytes
+    copies = [row for row in there.metrics.communication if row["axis"] == "host"]
+    assert sum(row["bytes"] for row in copies) == 2 * 8 * 32 // 2 * block.offloaded_bytes
+    assert here.metrics.iteration_time_s <= there.metrics.iteration_time_s < 1.2 * here.metrics.iteration_time_s
+
+
+def test_what_stays_small_is_not_worth_a_copy():
+    """Tensors below 2**20 elements stay (Megatron-Core's ``min_offloaded_tensor_size``): here 1024 x 512."""
+    plan = ParallelPlan(
+        gpus=8, micro_batch=1, framework="megatron-core", sequence_length=512, offload_modules="attn_norm"
+    )
+    found = simulate(Scenario(topology="dgx-h100", model="gpt2-medium", plan=plan))
+    assert not any(layer.offloaded_bytes for layer in found.model.layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"offload_modules": "attn_proj"}, "offload_modules=attn_proj without core_attn"),
+        (
+            {"offload_modules": "moe_act", "recompute": "selective", "recompute_modules": "moe"},
+            "moe_act with recompute_modules=moe",
+        ),
+        ({"offload_modules": "core_attn", "offload_layers": 2}, "offload_modules=core_attn beside offload_layers=2"),
+        ({"offload_modules": "core_attn", "framework": "fsdp"}, "is Megatron-Core's, not one of fsdp"),
+        ({"nccl_user_buffers": True, "framework": "deepspeed"}, "nccl_user_buffers is Megatron-Core's"),
+    ],
+)
+def test_modules_that_cannot_wait_on_the_host(changes, text):
+    with pytest.raises(InfeasiblePlanError, match=text):
+        ParallelPlan(**({"micro_batch": 1, "framework": "megatron-core"} | changes)).resolve(8)
+
+
 def test_a_pipeline_does_not_offload_by_layer():
     with pytest.raises(InfeasiblePlanError, match="offload_layers=2 with pp=2"):
         ParallelPlan(offload_layers=2, pp=2, micro_batch=1).resolve(8)

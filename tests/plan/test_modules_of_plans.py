@@ -101,12 +101,12 @@ def test_names_that_people_type(name, text, meant):
 
 
 def test_automodel_steps_16_bit_weights():
-    """torch.optim.Adam on bf16 parameters keeps its moments in bf16: eight bytes a parameter, with the gradient."""
+    """torch.optim.Adam on bf16 parameters keeps its moments in bf16: eight bytes a parameter, with the gradient, in FP8, too."""
     from simulator.memory.estimate import state_bytes
 
-    plan = ParallelPlan(framework="automodel", sharding="zero3")
-    state = state_bytes(plan)
-    assert (state.parameter, state.gradient, state.optimizer) == (2, 2, 4)
+    for framework, precision in (("automodel", "bf16"), ("automodel-te", "fp8")):
+        state = state_bytes(ParallelPlan(framework=framework, sharding="zero3", precision=precision))
+        assert (state.parameter, state.gradient, state.optimizer) == (2, 2, 4)
 
 
 def test_what_is_said_wins_over_a_published_recipe():

@@ -1,12 +1,16 @@
 """Precisions: which products a recipe narrows, and what its casts move, from the published formats."""
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, rename
-from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
+from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
 from simulator.plan import PRECISIONS, ParallelPlan
+from simulator.plan.framework import Framework
+from simulator.simulation import model_for
 
 QUANTISED = [name for name, precision in PRECISIONS.items() if precision.quantisation]
 
@@ -108,6 +112,24 @@ def test_modules_may_keep_16_bits():
     assert "mlp_up" in wide and "mlp_up" not in narrow
 
 
+@pytest.mark.parametrize(("modules", "of_attention"), [((), 1), (("attention",), 2)])
+def test_what_stays_in_16_bits_is_gathered_in_16_bits(modules, of_attention):
+    """Inputs and gradients of attention's projections, beside those of the MLP's in eight."""
+    spec = rename(CATALOG["llama3-8b"], "x", layers=1)
+    split = {
+        "tp": 2,
+        "sequence_parallel": True,
+        "kernels": "fused",
+        "precision": "fp8_current",
+        "wide_modules": modules,
+    }
+    block = build_model(spec, Setting(micro_batch=1, sequence_length=1024, **split)).layers[1]
+    for items, operator in ((block.forward, "f"), (block.backward, "g")):
+        points = [i for i in items if isinstance(i, CommunicationPoint) and i.operator == operator]
+        widths = [point.n_bytes / (1024 * spec.hidden) for point in points]
+        assert widths == ([of_attention, 1] if operator == "f" else [1, of_attention])
+
+
 def test_user_buffers_do_not_carry_four_bits():
     """Megatron Bridge: ``tp_comm_overlap = False if precision == "nvfp4"``; MLPerf's rounds print TP_COMM_OVERLAP=False there, too."""
     overlaps = [
@@ -165,10 +187,9 @@ def with_narrow(*modules, precision="fp8", **changes):
 
 def test_narrow_attention_computes_and_saves_queries_keys_and_values_in_eight_bits():
     """Llama 3 8B: 32 heads of queries, 8 of keys and of values, 128 wide, one byte each; in 16 bits rotated queries and keys are
-    saved, and the projection of all three, of which the values are a view."""
+    saved, and values, which Transformer Engine's ``get_qkv_layout`` copies out of the projection of all three."""
     plain, narrow = with_narrow()["block"], with_narrow("attention")["block"]
-    wide = 2 * (32 + 8) * 128 + 2 * (32 + 8 + 8) * 128
-    assert plain.saved_bytes - narrow.saved_bytes == 1024 * (wide - (32 + 8 + 8) * 128)
+    assert plain.saved_bytes - narrow.saved_bytes == 1024 * (2 - 1) * (32 + 8 + 8) * 128
     for items in (narrow.forward, narrow.backward):
         assert [item.dtype for item in items if isinstance(item, AttentionShape)] == ["fp8"]
 
@@ -294,3 +315,62 @@ def test_biased_experts_of_megatron_clamp_and_add_in_kernels_of_their_own():
     assert moved(block.forward) == 28 * n_out + 8 * n_up
     assert moved(block.backward) == 40 * n_out + 10 * n_up
     assert not [i for i in kernels(fused, PointwiseShape) if i.name == "clamp"]
+
+
+def test_graphs_of_whole_iterations_copy_what_experts_keep():
+    """Transformer Engine's fused grouped MLP marks for paged stashing: both products' inputs, quantised along columns (33 bytes of
+    32 elements), and gate and up in 16 bits. Recomputing the activation makes the second one anew. Mixtral, two experts a token.
+    """
+    spec = rename(CATALOG["mixtral-8x7b"], "x", layers=1)
+    rows, narrow = 1024 * 2, 33 / 32
+    kept = {rows * 4096 * narrow, rows * 2 * 14_336 * 2, rows * 14_336 * narrow}
+    for recompute, expected in ((None, kept), ("moe_act", kept - {rows * 14_336 * narrow})):
+        setting = Setting(
+            micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True, stashes_experts=True,
+            recompute="selective" if recompute else "none", recompute_modules=(recompute,) if recompute else (),
+        )  # fmt: skip
+        copies = [
+            i for i in kernels(build_model(spec, setting), PointwiseShape) if i.name == "copy" and i.n_elements >= 2**23
+        ]
+        for in_pass in ("forward", "backward"):
+            moved = {(i.read_bytes, i.written_bytes) for i in copies if i.kernel_pass == in_pass}
+            assert moved == {(n, n) for n in expected}
+
+
+def test_biases_of_fused_experts_are_added_by_products_and_their_gradients_summed():
+    """The gradient of the first one in the epilogue of the second product's backward (cuDNN's frontend, pull request 322: 155.6 us
+    instead of 139.0, and 1,362.8 in the versions of one container), that of the second by a kernel that reads the gradient once."""
+    spec = rename(CATALOG["gpt-oss-120b"], "x", layers=1)
+    n_out = 1024 * 4 * 2880
+    for release, share in ((None, 16.6 / 139.0), ("26.06.01", 1223.8 / 139.0), ("26.08", 16.6 / 139.0)):
+        assert Framework.bias_summing(release) == pytest.approx(share)
+    common = {"micro_batch": 1, "sequence_length": 1024, "precision": "mxfp8", "kernels": "fused", "bias_summing": 0.5}
+    fused = build_model(spec, Setting(**common, fuses_experts=True))
+    products = [i for i in kernels(fused, GemmShape) if i.name == "grouped_gemm"]
+    assert [(i.kernel_pass, i.n, i.summing) for i in products if i.summing] == [("dgrad", 2880, 0.5)]
+    assert [i.read_bytes for i in kernels(fused, PointwiseShape) if i.name == "sum" and i.n_elements == 2880].count(
+        2 * n_out
+    ) == 1
+    for other in (
+        build_model(spec, Setting(**common)),
+        build_model(spec, Setting(**common, fuses_experts=True, lora_rank=8)),
+    ):
+        assert not [i for i in kernels(other, GemmShape) if i.summing]
+
+
+def test_fused_experts_leave_sms_to_the_exchange_beside_them():
+    """Eight clusters of two SMs where NVIDIA's recipes overlap it (``CUDNNFE_CLUSTER_OVERLAP_MARGIN``); nothing else leaves any."""
+    spec = rename(CATALOG["mixtral-8x7b"], "x", layers=1)
+    plan = ParallelPlan(
+        framework="megatron-bridge", precision="mxfp8", micro_batch=1, sequence_length=1024, ep=2, dp=2, moe_fused_experts=True,
+        schedule="1f1b-combined",
+    )  # fmt: skip
+    for changes, left in (
+        ({}, 16),
+        ({"schedule": "1f1b"}, 0),
+        ({"moe_fused_experts": False}, 0),
+        ({"framework": "megatron-core"}, 0),
+    ):
+        products = kernels(model_for(spec, replace(plan, **changes)), GemmShape)
+        assert {i.left_sms for i in products if i.name == "grouped_gemm"} == {left}
+        assert {i.left_sms for i in products if i.name != "grouped_gemm"} == {0}

@@ -275,6 +275,20 @@ def test_every_analysis_of_every_own_trace(analysis, tmp_path):
     assert analysis in (tmp_path / "page.html").read_text()
 
 
+def test_transfers_of_unknown_size_are_drawn_by_what_else_is_known():
+    found = look_into(read(OWN / "ddp-2"), "communication")
+    page = recorded_page({**found, "rows": [{**row, "bytes": None} for row in found["rows"]]})
+    names = page.charts["picture"].traces[-1]["text"]
+    assert all("all_reduce" in name and "iB" not in name for name in names)
+    assert ">bytes" not in page.html
+
+
+def test_a_name_that_begins_like_a_formula_is_no_formula_in_a_table():
+    found = look_into(read(OWN / "ddp-2"), "kernels")
+    text = as_csv({**found, "rows": [{"name": "=HYPERLINK(0)", "total_s": -1.0}]})
+    assert text.splitlines()[1] == "'=HYPERLINK(0),-1.0"
+
+
 def test_a_picture_says_how_many_rows_have_no_bar():
     found = look_into(read(OWN / "fsdp2-2"), "kernels")
     n_bars = len(recorded_page(found).charts["picture"].traces[0]["x"])

@@ -14,8 +14,10 @@ from simulator.report import answer_charts, timeline_chart
 from simulator.report.agreement import Point, agreement_chart
 from simulator.report.answer_charts import breakdown_chart
 from simulator.report.constant_sources import constants_of
+from simulator.report.still_pages import schedule_page
 from simulator.report.timeline_chart import Piece, choose, encode, pipeline_data, stream_chart, timeline_data
 from simulator.report.topology_chart import nic_chart, topology_chart
+from simulator.schedules import build_table, placement_of
 from simulator.topology import load_topology
 
 
@@ -197,6 +199,14 @@ def test_still_pictures_cover_as_much_as_the_spans_take(piped, monkeypatch, colu
     )  # in ms, which it says
 
 
+def test_units_of_time_are_not_made_milliseconds():
+    """A schedule of 2 units is drawn over 2 units, one of 2 s over 2,000 ms."""
+    data = pipeline_data({0: [Pass(0, 2 * 10**12, "F", 0)]}, 2 * 10**12, stages={0: 0})
+    for more, title, end in (({}, "ms", 2000.0), ({"unit": "units"}, "units", 2.0)):
+        shown = stream_chart("pipeline", "x", {**data, **more}).layout["xaxis"]
+        assert (shown["title"]["text"], shown["range"][1]) == (title, pytest.approx(end))
+
+
 @pytest.mark.parametrize("kinds", ["FB", "FBO"])
 def test_a_legend_of_passes_names_only_what_is_drawn(kinds):
     boxes = [Pass(1000 * at, 1000 * (at + 1), kind, 0 if kind != "O" else -1) for at, kind in enumerate(kinds)]
@@ -226,3 +236,14 @@ def test_bars_of_the_breakdown_have_one_unit_where_one_suits_all():
         chart = breakdown_chart(answer)
         assert [text.split("<b>")[1].rstrip("</b>") for text in chart.layout["yaxis"]["ticktext"]] == words
         assert chart.layout["xaxis"]["title"]["text"].startswith("s,")
+
+
+def test_a_schedule_is_drawn_in_units_of_a_forward():
+    """GPipe of two stages and two micro-batches: the last of four forwards ends after 3 units, the backwards after 6 more."""
+    table = build_table("gpipe", 2, 2)
+    page = schedule_page("gpipe", table, placement_of("gpipe", 2))
+    shown = page.charts["pipeline"].layout["xaxis"]
+    assert "2 stages, 9 units" in page.html and (shown["title"]["text"], shown["range"][1]) == (
+        "units",
+        pytest.approx(9.0),
+    )

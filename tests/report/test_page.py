@@ -10,11 +10,12 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.explore import full_answer as documents
-from simulator.report import answer_page, charts
+from simulator.report import answer_page, answer_tables, charts
 from simulator.report.charts import CONFIG, figure, library, write_images
 from simulator.report.grid import Grid
-from simulator.report.markup import table
+from simulator.report.markup import boxes, table
 from simulator.report.page import Report
+from simulator.report.terminal import print_answer
 from simulator.units import format_bytes, format_time
 
 MAX_BYTES = 2_000_000
@@ -197,3 +198,47 @@ def test_same_result_same_page(small, reports):
 @pytest.mark.parametrize(("cell", "is_narrow"), [("12", True), ("all-reduce", False)])
 def test_a_first_column_of_counts_is_no_wider_than_they_are(cell, is_narrow):
     assert ('class="counted"' in table(Grid("title", ("rank", "time"), [(cell, "1 ms")]))) is is_narrow
+
+
+def test_a_plan_that_leaves_less_than_the_margin_is_marked_on_its_page_and_in_the_terminal(small, monkeypatch, capsys):
+    """Green where it fits, yellow where it is tight, red where it does not fit."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    for margin, kind, colour in ((0.0, "ok", 32), (0.999, "tight", 33)):
+        marked = replace(small, memory_margin=margin)
+        assert f'<div class="kpi {kind}">' in answer_page.report([marked]).html
+        print_answer(marked.scenario, marked.answer)
+        assert f"\x1b[{colour}mfits in" in capsys.readouterr().out
+
+
+def test_memory_of_a_scaling_table_says_what_does_not_fit(small):
+    row = {**documents.document([small]), "gpus": 4}
+    memory = [
+        {**row["memory"], "fits": fits, "is_tight": tight}
+        for fits, tight in ((True, False), (True, True), (False, False))
+    ]
+    cells = answer_tables.scaling([{**row, "memory": one} for one in memory]).rows
+    assert [cell[-1].more for cell in cells] == ["", " (tight)", " (does not fit)"]
+
+
+def test_figures_stand_in_boxes_with_what_is_known_of_them():
+    assert boxes([("memory", "<78 GiB>", "tight", "bad"), ("MFU", "50%")]) == (
+        '<dl class="kpis"><div class="kpi bad"><dt>memory</dt><dd><b>&lt;78 GiB&gt;</b> tight</dd></div>'
+        '<div class="kpi"><dt>MFU</dt><dd><b>50%</b></dd></div></dl>'
+    )
+
+
+def test_many_samples_are_written_out(small):
+    """12,345.6 samples/s are no 1.235e+04."""
+    many = replace(small)
+    many.__dict__["answer"] = {**small.answer, "samples_per_s": 12345.6}
+    assert ">12,346</span></b> samples/s" in answer_page.report([many]).html
+
+
+def test_rows_of_wide_tables_name_their_cells_and_others_need_not():
+    """A phone has room for four columns; the cells of five stand below each other, each behind its heading."""
+    narrow = table(Grid("", ("part", "", "time", "share"), [("compute", "", "1", "2")]))
+    wide = table(Grid("", ("GPUs", "", "time", "share", "MFU & HFU"), [("8", "", "1", "2", "3")]))
+    assert "data-label" not in narrow and "wide" not in narrow
+    assert 'class="counted wide"' in wide and wide.count("data-label") == 4
+    assert '<th scope="row" data-label="GPUs">8</th>' in wide and 'data-label="MFU &amp; HFU"' in wide

@@ -8,7 +8,7 @@ from simulator.explore.named_settings import Sweep
 from simulator.explore.sweeps import run_sweep
 from simulator.report.grid import Grid, Number, Quantity
 from simulator.report.recorded_view import print_facts
-from simulator.report.terminal import print_grid, print_sweep
+from simulator.report.terminal import counted, print_grid, print_sweep
 
 COLUMNS = ("name", "exposed communication", "parameters", "waited for")
 ROWS = [
@@ -93,6 +93,17 @@ def test_a_sweep_says_what_did_not_fit_and_breaks_no_name_of_an_axis(terminal, c
     assert [line.split()[2:] for line in lines if line.split()[:2] == ["64", "none"]][-1] == ["does", "not", "fit"]
 
 
+def test_columns_that_are_compared_have_one_unit_where_one_suits_all(capsys):
+    """12.8 ms that become 6.6 ms lose 6.2 ms, not 6,168 us; 900 s and 3 us have no unit in common, nor have bytes and times."""
+    rows = [("forward", Quantity(0.0128), Quantity(0.0066), Quantity(-0.006168, is_signed=True), Quantity(4 << 10, "bytes")),
+            ("host", Quantity(1e-3), Quantity(1e-3), Quantity(0.0, is_signed=True), Quantity(2 << 10, "bytes"))]  # fmt: skip
+    written = Grid("", ("part", "before", "after", "change", "sent"), rows).written()
+    assert list(written.columns) == ["part", "before (ms)", "after (ms)", "change (ms)", "sent (KiB)"]
+    assert written.rows[0] == ["forward", "12.8", "6.6", "-6.168", "4"]
+    far = Grid("", ("part", "run", "launch"), [("a", Quantity(900.0), Quantity(3e-6))]).written()
+    assert (list(far.columns), far.rows[0]) == (["part", "run (s)", "launch (us)"], ["a", "900", "3"])
+
+
 def test_a_column_has_one_unit_which_its_heading_names(capsys):
     """1.025 s, 40.94 ms and 22 us are 1,025, 40.94 and 0.022 ms; 4 bytes and 5 GiB have no unit in common."""
     rows = [
@@ -108,3 +119,9 @@ def test_a_column_has_one_unit_which_its_heading_names(capsys):
         ["optimizer", "40.94", "4", "B", "0"],
         ["host", "0.022", "(tight)", "-", "+1"],
     ]
+
+
+def test_what_became_of_rows_leaves_out_what_did_not_happen():
+    assert counted(4, 0, 0) == "4 simulated"
+    assert counted(1, 3, 0) == "1 simulated, 3 known from before"
+    assert counted(0, 0, 2) == "0 simulated, 2 failed"

@@ -109,6 +109,18 @@ def test_a_class_is_split_where_its_ranks_share_links_unequally(cluster, plan, n
     assert_equal(folded.timeline, simulated(plan, cluster=cluster, unfold=True), plan["gpus"])
 
 
+def test_every_rank_is_simulated_where_classes_are_split_too_often(monkeypatch):
+    monkeypatch.setattr("simulator.simulation.MOST_SPLITS", 0)
+    plan = {
+        "gpus": 12, "tp": 2, "pp": 2, "dp": 3, "micro_batch": 1, "global_batch": 6, "sequence_length": 960, "schedule": "gpipe",
+        "sharding": "zero3", "framework": "fsdp",
+    }  # fmt: skip
+    found = answer(plan, cluster="polaris")
+    assert found.scenario.unfold
+    assert len(found.timeline.members) == 12
+    assert_equal(found.timeline, simulated(plan, cluster="polaris", unfold=True), 12)
+
+
 @pytest.mark.parametrize(
     ("plan", "wrong", "n_classes"),
     [

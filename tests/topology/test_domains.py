@@ -11,10 +11,20 @@ from simulator.collectives.benchmark import lone_flow_s
 from simulator.errors import ConfigError
 from simulator.faults import Faults
 from simulator.topology import Topology, describe, load_topology
+from simulator.topology.operation_spec import PowerSpec, StorageSpec
+from simulator.topology.storage import node_rate_bytes_per_s
 
 
 def kinds(topology, a, b):
     return [topology.links[index].kind for index, _ in topology.route(a, b)]
+
+
+def test_a_tray_reads_draws_and_fails_by_itself():
+    """GB200 NVL72: 18 trays of four GPUs and four NICs of 400 Gb/s; of 5.6 kW for a tray 1.6 are its host's, 400 W beside each GPU."""
+    topology = load_topology("gb200-nvl72", 144)
+    assert [topology.host_of(rank) for rank in (0, 3, 4, 71, 72)] == [(0, 0), (0, 0), (0, 1), (0, 17), (1, 0)]
+    assert node_rate_bytes_per_s(StorageSpec.model_validate({"bandwidth": "1 TB/s"}), topology) == 4 * 50e9
+    assert PowerSpec.model_validate({"node_cap": "5.6 kW", "host": "1.6 kW"}).cap_w(72, 18) == pytest.approx(1000.0)
 
 
 def test_trays_of_a_rack_meet_in_nvswitches_and_racks_by_nics():

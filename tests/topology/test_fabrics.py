@@ -142,6 +142,13 @@ def test_hashed_flows_wait_for_the_fullest_uplink(n_flows, n_uplinks):
     assert hashed_share(n_flows, n_uplinks) == pytest.approx(wanted, rel=0.01)
 
 
+@pytest.mark.parametrize("n_flows", [60, 66, 600, 1490, 1500, 4000])
+def test_half_of_the_flows_and_what_one_of_two_uplinks_has_more_load_the_fuller(n_flows):
+    """The mean of ``|2 X - m|`` of a binomial X is ``m C(m, m / 2) / 2^m`` (De Moivre)."""
+    more = n_flows * math.comb(n_flows, n_flows // 2) / 2**n_flows
+    assert hashed_share(n_flows, 2) == pytest.approx(n_flows / (n_flows + more), rel=2e-3)
+
+
 def test_static_routing_loses_what_collides_and_more_flows_win_it_back():
     """16 NICs on 16 uplinks: the fullest uplink has three flows on average, so a third is left; one spine has no choice."""
 

@@ -1,10 +1,13 @@
 """The inside of a node: wiring, NIC affinity and the routes between GPUs and NICs."""
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.topology import load_topology
+from simulator.topology.device import load_device
 from simulator.topology.node import nics_of
 
 
@@ -98,3 +101,11 @@ def test_links_of_a_node_and_scaling_them():
         assert rate == pytest.approx(nic * (0.5 if 2 in (rank, (rank + 3) % 8) else 1.0))
     faster = topology.scaled({"nic": 2.0}).subset(4)
     assert faster.links[faster.route(0, 1)[-3][0]].bandwidth_bytes_per_s == 2 * nic
+
+
+def test_another_device_stays_whatever_else_changes():
+    device = load_device("h100-sxm5-80g")
+    topology = load_topology("polaris", 16).with_device(device)
+    for changed in (topology.scaled({"nic": 2.0}), topology.subset(8), topology.whole(), topology.placed([1, 0], 8)):
+        assert changed.device(0) == device
+    assert pickle.loads(pickle.dumps(topology)).device(0) == device

@@ -94,8 +94,12 @@ def _lines(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str
     held = list(rows)
     if len(held) <= _UNFOLDED:
         return markdown(columns, held)
-    said = f"{len(held)} rows: {', '.join(columns)}"
-    return ["<details>", f"<summary>{escape(said)}</summary>", "", *markdown(columns, held), "</details>", ""]
+    return _folded(f"{len(held)} rows: {', '.join(columns)}", markdown(columns, held))
+
+
+def _folded(said: str, lines: Sequence[str]) -> list[str]:
+    """Return lines behind a summary that opens them."""
+    return ["<details>", f"<summary>{escape(said)}</summary>", "", *lines, "</details>", ""]
 
 
 def _by_group(title: str, outcomes: Sequence[Outcome], by: Sequence[str]) -> list[str]:
@@ -109,15 +113,12 @@ def _by_group(title: str, outcomes: Sequence[Outcome], by: Sequence[str]) -> lis
         name = whole.key[by[0]]
         mine = group_table(title, [group for group in groups if group.key[by[0]] == name])
         said = f"{name or '-'}: n {whole.n}, mean {percent(whole.mean_absolute) or '-'}, bias {percent(whole.bias, sign=True) or '-'}"
-        lines += [
-            "<details>",
-            f"<summary>{escape(said)}</summary>",
-            "",
-            *markdown(mine.columns, mine.rows),
-            "</details>",
-            "",
-        ]
+        lines += _folded(said, markdown(mine.columns, mine.rows))
     return lines
+
+
+#: in the order of the page
+_SPLITS = ("test", "public", "fit")
 
 
 def _select(found: Validation, kind: str, keep: Callable[[Outcome], bool]) -> list[Outcome]:
@@ -135,7 +136,7 @@ def _left_out(fit: SharesFit, clusters: Mapping[str, Residuals]) -> list[list[st
     bias = sum(one.n * one.bias_refitted for one in fit.left_out) / max(n_rows, 1)
     found = [["whole iterations, factors fitted without their source", "`fit`", str(len(fit.left_out)), str(n_rows),
               percent(mean), "", "", percent(bias, sign=True), ""]]  # fmt: skip
-    counted = [one for one in clusters.values() if one.n]
+    counted = [one for name, one in clusters.items() if one.n and name != "all"]  # which sums up the others
     if counted:
         middle, n_rows = sum(one.median for one in counted) / len(counted), sum(one.n for one in counted)
         bias = sum(one.n * one.bias for one in counted) / n_rows
@@ -170,7 +171,7 @@ def _summary(found: Validation, table: ResidualTable, left_out: list[list[str]])
         ("single kernels", "kernels", lambda o: True),
     )
     for title, kind, keep in kinds:
-        for split in ("test", "fit"):
+        for split in _SPLITS:
             chosen = [o for o in _select(found, kind, _split(split)) if keep(o)]
             sources = [g for g in group_outcomes(chosen, ("source",)) if g.mean_absolute is not None]
             if not sources:
@@ -197,7 +198,11 @@ def _summary(found: Validation, table: ResidualTable, left_out: list[list[str]])
 
 def _training(found: Validation) -> list[str]:
     lines = ["## Training", ""]
-    for name, said in (("test", "never used to fit anything"), ("fit", "constants were fitted on these")):
+    for name, said in (
+        ("test", "never used to fit anything"),
+        ("public", "found later, of frameworks and settings that nothing was fitted to"),
+        ("fit", "constants were fitted on these"),
+    ):
         rows = _select(found, "training", _split(name))
         times = [o for o in rows if o.row.metric not in ("fits", "peak_memory_bytes")]
         memory = [o for o in rows if o.row.metric == "peak_memory_bytes"]
@@ -405,7 +410,6 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
 MECHANISMS = MEASUREMENTS / "mechanisms.yaml"
 #: mean absolute error from which a source has to be explained
 FAR_OFF = 0.08
-_SPLITS = ("test", "fit")
 _TIMES = "iteration_time_s"
 
 _OPENING = """# Where it misses, and what is known about it

@@ -13,8 +13,9 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
-from simulator.plan import ParallelPlan, Recompute
-from simulator.plan.parallel_plan import FP8_MODULES, SETTINGS
+from simulator.plan import FRAMEWORKS, ParallelPlan, Recompute
+from simulator.plan.module_names import FP8_MODULES
+from simulator.plan.parallel_plan import SETTINGS
 from validation.tables.frameworks import (
     blocks_launches,
     cuda_of,
@@ -37,9 +38,11 @@ from validation.tables.recipes import (
     schedule_of,
 )
 
-_PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "amp": "amp_fp16"}
-_SHARDINGS = {"": "none", "ddp": "none", "fsdp": "zero3", "full_shard": "zero3", "zero-1": "zero1", "zero-3": "zero3"}
-_SCHEDULES = {"interleaved": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "zb-h1": "zb-1p"}
+#: what tables call things beside the plan's own words and their synonyms
+_PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "bf16+fp8": "fp8", "amp": "amp_fp16"}
+_RECOMPUTE_WORDS = dict.fromkeys(
+    ("op", "selective_op", "selective op", "core_attn", "attn"), "selective"
+) | dict.fromkeys(("block", "uniform", "full_block", "full block", "activation checkpointing"), "full")
 #: Megatron-Core by itself, and under NVIDIA's recipes
 _CORE = ("megatron-core", "megatron-bridge")
 #: frameworks whose recipes say how experts are split
@@ -57,6 +60,11 @@ _WITH_FLASH = (
     "fsdp",
     "llm-foundry",
     "fused",
+    "internevo",
+    "nanotron",
+    "jax",
+    "flash-attn",
+    "flash-attn-fsdp",
 )
 _MEGATRON = ("megatron", "megatron-2021", *_CORE, "megatron-deepspeed")
 #: Megatron's guidance: the bubble (pp - 1) / n_micro_batches stays small when there are several per stage
@@ -137,13 +145,20 @@ def _sharding(row: Row, framework_text: str, assumed: list[str]) -> dict[str, An
         stage = re.search(r"zero[- ]?([123])", framework_text)
         kind = f"zero{stage[1]}" if stage else "zero3" if "fsdp" in framework_text else "none"
         assumed.append(f"sharding {kind}: not stated")
-    kind = _SHARDINGS.get(kind, kind)
+    kind = SETTINGS["sharding"].synonyms.get(kind, kind)
     if kind not in ("none", "zero1", "zero2", "zero3", "hsdp"):
         raise ConfigError(f"sharding '{text}' is unknown", hint="none, zero1, zero2, zero3, hsdp or zero1:8")
     return {"sharding": kind, "sharding_group": int(group) if group.isdigit() else None}
 
 
-def _attention(row: Row, framework: str, assumed: list[str]) -> dict[str, str | None]:
+def _attention(row: Row, framework: str, spec: ModelSpec, assumed: list[str]) -> dict[str, str | None]:
+    """Return the attention that the row names; where blank, what is usual for its framework and its model.
+
+    References
+    ----------
+    huggingface/transformers, release 4.36 (December 2023): Llama's attention and those after it are
+    ``scaled_dot_product_attention``.
+    """
     kernel = row.text("kernels").lower().split("+")[0]
     if kernel:
         if kernel not in _ATTENTIONS:
@@ -152,8 +167,9 @@ def _attention(row: Row, framework: str, assumed: list[str]) -> dict[str, str | 
         return {"attention": attention, "attention_kernel": name}
     flash = row.flag("flash_attention")
     if flash is None:
-        flash = framework in _WITH_FLASH
-        assumed.append(f"attention {'flash' if flash else 'eager'}: usual for {framework}")
+        flash = framework in _WITH_FLASH or spec.gated_mlp
+        models = " with models of Llama's kind" if spec.gated_mlp and framework not in _WITH_FLASH else ""
+        assumed.append(f"attention {'flash' if flash else 'eager'}: usual for {framework}{models}")
     return {"attention": "flash" if flash else "eager"}
 
 
@@ -180,18 +196,19 @@ def _recompute(
     if not text:
         assumed.append("recompute: the lightest that fits, not stated")
         return {"recompute": _RECOMPUTES[0]}, _RECOMPUTES[1:]
+    text = _RECOMPUTE_WORDS.get(text) or SETTINGS["recompute"].synonyms.get(text, text)
     if text not in _RECOMPUTES:
         raise ConfigError(f"recompute '{text}' is unknown", hint="none, selective, full or full:4-layers")
     return {"recompute": text}, ()
 
 
 def _virtual_pp(row: Row, degrees: Mapping[str, int], layers: int, framework: str, assumed: list[str]) -> int:
-    """Return chunks per stage; where blank, an interleaved run divides the layers of a stage."""
+    """Return chunks per stage; where blank, an interleaved run divides the layers of a stage, as recipes do and Megatron-LM's flags not."""
     stated = row.integer("virtual_pp", 0)
     if stated or degrees["pp"] == 1:
         return max(stated, 1)
     said = f"{row.text('framework')} {row.text('schedule')}".lower()
-    interleaves = "interleav" in said or framework in _MODERN
+    interleaves = "interleav" in said or (framework in _MODERN and "megatron-lm" not in said)
     counted = layers + 2 if layers % degrees["pp"] else layers
     per_stage = counted // degrees["pp"]
     divisors = [n for n in range(2, per_stage + 1) if per_stage % n == 0]
@@ -207,7 +224,7 @@ def _virtual_pp(row: Row, degrees: Mapping[str, int], layers: int, framework: st
 
 def _schedule(row: Row, virtual_pp: int) -> str:
     text = row.text("schedule").lower()
-    text = _SCHEDULES.get(text, text)
+    text = SETTINGS["schedule"].synonyms.get(text, text)
     if text in ("", "1f1b"):
         text = "1f1b-interleaved" if virtual_pp > 1 else "1f1b"
     return schedule_of(row, text, virtual_pp)
@@ -381,6 +398,12 @@ def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tupl
         assumed.append(
             "framework automodel-liger: the default for models of Hugging Face without tensor or context parallelism"
         )
+    usual = FRAMEWORKS[framework].recipe.get("sharding")
+    if usual and "sharding none: not stated" in assumed:
+        assumed[assumed.index("sharding none: not stated")] = (
+            f"sharding {usual}: not stated, as in recipes of {framework}"
+        )
+        sharding["sharding"] = usual
     return framework, sharding
 
 
@@ -409,7 +432,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         **optimizer_fields(row, framework, assumed),
         **_expert_split(degrees, framework, assumed),
         **recompute,
-        **_attention(row, framework, assumed),
+        **_attention(row, framework, spec, assumed),
         **_attention_kernel(row, assumed),
         "framework": framework,
         "cuda": cuda or None,

@@ -14,6 +14,8 @@ from validation.tables.reader import Row
 PUBLISHED: dict[str, Any] = load_yaml(Path(__file__).with_name("publications.yaml"))[0]
 #: sources that quote Narayanan et al., arXiv:2104.04473, and the tables of Megatron-LM's own page until then
 _OF_2021 = r"megatron-lm-2nd-table|2104\.04473|cases_(jan|april)2021|megatron-lm@5281919420"
+#: GPUs that came into use with Megatron-Core or later, as names of clusters have them
+_YOUNG_GPUS = re.compile(r"h[1-8]00|h20\b|b[23]00|mi3\d\d|eos|grand-teton|aws-p5|a3-ultra|marenostrum5|kestrel")
 #: months by which the PyTorch container under NeMo's own is older (NeMo's release notes: 24.07 is built on PyTorch 2.3)
 _NEMO_LAG = 3
 
@@ -23,6 +25,7 @@ def who_ran(row: Row) -> str:
     named = row.text("framework") or f"{row.text('source')} {row.text('release')}"
     kernels = re.search(r"kernels: \w+", row.text("notes"))
     age = "of 2021" if re.search(_OF_2021, row.text("source").lower()) else ""
+    age = age or ("since 2023" if _YOUNG_GPUS.search(row.text("topology").lower()) else "")
     return " ".join(filter(None, (named, kernels[0] if kernels else "", age))).lower()
 
 

@@ -13,6 +13,13 @@ from validation.tables.reader import Row
 
 _NO_BIAS = {"attention_bias": False, "attention_output_bias": False, "mlp_bias": False}
 
+#: families whose blocks are Llama's but for scales, caps and windows
+_LIKE_LLAMA = (
+    "llama", "mistral", "qwen", "internlm", "yi", "baichuan", "mixtral", "moe", "deepseek", "gemma", "olmo", "granite",
+    "smollm", "minicpm", "stablelm", "phi-3", "phi3", "phi-4", "phi4", "skywork", "aquila", "amber", "chatglm2", "glm4", "glm-4",
+    "exaone", "solar", "hunyuan", "seed-oss", "kimi", "dbrx", "arctic",
+)  # fmt: skip
+
 #: words of the architecture or model name -> what such a model has; first match wins
 FAMILIES: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("bert",), BERT_STYLE),
@@ -25,11 +32,19 @@ FAMILIES: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("bloom",), {**MEGATRON_STYLE, "positions": "alibi", "embedding_norm": True}),
     (("qwen2",), {**LLAMA_STYLE, "attention_bias": True}),
     (("qwen3",), {**LLAMA_STYLE, "qk_norm": True, "head_dim": 128}),
-    (("llama", "mistral", "qwen", "internlm", "yi", "baichuan", "mixtral", "moe", "deepseek", "gemma"), LLAMA_STYLE),
-    (("gpt2", "gpt-2"), GPT2_STYLE),
-    (("neox", "gpt-j"), {**MEGATRON_STYLE, "positions": "rotary", "tied": False, "parallel_block": True}),
+    (("olmo2", "olmo-2", "olmo3", "olmo-3"), {**LLAMA_STYLE, "qk_norm": True}),
+    (_LIKE_LLAMA, LLAMA_STYLE),
+    (("glm",), {**MEGATRON_STYLE, "gated_mlp": True, "positions": "rotary", "causal": False, "dropout": 0.0}),
+    (("falcon",), {**MEGATRON_STYLE, **_NO_BIAS, "positions": "rotary", "parallel_block": True, "dropout": 0.0}),
+    (("gpt2", "gpt-2", "starcoder", "santacoder"), GPT2_STYLE),
+    (
+        ("neox", "gpt-j", "pythia", "codegen", "phi-1", "phi-2", "dolly"),
+        {**MEGATRON_STYLE, "positions": "rotary", "tied": False, "parallel_block": True},
+    ),
+    (("palm",), {**LLAMA_STYLE, "norm": "layer_norm", "norm_bias": False, "parallel_block": True, "tied": True}),
+    (("electra",), BERT_STYLE),
     (("opt",), {**MEGATRON_STYLE, "activation": "relu"}),
-    (("gpt", "megatron", "turing", "transformer"), MEGATRON_STYLE),
+    (("gpt", "megatron", "turing", "transformer", "pangu", "galactica", "cerebras", "decoder"), MEGATRON_STYLE),
 )
 
 #: architecture -> vocabulary where a row states none

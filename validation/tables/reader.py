@@ -6,7 +6,7 @@ import csv
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,6 +152,16 @@ def find_table(path: Path) -> Path:
     return shipped if not path.exists() and path.name == str(path) and shipped.is_file() else path
 
 
+def _lines(text: str, file: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the cells of each line."""
+    reader = csv.reader(text.splitlines(keepends=True))
+    try:
+        for values in reader:
+            yield reader.line_num, values
+    except csv.Error as error:  # a cell of more than 131,072 characters
+        raise ConfigError(f"{file}:{reader.line_num}: is not a table: {error}") from None
+
+
 def read_table(path: str | Path) -> list[Row]:
     """Read a measurement file.
 
@@ -169,8 +179,8 @@ def read_table(path: str | Path) -> list[Row]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: is not text: {error}") from None
-    reader = csv.reader(text.splitlines(keepends=True))
-    header = [name.strip() for name in next(reader, [])]
+    lines = _lines(text, file)
+    header = [name.strip() for name in next(lines, (1, []))[1]]
     if not any(header):
         raise ConfigError(f"{file}:1: the file is empty", hint="the first line names the columns")
     repeated = sorted({name for name in header if name and header.count(name) > 1})
@@ -178,10 +188,9 @@ def read_table(path: str | Path) -> list[Row]:
         raise ConfigError(f"{file}:1: the column {', '.join(repeated)} is there more than once")
     kind = detect_kind(header, file)
     rows, faults = [], []
-    for values in reader:
+    for line, values in lines:
         if not any(value.strip() for value in values):
             continue
-        line = reader.line_num
         if len(values) != len(header):
             faults.append(f"{file}:{line}: {len(values)} cells where the header names {len(header)} columns")
             continue

@@ -96,11 +96,17 @@ class Style(ABC):
 
     # ---- modules that a plan names --------------------
 
+    def recomputes(self, module: str) -> bool:
+        """Whether the plan names a module that selective recomputation computes again."""
+        return self.setting.recompute == "selective" and module in (self.setting.recompute_modules or ("core_attn",))
+
     def recomputed(self, module: str, *, is_discarding: bool = False) -> AbstractContextManager[None]:
         """Recompute what is appended inside, if the plan names the module; see :meth:`Tape.recomputed`."""
-        modules = self.setting.recompute_modules or ("core_attn",)
-        is_named = self.setting.recompute == "selective" and module in modules
-        return self.tape.recomputed(module, is_discarding=is_discarding) if is_named else nullcontext()
+        return self.tape.recomputed(module, is_discarding=is_discarding) if self.recomputes(module) else nullcontext()
+
+    def offloaded(self, module: str) -> AbstractContextManager[None]:
+        """Let what is saved inside wait in host memory, if the plan names the module."""
+        return self.tape.offloading() if module in self.setting.offload_modules else nullcontext()
 
     def captured(self, module: str) -> AbstractContextManager[None]:
         """Capture what is appended inside in a CUDA graph, if the plan names the module."""
@@ -243,14 +249,14 @@ class Style(ABC):
         saved_input: Tensor | None = None,
         fused: str = "",
         result_bytes: tuple[float, float] = (0.0, 0.0),
+        summing: float = 0.0,
     ) -> Tensor:
         """Append ``shape``, forward and backward, on operands that the precision's recipe narrows.
 
         What is ``fused``, ``input`` or ``gradient`` or both, arrives narrow from the kernel that makes it, or with its scale where one
-        serves all of it. ``result_bytes`` is the traffic of an element of the result and of the input's gradient, 0 for that of its type.
-
-        What is saved of the input is narrow, unless it is rebuilt before backward (Megatron-Core's ``save_original_input``);
-        under sequence parallelism it is this rank's share ``saved_input``, which backward gathers again.
+        serves all of it. ``result_bytes`` is the traffic of an element of the result and of the input's gradient, 0 for that of its type;
+        ``summing`` is what sums in the epilogue of the latter's product add. What is saved of the input is narrow, unless it is rebuilt
+        before backward (Megatron-Core's ``save_original_input``); under sequence parallelism it is this rank's share ``saved_input``.
         """
         recipe = self.setting.recipe
         narrowing = recipe.quantisation
@@ -282,7 +288,9 @@ class Style(ABC):
                     is_fused="gradient" in fused,
                 ),
                 *(before if is_trained else ()),
-                replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad", output_bytes=result_bytes[1]),
+                replace(
+                    narrow, n=shape.k, k=shape.n, kernel_pass="dgrad", output_bytes=result_bytes[1], summing=summing
+                ),
                 *between,
                 *([weight_gradient] if is_trained else ()),
             ],
@@ -359,8 +367,8 @@ class Style(ABC):
             return [self.linear(x, n, columns, bias=bias, name=name, is_narrow=is_narrow) for n in widths]
         # an adapter takes the same input in 16 bits (Transformer Engine's ``return_layernorm_output_gathered``)
         n_bytes = self.point_bytes(columns)
-        is_narrow = is_narrow and not self.is_wide(name)
-        gathered_bytes = self.gathered_bytes(columns, is_narrow=is_narrow and not self.is_adapted(name))
+        gathers_narrow = is_narrow and not self.is_wide(name) and not self.is_adapted(name)
+        gathered_bytes = self.gathered_bytes(columns, is_narrow=gathers_narrow)
         enter = CommunicationPoint(operator="f", n_bytes=gathered_bytes)
         if not self.merges_columns:
             leave = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward")
@@ -405,16 +413,13 @@ class Style(ABC):
             return y
         is_split = self.setting.is_sequence_parallel
         n_bytes = self.point_bytes(rows)
+        gathered_bytes = self.gathered_bytes(rows, is_narrow=not self.is_wide(name), is_gradient=True)
         return self.tape.record(
             [y],
             self.setting.tokens_outside * rows,
             y.dtype,
             forward=[CommunicationPoint(operator="g", n_bytes=n_bytes)],
-            backward=[
-                CommunicationPoint(
-                    operator="g", n_bytes=self.gathered_bytes(rows, is_gradient=True), kernel_pass="backward"
-                )
-            ],
+            backward=[CommunicationPoint(operator="g", n_bytes=gathered_bytes, kernel_pass="backward")],
             view=None if is_split else y,
             gradient="new" if is_split else "alias",
             kept=is_split,  # torchtitan's list of kept operators (_op_sac_save_list) has reduce-scatter, not all-reduce
@@ -445,12 +450,12 @@ class Style(ABC):
             has_dropout=self.spec.dropout > 0,
         )
 
-    def split_heads(self, merged: Tensor) -> tuple[Tensor, ...]:
+    def split_heads(self, merged: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
         """Append the views of query, key and value in their merged projection."""
-        per_head = self.setting.tokens * self.head_dim
-        sizes = [per_head * n for n in (self.heads, self.kv_heads, self.kv_heads)]
+        sizes = [self.setting.tokens * width for width in widths]
         gather = map_kernel("cat", [merged], [merged], in_pass="backward")
-        return self.tape.split(merged, sizes, [] if self.merges_gradients else [gather])
+        is_merged = self.merges_gradients or self.setting.fuses_operations
+        return self.tape.split(merged, sizes, [] if is_merged else [gather])
 
     def split_pair(self, merged: Tensor) -> tuple[Tensor, ...]:
         """Append the views of the two halves of a merged projection."""
@@ -477,7 +482,7 @@ class Style(ABC):
     def flash(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append the fused attention kernel."""
         q, k, v = (cast(self.tape, t, self.dtype) for t in (q, k, v))
-        return flash_attention(self.tape, q, k, v, shape)
+        return flash_attention(self.tape, q, k, v, shape, self.setting.tokens)
 
     def scores(self, q: Tensor, k: Tensor, shape: AttentionShape) -> Tensor:
         """Append ``q k^T`` over all heads."""

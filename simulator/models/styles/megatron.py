@@ -8,6 +8,7 @@ Korthikanti et al., arXiv:2205.05198, section 4 (what is saved: 34 s b h + 5 a s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from simulator.models.layer import DTYPE_BYTES, AttentionShape, CommunicationPoint, LayerItem
@@ -66,8 +67,31 @@ class Megatron(Style):
         return pointwise(self.tape, name, [x], n_elements=n_elements, backward=backward, **held)
 
     def rotary(self, x: Tensor) -> Tensor:
-        """Append the rotation as one kernel each way."""
-        return pointwise(self.tape, "rotary", [x])
+        """Append the rotation as one kernel each way, or one by one where sine and cosine are multiplied by a factor.
+
+        References
+        ----------
+        NVIDIA/Megatron-LM, ``core/models/common/embeddings/rope_utils.py``: Transformer Engine's kernel knows no factor
+        (``mscale``), so that ``apply_rotary_pos_emb`` falls back to ``_apply_rotary_pos_emb_bshd``.
+        """
+        if not self.spec.scales_rotation:
+            return pointwise(self.tape, "rotary", [x])
+        n_table = self.setting.sequence * self.head_dim
+        table = [kernel(name, n_table, 4 * n_table, 4 * n_table, "fp32") for name in ("cos", "mul", "sin", "mul")]
+        table += [kernel("cast", n_table, 4 * n_table, 2 * n_table, "fp32")] * 2
+        half = Tensor(x.n_elements // 2, x.dtype, x.storage)
+        turned = map_kernel("mul", [x], [x], access="strided")  # the table is the same for all heads of a token
+        negated = map_kernel("neg", [half], [half], access="strided")
+        joined, summed = map_kernel("cat", [x], [x]), map_kernel("add", [x, x], [x])
+        zeros = map_kernel("fill", [], [x], access="vector")  # gradient of what is not rotated, which is empty
+        back = (turned, turned, negated, joined, summed, zeros, summed)
+        return self.tape.record(
+            [x],
+            x.n_elements,
+            x.dtype,
+            forward=[*table, turned, negated, joined, turned, summed, joined],
+            backward=[replace(each, kernel_pass="backward") for each in back],
+        )
 
     def eager_attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append scaled product, fused softmax, dropout and product; selective recompute drops these."""
@@ -81,9 +105,9 @@ class Megatron(Style):
         """Append the fused kernel between the transpositions it needs."""
         q, k, v = (cast(self.tape, t, self.dtype) for t in (q, k, v))
         if not self.transposes_for_flash:
-            return flash_attention(self.tape, q, k, v, shape)
+            return flash_attention(self.tape, q, k, v, shape, self.setting.tokens)
         q, k, v = (copy(self.tape, t) for t in (q, k, v))
-        return copy(self.tape, flash_attention(self.tape, q, k, v, shape))
+        return copy(self.tape, flash_attention(self.tape, q, k, v, shape, self.setting.tokens))
 
     def residual(self, x: Tensor, branch: Tensor, *, bias: bool) -> Tensor:
         """Append bias, dropout and addition as one kernel; the stream's gradient passes through."""
@@ -161,12 +185,29 @@ class Fused(Megatron):
     weighs_inside_experts = True
     recomputes_flash = True
 
+    def split_heads(self, merged: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+        """Append the split of the merged projection; where several heads share keys and values its parts are laid out anew.
+
+        A fused kernel rotates the merged projection as it is (``fused_single_qkv_rope``). That the code with fused operations, MLPerf's
+        from round 5.1 on, has it is an assumption, after the recipes of a later round (Megatron Bridge, ``perf_recipes/gpt_oss``).
+
+        References
+        ----------
+        NVIDIA/Megatron-LM, ``core/transformer/attention.py``, ``get_query_key_value_tensors``: the queries of a group stand before its
+        key and value, so that ``reshape`` to heads copies them; NVIDIA Transformer Engine, ``get_qkv_layout``: of three tensors each
+        has to be contiguous. Norm and rotation write keys anew.
+        """
+        q, k, *v = super().split_heads(merged, widths)
+        if self.heads == self.kv_heads or self.setting.fuses_operations:
+            return q, k, *v
+        return copy(self.tape, q, copies_back=False), k, *(copy(self.tape, one, copies_back=False) for one in v)
+
     def flash(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append the fused kernel; selective recompute launches it a second time."""
         with self.recomputed("core_attn"):
             if "attention" in self.setting.narrow_modules:
                 return self.narrow_attention(q, k, v, shape)
-            return flash_attention(self.tape, q, k, v, shape)
+            return flash_attention(self.tape, q, k, v, shape, self.setting.tokens)
 
     def narrow_attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append attention whose products, forward and backward, are in eight bits; queries, keys and values are saved so.
@@ -181,8 +222,8 @@ class Fused(Megatron):
         narrow = replace(shape, dtype="mxfp8" if is_blocked else "fp8")
         cast, written = ("quantize_mxfp8", 2 * (1 + 1 / 32)) if is_blocked else ("quantize", 1.0)
         n_inputs = q.n_elements + k.n_elements + v.n_elements
-        n_rows = q.n_elements // (q.n_elements // (shape.batch * shape.heads * shape.seq_q))
-        n_out = n_rows * (v.n_elements // (shape.batch * shape.kv_heads * shape.seq_q))
+        n_rows = self.setting.tokens * shape.heads
+        n_out = n_rows * (2 * shape.head_dim - q.n_elements // n_rows)
         return self.tape.record(
             [q, k, v],
             n_out,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -113,13 +113,19 @@ def _blocks(torch: Any, module: Any) -> dict[Any, str]:
     return {child: f"{prefix}{index}" for index, child in enumerate(chosen)}
 
 
-def empty_state(module: Any, empty: Callable[[Any], Any]) -> tuple[dict[str, Any], dict[int, str]]:
-    """Return empty twins of all parameters and buffers by name, tied ones shared, and parameter names."""
+def empty_state(
+    module: Any, empty: Callable[[Any], Any], *, split: Mapping[str, int], tp: int
+) -> tuple[dict[str, Any], dict[int, str]]:
+    """Return empty twins of all parameters and buffers by name, tied ones shared, and parameter names.
+
+    Of parameters that ``split`` gives a dimension for they are one rank's.
+    """
     state: dict[str, Any] = {}
     twins: dict[int, Any] = {}
     named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     for key, tensor in named:
         if id(tensor) not in twins:
-            twins[id(tensor)] = empty(tensor).requires_grad_(tensor.requires_grad)
+            local = tensor.detach().chunk(tp, split[key])[0] if key in split else tensor
+            twins[id(tensor)] = empty(local).requires_grad_(tensor.requires_grad)
         state[key] = twins[id(tensor)]
     return state, {id(state[key]): key for key, _ in module.named_parameters()}

@@ -13,6 +13,7 @@ from simulator.models.recording import Recorder
 from simulator.models.torch_module.hooks import empty_state, recording, replaced
 from simulator.models.torch_module.load import load_torch
 from simulator.models.torch_module.modes import attention_backend, gpu_autocast, plain_operators, quiet
+from simulator.models.torch_module.partition import local_parameters, partitioned
 
 #: what makes fake tensors, and prints a traceback for every operator that cannot run on them
 _FAKE = "torch._subclasses.fake_tensor"
@@ -26,6 +27,7 @@ def record_module(
     attention: str = "flash",
     dtype: str = "",
     autocast: str = "",
+    tp: int = 1,
     **keywords: Any,
 ) -> Model:
     """Record forward and backward of a module and return them as a model.
@@ -44,6 +46,8 @@ def record_module(
         Convert weights and floating-point inputs to ``bf16``, ``fp16`` or ``fp32`` first.
     autocast : str
         Run forward under autocast to ``bf16`` or ``fp16``.
+    tp : int
+        Ranks over which the module's ``tp_plan`` splits it; one of them is recorded.
 
     Returns
     -------
@@ -55,7 +59,7 @@ def record_module(
     wanted, cast_to = _dtype(torch, "dtype", dtype), _dtype(torch, "autocast", autocast)
     fake = load_torch(_FAKE.removeprefix("torch.")).FakeTensorMode(allow_non_fake_inputs=True)
     empty = _emptier(torch, fake, wanted)
-    state, names = empty_state(module, empty)
+    state, names = empty_state(module, empty, split=local_parameters(torch, module, tp), tp=tp)
     recorder = _recorder(state, names)
     arguments = load_torch("utils._pytree").tree_map(
         lambda a: empty(a) if isinstance(a, torch.Tensor) else a, (inputs, keywords)
@@ -65,7 +69,8 @@ def record_module(
         with torch.autocast("cpu", cast_to) if cast_to is not None else nullcontext():
             return _scalar(torch, module(*arguments[0], **arguments[1]), loss)
 
-    with replaced(module, state), recording(torch, module, state, recorder, attention) as modes:
+    parts = partitioned(torch, module, recorder, tp)
+    with replaced(module, state), parts, recording(torch, module, state, recorder, attention) as modes:
         around = (quiet(_FAKE), gpu_autocast(torch), fake, plain_operators(torch), *modes, attention_backend(attention))
         _run(torch, forward, recorder, around)
     layers = recorder.layers()

@@ -57,7 +57,7 @@ window.addEventListener("DOMContentLoaded", async () => {
     if (limit) pieces.push(make("b", "", { class: "limit", style: `left:${(100 * limit) / whole}%`, title: `capacity ${bytesText(limit)}` }));
     return make("span", pieces, { class: "stack" });
   }
-  const percent = (value, from) => (from && value !== from ? ` (${value > from ? "+" : "\u2212"}${Math.abs(100 * (value / from - 1)).toFixed(1)} %)` : "");
+  const percent = (value, from) => (from && Math.abs(value / from - 1) >= 5e-4 ? ` (${value > from ? "+" : "\u2212"}${Math.abs(100 * (value / from - 1)).toFixed(1)} %)` : "");
   function draw() {
     selectors();
     const shown = [["the answer above", base], ...(pinned ? [[`pinned: ${named(pinned)}`, answers.get(keyOf(pinned))]] : [])];

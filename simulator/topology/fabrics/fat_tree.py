@@ -118,14 +118,10 @@ def hashed_share(n_flows: int, n_uplinks: int) -> float:
     mean = n_flows / n_uplinks
     if n_flows <= _COUNTED_OUT:
         return mean / _fullest(n_flows, n_uplinks)
-    chance = below = math.exp(-mean)
-    fullest, load = 0.0, 0
-    while below < 1.0 - 1e-12 / n_uplinks and load < n_flows:
-        fullest += 1.0 - below**n_uplinks
-        load += 1
-        chance *= mean / load
-        below += chance
-    return min(1.0, mean / fullest)
+    loads = np.arange(n_flows)
+    log_factorials = np.concatenate([[0.0], np.cumsum(np.log(loads[1:]))])
+    below = np.minimum(np.cumsum(np.exp(loads * math.log(mean) - mean - log_factorials)), 1.0)
+    return min(1.0, mean / float((1.0 - below**n_uplinks).sum()))
 
 
 def _fullest(n_flows: int, n_uplinks: int) -> float:

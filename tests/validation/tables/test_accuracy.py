@@ -130,7 +130,11 @@ class TestPage:
         rows = read_rows(accuracy.EMULATED / "suites.csv")[:3]
         extras = Extras(
             published=accuracy.published_errors(),
-            clusters={"polaris": Residuals(n=3, median=0.1, p90=0.2, bias=-0.05)},
+            clusters={
+                "polaris": Residuals(n=3, median=0.1, p90=0.2, bias=-0.05),
+                "eos": Residuals(n=1, median=0.2, p90=0.2, bias=0.15),
+                "all": Residuals(n=4, median=0.7, p90=0.2, bias=0.0),
+            },
             emulated=groups_of([with_prediction(row) for row in rows]),
             emulated_before=(),
         )
@@ -142,6 +146,15 @@ class TestPage:
             "<summary>13 rows: group, budget</summary>" in many
             and many.count("<details>") == page.count("<details>") + 1
         )
+        later = outcome(1.1, 1.0, split="public", source="new/one@1")
+        more = render(
+            Validation(outcomes=(*found.outcomes, later), by={}),
+            accuracy.residual_table(found.outcomes),
+            budgets,
+            extras,
+        )
+        assert "| whole iterations | `public` | 1 | 1 | 10.0% | 10.0% | 10.0% | +10.0% |" in more
+        assert "### Times, `public` rows" in more and "`public`" not in page
         for title in (
             "One source left out",
             "One cluster left out",
@@ -151,6 +164,7 @@ class TestPage:
         ):
             assert f"# {title}" in page
         assert "| polaris | 3 | 10.0% | 20.0% | -5.0% |" in page
+        assert "(mean of clusters' medians) | all | 2 | 4 | 15.0% |" in page
         assert "| kernels and bubbles |" in page
         assert "| all_reduce | 3 |" in page
         assert "training \\| a \\| fits" in page
@@ -169,14 +183,16 @@ class TestPage:
         bad = [outcome(1.5, 1.0, split="test", source=name) for name in ("far/one@1", "far/two@1")]
         known = {"training": {"far/one": "It is far."}, "collectives": {}, "more": {}}
         monkeypatch.setattr(accuracy_page, "read_mechanisms", lambda: known)
-        page = accuracy_page.render_residuals(Validation(outcomes=(*good, *bad), by={}))
+        later = outcome(1.3, 1.0, split="public", source="new/one@1")
+        page = accuracy_page.render_residuals(Validation(outcomes=(*good, *bad, later), by={}))
+        assert "| new/one | `public` | 1 | 30.0% | 30.0% | +30.0% |" in page
         assert "| far/one | `test` | 1 | 50.0% | 50.0% | +50.0% |" in page
         assert "### far/one\n\nIt is far." in page and "### far/two\n\nNothing is known" in page
         assert "near/one" not in page
 
     def test_every_mechanism_is_about_something_that_was_measured(self):
         known = accuracy_page.read_mechanisms()
-        rows = [row for name in ("training", "collectives") for prefix in ("", "frontier_")
-                for row in read_table(MEASUREMENTS / f"{prefix}{name}.csv")]  # fmt: skip
+        rows = [row for name in ("training", "frontier_training", "public_training", "collectives", "frontier_collectives")
+                for row in read_table(MEASUREMENTS / f"{name}.csv")]  # fmt: skip
         assert set(known["training"]) <= {row.key("source") for row in rows if row.kind == "training"}
         assert set(known["collectives"]) <= {row.text("topology") for row in rows if row.kind == "collectives"}

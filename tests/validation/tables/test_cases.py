@@ -61,7 +61,15 @@ class TestCases:
             ("PyTorch DTensor tensor parallel", "torch-tp"),
             ("Aleph Alpha Scaling (AdamW, 1F1B) fused rmsnorm", "scaling-fused-norm"),
             ("InternEvo 0.2", "internevo"),
-            ("nanotron", "torch-3d-fused-norm"),
+            ("nanotron", "nanotron"),
+            ("JAX Paxml with Transformer Engine", "jax"),
+            ("MaxText", "jax"),
+            ("Hugging Face transformers with Transformer Engine layers", "automodel-te"),
+            ("Megatron-LM since 2023", "megatron-core"),
+            ("Megatron-DeepSpeed since 2023", "megatron-deepspeed"),
+            ("flash-attention training scripts, DDP", "flash-attn"),
+            ("lit-gpt (Fabric FSDP, fused kernels)", "flash-attn-fsdp"),
+            ("DeepSpeed transformer kernels", "apex-ddp-fused"),
             ("torchtune, torch.compile", "torchtitan-compile"),
             ("The Llama 3 Herd of Models", "llama3-4d"),
         ],
@@ -74,6 +82,78 @@ class TestCases:
         assert chosen == "fsdp"
         assert "unknown" in why
         assert framework_of("Thing 3000", model_parallel=8, sharding="zero1", flash=True)[0] == "torch-3d"
+
+    @pytest.mark.parametrize(
+        ("topology", "expected"),
+        [("selene", "megatron"), ("eos", "megatron-core"), ("dgx-h100", "megatron-core"), ("dgx2-v100", "megatron"),
+         ("aws-p4d", "megatron"), ("aws-p5", "megatron-core"), ("mi300x-8", "megatron-core"), ("jean-zay-v100-32g", "megatron")],
+    )  # fmt: skip
+    def test_megatron_lm_on_gpus_younger_than_its_core_runs_it(self, topology, expected):
+        """Megatron-Core 0.1 came in May 2023; Hopper and MI300X were in use from then on."""
+        case, _ = case_of(training_row(topology=topology, sharding="none"))
+        assert case.plan.framework == expected
+
+    @pytest.mark.parametrize(
+        ("framework", "chunks"), [("Megatron-LM", 1), ("Megatron-LM, interleaved", 3), ("Megatron-Core r0.8", 3)]
+    )
+    def test_chunks_that_are_not_stated_are_those_of_recipes(self, framework, chunks):
+        """Megatron-LM interleaves where ``--num-layers-per-virtual-pipeline-stage`` is given; nine layers a stage divide by three."""
+        pipeline = {"pp": "4", "tp": "4", "dp": "8", "virtual_pp": ""}
+        case, _ = case_of(training_row(topology="eos", framework=framework, sharding="none", **pipeline))
+        assert (case.plan.framework, case.plan.virtual_pp % chunks) == ("megatron-core", 0)
+        assert (case.plan.virtual_pp > 1) is (chunks > 1)
+
+    def test_sharding_that_is_not_stated_is_that_of_the_recipes(self):
+        """Megatron Bridge, ``scripts/performance/configs``: all have the distributed optimizer."""
+        blank, assumed = case_of(training_row(framework="NVIDIA NeMo Framework Release 24.12", sharding=""))
+        assert blank.plan.sharding == "zero1" and any("as in recipes of megatron-bridge" in text for text in assumed)
+        stated, _ = case_of(training_row(framework="NVIDIA NeMo Framework Release 24.12", sharding="none"))
+        other, assumed = case_of(training_row(framework="Megatron-LM", sharding=""))
+        assert stated.plan.sharding == other.plan.sharding == "none" and "sharding none: not stated" in assumed
+
+    @pytest.mark.parametrize(
+        ("architecture", "framework", "attention"),
+        [("llama", "DeepSpeed ZeRO-3, Hugging Face", "flash"), ("gpt2", "DeepSpeed ZeRO-3, Hugging Face", "eager"),
+         ("gpt2", "nanotron", "flash"), ("gpt2", "InternEvo", "flash"), ("bert", "Hugging Face transformers", "eager")],
+    )  # fmt: skip
+    def test_attention_that_is_not_stated(self, architecture, framework, attention):
+        """transformers 4.36: Llama's attention is PyTorch's fused one; models of 2019 and runs before it had none."""
+        case, assumed = case_of(
+            training_row(
+                architecture=architecture, model="mine", framework=framework, flash_attention="", tp="1", dp="128"
+            )
+        )
+        assert case.plan.attention == attention
+        assert any(text.startswith(f"attention {attention}: usual") for text in assumed)
+
+    @pytest.mark.parametrize(
+        ("cell", "text", "expected"),
+        [("precision", "bf16-mixed", "amp_bf16"), ("precision", "16-mixed", "amp_fp16"), ("precision", "bf16-true", "bf16"),
+         ("precision", "bf16_mixed", "bf16"), ("precision", "half", "fp16"), ("precision", "fp8-hybrid", "fp8"),
+         ("precision", "bf16_with_fp8_current_scaling_mixed", "fp8_current"), ("precision", "bf16+fp8", "fp8"),
+         ("sharding", "ZeRO-2", "zero2"), ("sharding", "zero_1", "zero1"), ("sharding", "ZeRO 3", "zero3"), ("sharding", "zero0", "none"),
+         ("sharding", "FSDP2", "zero3"), ("sharding", "SHARD_GRAD_OP", "zero2"), ("sharding", "HYBRID_SHARD", "hsdp"),
+         ("sharding", "distributed optimizer", "zero1"), ("sharding", "NO_SHARD", "none"), ("sharding", "DDP", "none"),
+         ("recompute", "yes", "full"), ("recompute", "false", "none"), ("recompute", "selective op", "selective"),
+         ("recompute", "core_attn", "selective"), ("recompute", "full block", "full"), ("schedule", "zb-h2", "zb-2p")],
+    )  # fmt: skip
+    def test_other_words_of_tables(self, cell, text, expected):
+        """Lightning's ``precision``, Megatron Bridge's ``mixed_precision``, FSDP's ``ShardingStrategy``, DeepSpeed's stages."""
+        stages = {"pp": "4", "dp": "8", "layers": "36"} if cell == "schedule" else {"tp": "1", "dp": "128"}
+        case, _ = case_of(training_row(**{cell: text}, **stages))
+        assert getattr(case.plan, cell) == expected
+
+    @pytest.mark.parametrize(
+        ("architecture", "expected"),
+        [("palm", {"parallel_block": True, "gated_mlp": True, "norm": "layer_norm"}), ("pangu", {"gated_mlp": False}),
+         ("electra", {"causal": False}), ("falcon", {"parallel_block": True, "positions": "rotary", "mlp_bias": False}),
+         ("glm", {"gated_mlp": True, "causal": False}), ("pythia", {"parallel_block": True, "tied": False}),
+         ("olmo2", {"qk_norm": True, "norm": "rms_norm"}), ("granite", {"gated_mlp": True, "qk_norm": False}),
+         ("starcoder", {"positions": "learned"}), ("chatglm2", {"norm": "rms_norm", "causal": True})],
+    )  # fmt: skip
+    def test_families_by_the_configurations_of_their_authors(self, architecture, expected):
+        case, _ = case_of(training_row(architecture=architecture, model="mine"))
+        assert {key: getattr(case.spec, key) for key in expected} == expected
 
     def test_a_container_of_old_brings_old_libraries(self):
         """NeMo 24.03 of March 2024: CUDA 12.4 came out that month, cuDNN's attention later; 24.07 is still before 12.6.

@@ -42,6 +42,8 @@ class TestReading:
             ("topolgy,gpus,metric,value\nselene,1,fits,1\n", "topology is missing"),
             ("topology,gpus,metric,value\nselene,1,fits\n", "3 cells"),
             ("topology,gpus,gpus,metric,value\nselene,1,1,fits,1\n", "more than once"),
+            ("{" * 200_000, ":1: is not a table: field larger"),
+            ("topology,gpus,metric,value\nselene,1,fits," + "1" * 200_000, ":2: is not a table"),
         ],
     )
     def test_what_is_no_table_is_refused(self, tmp_path, text, said):
