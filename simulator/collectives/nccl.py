@@ -41,7 +41,9 @@ class LinkLatency(NamedTuple):
 
 
 #: of trees; also between nodes with one GPU each, whatever the algorithm, and for chains under Simple
-TREE_US = LinkLatency((6.8, 14.0, 8.4), (0.6, 1.25, 4.0), (1.0, 1.9, 4.0), (5.0, 8.5, 14.0))
+_TREE_US = LinkLatency((6.8, 14.0, 8.4), (0.6, 1.25, 4.0), (1.0, 1.9, 4.0), (5.0, 8.5, 14.0))
+#: what a hop of theirs under Simple was taken for until 2.22, but in 2.18 (v2.8.4 to v2.27.3, ``src/graph/tuning.cc``)
+_OLD_SIMPLE_HOP_US = 28.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class Question:
 
     def inter_us(self, latency: LinkLatency, protocol: str) -> float:
         """Return the latency of a hop between nodes, with that of the network plug-in: twice under Simple, which flushes."""
-        hops = TREE_US if self.shape.ranks_per_node == 1 else latency
+        hops = tree_us(self.shape) if self.shape.ranks_per_node == 1 else latency
         twice = 2.0 if protocol == "simple" else 1.0
         return hops.net[PROTOCOLS.index(protocol)] + twice * plugin_latency_us(self.shape)
 
@@ -146,6 +148,14 @@ def is_legacy(shape: GroupShape) -> bool:
     return bool(shape.nccl) and version_key(shape.nccl) < (2, 12)
 
 
+def tree_us(shape: GroupShape) -> LinkLatency:
+    """Return what the NCCL of a communicator expects of trees."""
+    if not shape.nccl or version_key(shape.nccl)[:2] >= (2, 23) or version_key(shape.nccl)[:2] == (2, 18):
+        return _TREE_US
+    hops = [(low, middle, _OLD_SIMPLE_HOP_US) for low, middle, _ in _TREE_US[1:]]
+    return LinkLatency(_TREE_US.base, *hops)
+
+
 def has_protocol(protocol: str, shape: GroupShape) -> bool:
     """Whether a protocol is on: LL needs its 8 bytes, LL128 its lines of 128 to arrive in order.
 
@@ -161,6 +171,17 @@ def has_protocol(protocol: str, shape: GroupShape) -> bool:
 def _has_ll128(shape: GroupShape) -> bool:
     legacy = is_legacy(shape) and shape.generation == "ampere" and shape.n_nodes == 1
     return shape.wiring != "pcie" and not legacy
+
+
+def is_offered(protocol: str, shape: GroupShape) -> bool:
+    """Whether a protocol is chosen without being asked for: LL128 only where no route to a NIC leaves the PCIe switches.
+
+    References
+    ----------
+    NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc``, 518-536: ``typeInter`` up to ``PATH_PXB`` (``PATH_PXN`` from Hopper on);
+    v2.8.4 has the same in 193-195.
+    """
+    return protocol != "ll128" or not shape.nics_on_cpu
 
 
 def plugin_latency_us(shape: GroupShape) -> float:

@@ -27,7 +27,7 @@ from simulator.collectives.messages import (
     pipeline,
     rotated,
 )
-from simulator.collectives.nccl import LL, REDUCING, SIMPLE, TREE_US, LinkLatency, Question, is_legacy, n_steps
+from simulator.collectives.nccl import LL, REDUCING, SIMPLE, LinkLatency, Question, is_legacy, n_steps, tree_us
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.table import Send, Table
 from simulator.network.base import Rounds, Step
@@ -42,13 +42,10 @@ SIMPLE_CHUNK_BYTES = 2 * 1024 * 1024
 #: nodes of a chain buffer together (abci2, split=fit, where times jump at 64, 128 and 256 KiB on 2, 4 and 8 nodes of four channels,
 #: and at twice those on nodes of eight)
 LL_WINDOW_BYTES = 16 * 1024
+#: payload of one slot under LL: eight lines of 512 threads, eight bytes each (``src/include/device.h``)
+LL_SLOT_BYTES = 32 * 1024
 #: what a node takes in before it passes it on in a chain of nodes (broadcast, reduce), on one channel, by protocol
-CHAIN_CHUNK_BYTES = (0, 512 * 1024, 1024 * 1024)
-#: share of the trip along a chain for which a channel waits for its credits
-CREDIT_SHARE = 0.6
-#: nodes beyond which a longer chain keeps credits no longer: every hop has a window of its own, which the next one empties (abci2 to
-#: four nodes; at eight, where nothing slower was measured, times by it are as close)
-CREDIT_NODES = 4
+CHAIN_CHUNK_BYTES = (LL_SLOT_BYTES, 512 * 1024, 1024 * 1024)
 
 # NCCL's figures in GB/s; one row per generation, columns: 1 node, 2 nodes, more nodes
 LL_MAX = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 90.0, 70.0))
@@ -163,8 +160,9 @@ class Ring(Algorithm):
                 return base + intra
             hop = intra if shape.n_nodes == 1 else inter
             if protocol == "simple":
-                inside = TREE_US.pcie if shape.wiring == "pcie" else TREE_US.nvlink
-                hop = (inside if shape.n_nodes == 1 else TREE_US.net)[SIMPLE]
+                tree = tree_us(shape)
+                inside = tree.pcie if shape.wiring == "pcie" else tree.nvlink
+                hop = (inside if shape.n_nodes == 1 else tree.net)[SIMPLE]
             return base + steps * hop
         n_inter = (2 if collective == "all_reduce" else 1) * (shape.n_nodes - 1)
         post = 0.0
@@ -196,7 +194,6 @@ class Ring(Algorithm):
             latency_s += inside.tail * chunk_bytes * n_channels / (shape.nvlink_bytes_per_s * inside.ring.efficiency[p])
         traffic = hop_bytes(case.collective, n)
         share = _inside_share(shape)
-        credits_bytes_per_s = self._credits_rate(case) if p == LL and is_chain and n_between else math.inf
         wire, lines_bytes_per_s = self._between(case)
         copied = 0.0 if is_chain else self._copied(case)
         terms = Terms(
@@ -207,7 +204,7 @@ class Ring(Algorithm):
                 beyond=traffic,
             ),
             sent=(share, float(shape.n_nodes > 1)),
-            cap_bytes_per_s=min(credits_bytes_per_s, min(lines_bytes_per_s, case.sockets_bytes_per_s) / traffic),
+            cap_bytes_per_s=min(lines_bytes_per_s, case.sockets_bytes_per_s) / traffic,
         )
         return self._overlapped(case, terms, steps_s)
 
@@ -252,13 +249,6 @@ class Ring(Algorithm):
         own = case.inside.copy_reduce if case.collective == "all_reduce" else case.inside.copy_gather
         whole = case.shape.node_nvlink_bytes_per_s or case.shape.nvlink_bytes_per_s
         return own / case.shape.n_ranks * case.shape.nvlink_bytes_per_s / whole
-
-    def _credits_rate(self, case: Case) -> float:
-        """Rate of a chain of nodes under LL: what its channels buffer, per trip of credits along it, or along its first nodes."""
-        nodes = min(case.shape.n_nodes, CREDIT_NODES)
-        n_inside = nodes * (case.shape.n_ranks / case.shape.n_nodes - 1)
-        trip_s = n_inside * case.inside.ring.hop_s[LL] + (nodes - 1) * case.between.ring.hop_s[LL]
-        return case.n_channels * LL_WINDOW_BYTES / (CREDIT_SHARE * trip_s)
 
     def phases(self, collective: str, groups: Groups) -> Sequence[Phase]:
         """One byte over every hop of the rings, inside and between nodes."""

@@ -41,6 +41,8 @@ class GroupShape:
     #: Latency of a route from GPU to GPU in a node, and from node to node under the transport.
     inside_latency_s: float = 0.0
     between_latency_s: float = 0.0
+    #: Whether its NICs are known to hang on the CPU (``PHB`` and beyond of ``nvidia-smi topo``), not on a PCIe switch with GPUs.
+    nics_on_cpu: bool = False
     cpu_vendor: str = "other"  #: NCCL's constants depend on it.
     transport: str = ""  #: Name of the transport in the cluster file.
     #: Its class: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcp``, ``ipoib``, ``gloo``.
@@ -97,6 +99,7 @@ def shape_of(
         nic_bytes_per_s=nic_rate,
         inside_latency_s=_inside_latency_s(topology) if local > 1 else 0.0,
         between_latency_s=_between_latency_s(topology, name) if len(per_node) > 1 else 0.0,
+        nics_on_cpu=len(per_node) > 1 and node.pcie.nics_on_cpu,
         cpu_vendor=node.cpu.vendor,
         transport=name,
         protocol=protocol,

@@ -18,13 +18,10 @@ from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
 from simulator.collectives.groups import Groups, Phase
 from simulator.collectives.loads import FloatArray, IntArray, Scales, Traffic
 from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels, pipeline, rotated
-from simulator.collectives.nccl import LL, PROTOCOLS, TREE_US, Question, is_legacy, log_nodes, nvlink_speed
-from simulator.collectives.ring import LL_MAX, LL_WIRE_SHARE
+from simulator.collectives.nccl import LL, PROTOCOLS, Question, is_legacy, log_nodes, nvlink_speed, tree_us
+from simulator.collectives.ring import LL_MAX, LL_SLOT_BYTES, LL_WIRE_SHARE
 from simulator.collectives.table import Send, Table
 from simulator.network.base import Step
-
-#: payload of one slot under LL: each level of a tree between nodes takes it in before it passes it on
-LL_SLOT_BYTES = 32 * 1024
 
 # NCCL's figures in GB/s; one row per generation, columns: 1 node, 2 nodes, more nodes
 _CHANNEL = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0), (70.0, 42.8, 24.0))
@@ -159,9 +156,10 @@ class Tree(Algorithm):
             bus = min(bus / 3.8, LL_MAX[vendor_row][column])
         elif protocol == "ll128":
             bus = min(bus * (7 / 9 if shape.n_nodes == 1 else 120 / 128), n_channels * _LL128_CHANNEL[row][column])
-        level_us = log_nodes(shape) * question.inter_us(TREE_US, protocol)
-        inside_us = (shape.n_ranks / shape.n_nodes - 1) * question.intra_us(TREE_US, protocol)
-        latency_us = TREE_US.base[PROTOCOLS.index(protocol)] + 2.0 * (inside_us + level_us)
+        latency = tree_us(shape)
+        level_us = log_nodes(shape) * question.inter_us(latency, protocol)
+        inside_us = (shape.n_ranks / shape.n_nodes - 1) * question.intra_us(latency, protocol)
+        latency_us = latency.base[PROTOCOLS.index(protocol)] + 2.0 * (inside_us + level_us)
         log_size = min(22, max(0, int(math.log2(max(1.0, question.n_bytes / 64)))))
         return question.time_us(latency_us, 0.5 * bus * _CORRECTION[protocol][log_size])
 
@@ -176,7 +174,7 @@ class Tree(Algorithm):
             message_bytes = case.n_bytes / (case.n_channels * depth)
             latency_s += between.tree.base_s[p] + 2.0 * depth * between.tree.hop_s[p]
             latency_s += 2.0 * depth * case.handshake_s(message_bytes, between.rendezvous.tree_bytes)
-            if p == LL:
+            if p == LL:  # each level takes a slot in before it passes it on
                 stored_bytes = min(case.n_bytes, LL_SLOT_BYTES * case.n_channels)
                 latency_s += 2.0 * depth * stored_bytes / (efficiency * shape.n_nics * shape.nic_bytes_per_s)
                 efficiency = LL_WIRE_SHARE

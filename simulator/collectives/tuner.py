@@ -11,7 +11,7 @@ from typing import Any
 from simulator import collectives
 from simulator.collectives.algorithm import Algorithm, Case, Terms
 from simulator.collectives.constants import Between, Inside, constants_for, shipped
-from simulator.collectives.nccl import Question, find_channels, has_protocol
+from simulator.collectives.nccl import Question, find_channels, has_protocol, is_offered
 from simulator.collectives.shape import GroupShape
 from simulator.errors import ConfigError
 
@@ -81,6 +81,8 @@ def choose(
     every = candidates(collective, shape)
     wanted = (_plain_name(algorithm), _plain_name(protocol))
     pairs = tuple((a, p) for a, p in every if wanted[0] in ("", _plain_name(a.name)) and wanted[1] in ("", p))
+    if not wanted[1]:
+        pairs = tuple(pair for pair in pairs if is_offered(pair[1], shape))
     if not wanted[0]:
         pairs = tuple(pair for pair in pairs if pair[0].is_automatic)
     pairs = pairs or tuple(pair for pair in every if not pair[0].is_tunable)

@@ -153,12 +153,13 @@ def import_nvidia_smi(
     if device is None:
         account.assume(f"device {name}: {links} NVLinks per GPU; the matrix does not name it")
     nvlink = nvlink_of(counts, name, account)
+    switches = _switches(matrix)
     node = node_of_parts(
         name,
         len(matrix.gpus),
         source,
         nvlink=nvlink,
-        pcie={"switches": _switches(matrix)},
+        pcie={"switches": switches} if switches or matrix.nics else {},
         cpu={"sockets": _sockets(matrix)},
     )
     account.assume("PCIe generation 4 and 16 lanes", "CPU vendor")

@@ -58,7 +58,8 @@ def _read(nvml: Any, device: str | None, nodes: int) -> ImportedCluster:
     }
     below = [pair for pair, level in levels.items() if level is not None and level <= _BELOW_HOST_BRIDGE]
     generation = ask("nvmlDeviceGetMaxPcieLinkGeneration", handles[0])
-    pcie = {"switches": joined_below(len(handles), len(handles), below)}
+    switches = joined_below(len(handles), len(handles), below)
+    pcie = {"switches": switches} if switches else {}  # NICs, which NVML does not see, may still be near
     if generation in (3, 4, 5, 6):
         pcie["generation"] = generation
     else:

@@ -124,6 +124,7 @@ def pcie_generation(x16_bytes_per_s: float) -> int:
 class PcieSpec(Sourced):
     """PCI Express: GPUs and NICs hang on switches (or straight on the CPU when ``switches`` is 0).
 
+    Where a file says 0, NCCL keeps LL128 for calls that ask for it; where it says nothing, GPUs and NICs are taken to meet.
     A node that does not state the generation gets that of its device.
     """
 
@@ -136,6 +137,11 @@ class PcieSpec(Sourced):
     def bandwidth_bytes_per_s(self) -> float:
         """Raw rate of one slot, per direction."""
         return PCIE_X16_BYTES_PER_S[self.generation or 4] * self.lanes / 16
+
+    @property
+    def nics_on_cpu(self) -> bool:
+        """Whether the file says that no switch joins GPUs and NICs."""
+        return self.switches == 0 and "switches" in self.model_fields_set
 
 
 class CpuSpec(Sourced):
@@ -196,7 +202,8 @@ class NodeSpec(Sourced):
         """Return all nodes of one NVLink domain as one: what ranks are placed on, and what NCCL calls a node."""
         n = self.hosts
         nics = self.nics and self.nics.model_copy(update={"count": n * self.nics.count})
-        pcie = self.pcie.model_copy(update={"switches": n * self.pcie.switches})
+        more = {"switches": n * self.pcie.switches} if self.pcie.switches else {}
+        pcie = self.pcie.model_copy(update=more)
         memory_bytes = None if self.cpu.memory_bytes is None else n * self.cpu.memory_bytes
         cpu = self.cpu.model_copy(update={"sockets": n * self.cpu.sockets, "memory_bytes": memory_bytes})
         return self.model_copy(update={"gpus": n * self.gpus, "pcie": pcie, "cpu": cpu, "nics": nics})

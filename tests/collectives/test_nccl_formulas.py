@@ -12,8 +12,9 @@ import pytest
 
 from simulator.collectives import ALGORITHMS
 from simulator.collectives.nccl import Channels, Question, find_channels
-from simulator.collectives.shape import GroupShape
+from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import candidates, choose
+from simulator.topology import load_topology
 
 GIB = 2**30
 
@@ -149,6 +150,19 @@ CASES = {
     "tree Simple, V100": (
         TWO_V100, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (3 * 4.0 + 14.0), 0.9 * 0.5 * 0.92 * 12,
     ),
+    # until 2.22 a hop of a tree under Simple was taken for 28 us, wherever it goes (v2.8.4 and v2.21.5; in v2.18.6 as today)
+    "tree Simple of 2.8": (
+        replace(TWO_V100, nccl="2.8"), "all_reduce", "tree", "simple", GIB, 8.4 + 2 * 4 * 28.0, 0.9 * 0.5 * 0.92 * 12,
+    ),
+    "broadcast Simple of 2.21": (
+        replace(TWO_V100, nccl="2.21"), "broadcast", "ring", "simple", GIB, 8.4 + 8 * 28.0, 12.0,
+    ),
+    "broadcast Simple of 2.18": (
+        replace(TWO_V100, nccl="2.18"), "broadcast", "ring", "simple", GIB, 8.4 + 8 * 14.0, 12.0,
+    ),
+    "broadcast Simple of 2.23": (
+        replace(TWO_V100, nccl="2.23"), "broadcast", "ring", "simple", GIB, 8.4 + 8 * 14.0, 12.0,
+    ),
     # two nodes over EFA: channels twice as fast inside, and 0.9 of the last column
     "tree Simple, EFA": (
         TWO_P4D, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (7 * 4.0 + 14.0 + 150.0), 0.9 * 0.5 * 0.92 * 96,
@@ -277,6 +291,34 @@ def test_what_is_enabled():
 )
 def test_the_least_estimate_is_chosen(shape, n_bytes, expected):
     assert choose("all_reduce", n_bytes, shape).label == expected
+
+
+#: largest size under LL and least under Simple of broadcasts over 2, 4 and 8 nodes of 4 V100, whose times change there from a
+#: slot of 32 KiB a node to one of 512 KiB a GPU: aistairc/abci2.0benchmark, NCCL 2.8.4, ``bcast/inter_vnode``, powers of two
+ABCI_BROADCASTS = ((2, 2**20, 2**21), (4, 2**20, 2**22), (8, 2**22, 2**23))
+
+
+@pytest.mark.parametrize(("nodes", "low", "simple"), ABCI_BROADCASTS)
+def test_without_ll128_broadcasts_go_from_ll_to_simple_where_measured(nodes, low, simple):
+    """Lines 518-536: LL128 needs a route to the NIC that leaves no PCIe switch (``PATH_PXB``) unless it is asked for."""
+    shape = replace(TWO_V100, n_ranks=4 * nodes, n_nodes=nodes, n_nics=2, nics_on_cpu=True, nccl="2.8")
+    labels = [choose("broadcast", n_bytes, shape).label for n_bytes in (low, simple)]
+    assert labels == ["ring/ll", "ring/simple"]
+    assert choose("broadcast", low, replace(shape, nics_on_cpu=False)).label == "ring/ll128"
+    assert choose("broadcast", low, shape, protocol="ll128").label == "ring/ll128"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "on_cpu"),
+    [
+        ("perlmutter-40g", 8, True),  # NERSC: PCIe 4.0 from GPU to CPU and from NIC to CPU
+        ("perlmutter-40g", 4, False),  # no NIC is used
+        ("dgx-a100-80g", 16, False),  # DGX A100 user guide: two GPUs and two NICs on a switch
+        ("marenostrum5", 8, False),  # its file does not say
+    ],
+)
+def test_nics_are_on_the_cpu_where_the_file_says_so(name, gpus, on_cpu):
+    assert shape_of(range(gpus), load_topology(name, gpus)).nics_on_cpu == on_cpu
 
 
 def test_efa_before_p5_runs_simple_only():
