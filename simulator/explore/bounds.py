@@ -118,7 +118,8 @@ class Bounds:
         self.topology = topology
         self.spec = spec
         self.scenario = scenario
-        self.costs = ModelCosts(topology, scenario)
+        # rank 0 stands for all, none of which is faster than a sound one
+        self.costs = ModelCosts(topology, replace(scenario, faults=replace(scenario.faults, slow_ranks=())))
         # A search asks for the same parts of thousands of plans. Layers, groups and meshes are keyed by identity, because hashing
         # their contents takes longer than the answer; each value keeps its key alive, and all go with this object.
         self._layer_times: dict[tuple[object, ...], tuple[Layer, LayerTime]] = {}

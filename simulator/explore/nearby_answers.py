@@ -86,7 +86,7 @@ class _Around:
 
     def __init__(self, result: Result, price: Price | None) -> None:
         self.result = result
-        self.price = price_of(result.topology, price)
+        self.price = price
         self.base = _Place(choices=(), scenario=result.scenario, topology=result.topology)
 
     def answer(self, place: _Place) -> NearbyAnswer | None:
@@ -100,7 +100,7 @@ class _Around:
             result = replace(near, memory_margin=result.memory_margin)
         answer, plan = result.answer, place.plan
         rate = answer["tokens_per_s"]
-        spent = training_of(plan.gpus, rate, self.price) if rate else None
+        spent = training_of(plan.gpus, rate, price_of(place.topology, self.price)) if rate else None
         return {
             "choices": dict(place.choices),
             "command": self._command(place),
@@ -128,6 +128,8 @@ class _Around:
         (one, _), (other, word) = first.choices[0], second.choices[0]
         if one == other:
             return None
+        if other == "gpus" and one not in SETTINGS:  # a machine is changed when it has its size
+            return self.pair(second, first)
         if other == "gpus":
             places = self._sizes(first)
         elif other in SETTINGS:

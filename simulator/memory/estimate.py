@@ -62,7 +62,7 @@ class MemoryReport:
         """Say what is missing, in one sentence."""
         worst = max(self.by_category, key=lambda name: self.by_category[name])
         missing = self.peak_bytes - self.capacity_bytes
-        place = f" while its {self.peak_at} runs" if self.peak_at else ""
+        place = f" at its peak, in layer {self.peak_at}" if self.peak_at else ""
         return (
             f"rank {self.rank} (stage {self.stage}) needs {format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}"
             f"{place}: {format_bytes(missing)} too much; the largest part is {worst} with "
@@ -182,7 +182,7 @@ def _peak_at(layers: Sequence[Layer]) -> str:
     kernels = [item for item in (*layer.forward, *layer.backward) if not isinstance(item, CommunicationPoint)]
     if not kernels:
         return layer.name
-    return f"{layer.name} ({max(kernels, key=lambda kernel: kernel.n_bytes).name})"
+    return f"{layer.name} (operator {max(kernels, key=lambda kernel: kernel.n_bytes).name})"
 
 
 #: tensors, and how often there is one of a kind

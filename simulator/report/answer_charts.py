@@ -25,7 +25,7 @@ from simulator.report.charts import (
     round_values,
 )
 from simulator.timeline import MemoryPoint
-from simulator.units import common_unit, format_bytes, format_number, format_time
+from simulator.units import common_unit, format_bytes, format_number
 
 GIB = 2**30
 _ROW_PX = 42
@@ -69,6 +69,11 @@ def _staircase(bars: Sequence[Bar], axis_title: str, reach: float) -> tuple[dict
     return trace, made
 
 
+def _in_unit(value: float, unit: str, size: float) -> str:
+    """Write a bar's number in the unit of its axis; one too small for that is only said to be."""
+    return f"{format_number(value / size)} {unit}" if value >= 1e-3 * size else f"< 0.001 {unit}"
+
+
 def breakdown_chart(answer: Answer) -> Chart:
     """Return where the iteration goes: steps that add up to the iteration time."""
     total_s = answer["iteration_time_s"]
@@ -76,16 +81,16 @@ def breakdown_chart(answer: Answer) -> Chart:
     start_s, hidden_s = 0.0, answer["breakdown"]["overlapped_communication_s"]
     parts = [(label, answer["breakdown"][key], PART_COLOURS[key]) for key, label in PARTS.items()]
     shared = common_unit((seconds for _, seconds, _ in parts), "time")
-    unit, size = shared or common_unit([total_s], "time") or ("s", 1.0)
+    unit, size = shared or common_unit([total_s], "time") or ("s", 1.0)  # else that of the axis, as profilers have it
     for label, seconds, colour in parts:
         if seconds > 0:
-            text = f"{format_number(seconds / size)} {unit}" if shared else format_time(seconds)
-            words = f"{text} · {seconds / total_s:.1%}"
+            words = f"{_in_unit(seconds, unit, size)} · {seconds / total_s:.1%}"
             bars.append(Bar(label, words, start_s / size, seconds / size, colour))
             start_s += seconds
     if hidden_s > 0:
-        words = f"{format_number(hidden_s / size)} {unit}"
-        bars.append(Bar("hidden communication", words, 0.0, hidden_s / size, ORANGE, hatched=True))
+        bars.append(
+            Bar("hidden communication", _in_unit(hidden_s, unit, size), 0.0, hidden_s / size, ORANGE, hatched=True)
+        )
     trace, made = _staircase(bars, f"{unit}, mean over all ranks", total_s / size * 1.02)
     return Chart(
         key="breakdown",
@@ -105,7 +110,7 @@ def memory_chart(memory: Memory) -> Chart:
     for key, label in MEMORY_PARTS.items():
         n_bytes = memory[key]
         if n_bytes > 0:
-            bars.append(Bar(label, f"{n_bytes / GIB:.3g} GiB", start / GIB, n_bytes / GIB, MEMORY_COLOURS[key]))
+            bars.append(Bar(label, _in_unit(n_bytes, "GiB", GIB), start / GIB, n_bytes / GIB, MEMORY_COLOURS[key]))
             start += n_bytes
     capacity = memory["capacity_bytes"] / GIB
     trace, made = _staircase(bars, "GiB on the fullest rank", max(capacity, start / GIB) * 1.06)

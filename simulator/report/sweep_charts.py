@@ -374,17 +374,17 @@ def _pareto_axes(rows: Sequence[Row]) -> _Axes:
     return _Axes("Time against memory", x, unit, lambda row: (hours(row), row["peak_bytes"] / _GIB))
 
 
-def _apart(front: Sequence[Any], points: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return labels of the points of a front, those left out that would cover one another."""
+def _apart(front: Sequence[Any], points: Sequence[Any], capacity: float) -> list[dict[str, Any]]:
+    """Return labels of the points of a front, those left out that would cover one another on a wide page; narrow ones leave out more."""
     wide = max(point[0] for point in points) - min(point[0] for point in points) or 1.0
-    high = max(point[1] for point in points) - min(point[1] for point in points) or 1.0
+    high = capacity or max(point[1] for point in points) - min(point[1] for point in points) or 1.0
     shown: list[Any] = []
     for point in front:
-        if all(abs(point[0] - one[0]) > 0.3 * wide or abs(point[1] - one[1]) > 0.12 * high for one in shown):
+        if all(abs(point[0] - one[0]) > 0.3 * wide or abs(point[1] - one[1]) > 0.08 * high for one in shown):
             shown.append(point)
     return [
         {
-            "x": x, "y": y, "text": text, "showarrow": False, "font": {"size": 11}, "yanchor": "bottom",
+            "x": x, "y": y, "text": text, "showarrow": False, "font": {"size": 11}, "yanchor": "bottom", "yshift": 7, "textangle": 0,
             "xanchor": "left" if x - min(point[0] for point in points) < 0.5 * wide else "right",
         }
         for x, y, text, _ in shown
@@ -413,9 +413,9 @@ def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
         trace("Pareto front", front, mode="lines+markers", line={"color": BLUE, "shape": "hv"})
         | {"marker": {"color": BLUE, "size": 10}},
     )
-    named_points = _apart((front if len(points) > _MAX_NAMED else points)[:_MAX_NAMED], points)
     capacities = {row.get("capacity_bytes", 0) for _, row in named}
     capacity = capacities.pop() / _GIB if len(capacities) == 1 and "memory" in chosen.title else 0.0
+    named_points = _apart((front if len(points) > _MAX_NAMED else points)[:_MAX_NAMED], points, capacity)
     reach = {"range": [0, 1.05 * capacity]} if capacity else {}
     made = layout(axis(chosen.x), axis(chosen.y, **reach), right_px=90, annotations=named_points)
     if capacity:

@@ -297,9 +297,9 @@ def counted(n_computed: int, n_stored: int, n_failed: int) -> str:
     Examples
     --------
     >>> counted(4, 0, 0), counted(1, 3, 1)
-    ('4 simulated', '1 simulated, 3 known from before, 1 failed')
+    ('4 simulated', '1 simulated, 3 known from before, 1 of them failed')
     """
-    more = ((n_stored, "known from before"), (n_failed, "failed"))
+    more = ((n_stored, "known from before"), (n_failed, "of them failed"))
     return ", ".join([f"{n_computed} simulated", *(f"{n} {what}" for n, what in more if n)])
 
 

@@ -14,6 +14,7 @@ from simulator.explore.best_plans import Energy
 from simulator.explore.bounds import SATURATED_GROUPS, Bounds, DataBound
 from simulator.explore.least_durations import Durations, Message, alone_s
 from simulator.explore.space import Space
+from simulator.faults import Faults
 from simulator.models.catalog import find_spec
 from simulator.network.base import Flow
 from simulator.plan import ParallelPlan
@@ -139,6 +140,15 @@ def test_the_bound_is_tight_where_nothing_overlaps():
         bounds = Bounds(scenario, cluster, spec)
         seconds = simulate_on(replace(scenario, plan=plan), cluster, spec).metrics.iteration_time_s
         assert bounds.full_s(bounds.layout(plan)) == pytest.approx(seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("slow", [0, 3])
+def test_one_slow_gpu_makes_no_other_slow(slow):
+    """The first GPU stands for all of a kind in a bound, unless it is the slow one."""
+    plan = ParallelPlan(gpus=4, pp=4, micro_batch=2, global_batch=16, sequence_length=512, framework="megatron")
+    bounds, layout, result = bounded("bigred200", "gpt2", plan, faults=Faults(slow_ranks=((slow, 2.5),)))
+    assert bounds.compute_s(layout) <= result.metrics.breakdown["compute_s"]
+    assert bounds.run_s(layout) <= result.metrics.iteration_time_s
 
 
 @pytest.mark.parametrize("long", [1, 2])

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from simulator import ParallelPlan, Scenario, simulate
 from simulator.cli.main import app
+from simulator.explore.energy import list_prices, parse_price
 from simulator.explore.nearby_answers import nearby_answers
 from simulator.faults import Faults
 from simulator.topology import Topology
@@ -126,3 +127,31 @@ def test_pairs_are_made_of_the_fastest_choices_that_fit():
     fastest = min((one for one in singles if one["memory"]["fits"]), key=lambda one: one["iteration_time_s"])
     (pair,) = [one for one in nearby_answers(result, len(singles) + 1) if len(one["choices"]) == 2]
     assert fastest["choices"].items() <= pair["choices"].items()
+
+
+def test_a_graph_of_another_size_has_its_boards_changed_too():
+    """Half of the GPUs of another kind are not half of the GPUs that were there, whichever was chosen first."""
+    ring = nx.cycle_graph(4)
+    nx.set_node_attributes(ring, "gpu", "kind")
+    nx.set_edge_attributes(ring, {edge: {"bandwidth": "100 GB/s", "kind": "nvlink"} for edge in ring.edges})
+    plan = ParallelPlan.of({"gpus": 4, "micro_batch": 2, "global_batch": 8})
+    result, alone = (
+        simulate(Scenario(topology=Topology.from_graph(ring, device=name), model="gpt-125m", plan=plan))
+        for name in ("a100-sxm4-40g", "h100-sxm5-80g")
+    )
+    half = simulate(replace(alone.scenario, plan=replace(plan, gpus=2)))
+    found = {tuple(sorted(one["choices"].items())): one for one in nearby_answers(result, 200)}
+    pair = found[(("GPU", "h100-sxm5-80g"), ("gpus", "2"))]
+    assert pair["iteration_time_s"] == half.answer["iteration_time_s"]
+
+
+def test_another_board_has_its_own_price():
+    """What a GPU hour of each costs by the shipped list, unless a price is given, or the cluster has one."""
+    plan = ParallelPlan.of({"gpus": 4, "micro_batch": 2})
+    result = simulate(Scenario(topology="bigred200", model="gpt-125m", plan=plan))
+    for price in (None, parse_price("7 EUR")):
+        for answer in nearby_answers(result, 80, price=price):
+            device = answer["choices"].get("GPU", "a100-sxm4-40g")
+            expected = price or list_prices().get(device)
+            hours, cost = answer["gpu_hours_per_billion_tokens"], answer["cost_per_billion_tokens"]
+            assert cost == (expected and pytest.approx(hours * expected.gpu_hour)), device

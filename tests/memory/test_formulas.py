@@ -284,16 +284,16 @@ def test_the_verdict_names_the_layer_that_needs_most_and_its_largest_operator():
     )
     plan = ParallelPlan(dp=1, micro_batch=1, global_batch=8)
     report = estimate([[[small, large]]], [[1]], plan, A100, shard_size=1, first_ranks=[0])
-    assert report.peak_at == "large (mul)"
+    assert report.peak_at == "large (operator mul)"
     bare = estimate([[[layer(transient=5)]]], [[1]], plan, A100, shard_size=1, first_ranks=[0])
     assert (bare.peak_at, estimate([[[]]], [[1]], plan, A100, shard_size=1, first_ranks=[0]).peak_at) == ("block", "")
 
 
 def test_the_sentence_says_what_is_missing_and_what_is_largest():
     parts = {"parameters": 3 * 2**30, "activations": 4 * 2**30}
-    report = MemoryReport(by_category=parts, rank=5, stage=2, capacity_bytes=5 * 2**30, peak_at="head (gemm)")
+    report = MemoryReport(by_category=parts, rank=5, stage=2, capacity_bytes=5 * 2**30, peak_at="head (operator gemm)")
     assert report.explain() == (
-        "rank 5 (stage 2) needs 7 GiB of 5 GiB while its head (gemm) runs: 2 GiB too much; the largest part is activations "
+        "rank 5 (stage 2) needs 7 GiB of 5 GiB at its peak, in layer head (operator gemm): 2 GiB too much; the largest part is activations "
         "with 4 GiB"
     )
 

@@ -71,5 +71,5 @@ def test_cells_of_a_table_that_states_no_implementation():
 def test_the_verdict_names_rank_operator_and_what_is_missing():
     memory = gpt2_large_on_a_v100(4)
     said = memory.explain()
-    assert said.startswith("rank 0 (stage 0) needs 3") and "while its head (" in said
+    assert said.startswith("rank 0 (stage 0) needs 3") and "in layer head (operator " in said
     assert "GiB too much; the largest part is activations" in said

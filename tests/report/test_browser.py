@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from simulator.analysis.metrics import PARTS
 from simulator.explore import full_answer as documents
 from simulator.explore.evaluation import Store
 from simulator.explore.named_settings import Sweep
@@ -12,7 +13,7 @@ from simulator.explore.presets import presets
 from simulator.explore.sweeps import run_sweep
 from simulator.report import answer_page
 from simulator.report.gallery_pages import write_gallery
-from simulator.report.sweep_page import write_sweep
+from simulator.report.sweep_page import sweep_page, write_sweep
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -206,6 +207,32 @@ def test_the_page_of_a_sweep(browser, tmp_path):
         round(row["tokens_per_s"] / row["gpus"], 2) for row in result.rows if row["sharding"] == "zero1"
     ]
     assert made.sideways() <= 0
+    made.context.close()
+
+
+@pytest.mark.parametrize(("width", "n_shown"), [(390, 2), (1200, 3)])
+def test_labels_of_points_lie_flat_and_cover_no_other(browser, tmp_path, width, n_shown):
+    """Four points of one front, whose long names have no room beside each other on a phone."""
+    names = [f"a long name of choice {i}" for i in range(4)]
+    figures = dict.fromkeys((*PARTS, "iteration_time_s", "mfu", "communication_fraction"), 0.5)
+    rows = [
+        {**figures, "sharding": name, "status": "ok", "reason": "", "gpus": 8, "tokens_per_s": 1e6 / (4 + i), "peak_bytes": (60, 22, 21, 20)[i] << 29}
+        for i, name in enumerate(names)
+    ]  # fmt: skip
+    (file,) = sweep_page("Sweep", {"sharding": names}, rows, base={}).save(tmp_path / "sweep.html")
+    made = Visit(browser, file, viewport={"width": width, "height": 844})
+    made.page.locator("#plot-pareto").scroll_into_view_if_needed()
+    made.page.locator("#plot-pareto .main-svg .annotation").first.wait_for(state="attached")
+    boxes = made.page.eval_on_selector_all(
+        "#plot-pareto .annotation",
+        "all => all.filter(one => one.style.visibility !== 'hidden').map(one => one.getBoundingClientRect().toJSON())",
+    )
+    assert len(boxes) >= n_shown
+    for number, one in enumerate(boxes):
+        assert one["width"] > 2 * one["height"] and 0 <= one["left"] and one["right"] <= width
+        for other in boxes[:number]:
+            apart = one["bottom"] <= other["top"] or other["bottom"] <= one["top"]
+            assert apart or one["right"] <= other["left"] or other["right"] <= one["left"]
     made.context.close()
 
 

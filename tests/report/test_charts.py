@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from simulator.analysis.link_use import link_classes, utilization
 from simulator.analysis.metrics import PARTS
 from simulator.analysis.passes import Pass, in_flight, passes_of, table_of
-from simulator.answer import bottleneck, memory_over_time
+from simulator.answer import MEMORY_PARTS, bottleneck, memory_over_time
 from simulator.report import answer_charts, timeline_chart
 from simulator.report.agreement import Point, agreement_chart
-from simulator.report.answer_charts import breakdown_chart
+from simulator.report.answer_charts import breakdown_chart, memory_chart
 from simulator.report.constant_sources import constants_of
 from simulator.report.still_pages import schedule_page
 from simulator.report.timeline_chart import Piece, choose, encode, pipeline_data, stream_chart, timeline_data
@@ -228,14 +228,26 @@ def test_axes_of_agreement_name_few_values_and_no_two_series_look_alike(most, ti
     assert len(set(looks)) == len(looks) == 10
 
 
-def test_bars_of_the_breakdown_have_one_unit_where_one_suits_all():
-    """12.3 s and 0.7 ms have none: 12,300 ms is as hard to read as 0.0007 s."""
+def test_bars_have_one_unit_that_of_their_axis():
+    """12.3 s and 0.7 ms have none in which both can be read: beside 12.3 s the other is next to nothing."""
     parts = dict.fromkeys((*PARTS, "overlapped_communication_s"), 0.0)
-    for host_s, words in ((7e-4, ["12.3 s · 100.0%", "700 us · 0.0%"]), (0.04, ["12.3 s · 99.7%", "0.04 s · 0.3%"])):
+    for host_s, words in ((7e-4, ["12.3 s · 100.0%", "< 0.001 s · 0.0%"]), (0.04, ["12.3 s · 99.7%", "0.04 s · 0.3%"])):
         answer = {"iteration_time_s": 12.3 + host_s, "breakdown": {**parts, "compute_s": 12.3, "host_s": host_s}}
         chart = breakdown_chart(answer)
         assert [text.split("<b>")[1].rstrip("</b>") for text in chart.layout["yaxis"]["ticktext"]] == words
         assert chart.layout["xaxis"]["title"]["text"].startswith("s,")
+    memory = dict.fromkeys(MEMORY_PARTS, 0) | {
+        "peak_bytes": 3 * 2**30,
+        "capacity_bytes": 2**32,
+        "fits": True,
+        "is_tight": False,
+    }
+    memory |= {"parameters_bytes": 3 * 2**30, "gradients_bytes": 4, "margin": 0.05}
+    chart = memory_chart(memory)
+    assert [text.split("<b>")[1].rstrip("</b>") for text in chart.layout["yaxis"]["ticktext"]] == [
+        "3 GiB",
+        "< 0.001 GiB",
+    ]
 
 
 def test_a_schedule_is_drawn_in_units_of_a_forward():

@@ -19,11 +19,11 @@
     if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, themed(v, colours)]));
     return typeof value === "string" && value.startsWith("theme:") ? colours[value.slice(6)] : value;
   }
-  /* labels that would overlap in their row stand on their side */
+  /* labels that would overlap in their row stand on their side, unless they stand as they are */
   function upright(annotations, width) {
     const rows = new Map();
     for (const one of annotations) rows.set(one.y, (rows.get(one.y) || 0) + 8 * `${one.text}`.length + 14);
-    return annotations.map((one) => ((rows.get(one.y) > width || (phone() && one.x > 1)) && !printing ? { ...one, textangle: -90, font: { ...one.font, size: 10 }, borderpad: 1 } : one));
+    return annotations.map((one) => (one.textangle === undefined && (rows.get(one.y) > width || (phone() && one.x > 1)) && !printing ? { ...one, textangle: -90, font: { ...one.font, size: 10 }, borderpad: 1 } : one));
   }
   function layoutOf(layout, element) {
     const colours = theme(), filled = themed(layout, colours);
@@ -50,11 +50,26 @@
     return phone() && !isLine ? 19 * Math.max(names.length - 1, 0) : 0;
   }
 
+  /* of labels that would cover one another the first stays, and none that leaves the picture */
+  function thin(element) {
+    const frame = element.getBoundingClientRect(), shown = [];
+    for (const label of element.querySelectorAll(".annotation")) {
+      const box = label.getBoundingClientRect();
+      const covers = shown.some((one) => box.left < one.right && one.left < box.right && box.top < one.bottom && one.top < box.bottom);
+      const isHidden = covers || box.left < frame.left || box.right > frame.right;
+      label.style.visibility = isHidden ? "hidden" : "";
+      if (!isHidden) shown.push(box);
+    }
+  }
+
   /* ---- charts that are drawn as they are ---- */
   function drawChart(key) {
-    const element = document.getElementById(`plot-${key}`), chart = charts[key];
+    const element = document.getElementById(`plot-${key}`), chart = charts[key], isFirst = !element.on;
     element.style.height = `${chart.height + legendPx(chart)}px`;
-    return Plotly.react(element, themed(chart.traces, theme()), layoutOf(chart.layout, element), config);
+    const drawn = Plotly.react(element, themed(chart.traces, theme()), layoutOf(chart.layout, element), config);
+    const areOfPoints = (chart.layout.annotations || []).some((one) => one.textangle === 0);
+    if (isFirst && areOfPoints) element.on("plotly_afterplot", () => thin(element));
+    return drawn;
   }
 
   /* ---- charts that are drawn for the present zoom ---- */
