@@ -216,7 +216,8 @@ def test_labels_of_points_lie_flat_and_cover_no_other(browser, tmp_path, width, 
     names = [f"a long name of choice {i}" for i in range(4)]
     figures = dict.fromkeys((*PARTS, "iteration_time_s", "mfu", "communication_fraction"), 0.5)
     rows = [
-        {**figures, "sharding": name, "status": "ok", "reason": "", "gpus": 8, "tokens_per_s": 1e6 / (4 + i), "peak_bytes": (60, 22, 21, 20)[i] << 29}
+        {**figures, "sharding": name, "status": "ok", "reason": "", "gpus": 8,
+         "tokens_per_s": 1e6 / (4 + i), "peak_bytes": (60, 22, 21, 20)[i] << 29}
         for i, name in enumerate(names)
     ]  # fmt: skip
     (file,) = sweep_page("Sweep", {"sharding": names}, rows, base={}).save(tmp_path / "sweep.html")
@@ -229,7 +230,7 @@ def test_labels_of_points_lie_flat_and_cover_no_other(browser, tmp_path, width, 
     )
     assert len(boxes) >= n_shown
     for number, one in enumerate(boxes):
-        assert one["width"] > 2 * one["height"] and 0 <= one["left"] and one["right"] <= width
+        assert one["width"] > 2 * one["height"] and one["left"] >= 0 and one["right"] <= width
         for other in boxes[:number]:
             apart = one["bottom"] <= other["top"] or other["bottom"] <= one["top"]
             assert apart or one["right"] <= other["left"] or other["right"] <= one["left"]
