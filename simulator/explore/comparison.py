@@ -73,7 +73,7 @@ class Side:
     """One side of a comparison."""
 
     answer: Answer
-    exposed_s: Mapping[str, float]  #: Exposed communication by axis; empty where only the answer is known.
+    exposed_s: Mapping[str, float] | None  #: Exposed communication by axis; None where only the answer is known.
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Side:
         """Seconds by part in words; they add up to the iteration."""
         breakdown = self.answer["breakdown"]
         parts: dict[str, float] = {label: breakdown[key] for key, label in PARTS.items()}
-        if self.exposed_s:
+        if self.exposed_s is not None:
             waiting_s = parts.pop(PARTS["exposed_communication_s"]) - sum(self.exposed_s.values())
             parts |= {f"exposed communication over {axis}": s for axis, s in self.exposed_s.items()}
             if waiting_s > LEAST_S:
@@ -138,7 +138,7 @@ def side_of_answer(path: str) -> Side:
         fault = f"provenance.scenario.plan: {error}"
     if fault:
         raise ConfigError(f"{path}: no answer of one run of this version: {fault}", hint="what simulate --json prints")
-    return Side(answer=answer, exposed_s={})
+    return Side(answer=answer, exposed_s=None)
 
 
 def compare(a: Side, b: Side) -> Comparison:
@@ -147,8 +147,8 @@ def compare(a: Side, b: Side) -> Comparison:
     Times are those of an iteration where both train on as many samples, in all or per GPU (weak scaling); else the second's
     are scaled to the samples of the first.
     """
-    if not (a.exposed_s and b.exposed_s):
-        a, b = (Side(answer=one.answer, exposed_s={}) for one in (a, b))
+    if a.exposed_s is None or b.exposed_s is None:
+        a, b = (Side(answer=one.answer, exposed_s=None) for one in (a, b))
     batches = [one.plan["global_batch"] for one in (a, b)]
     per_gpu = [one.plan["global_batch"] / one.plan["gpus"] for one in (a, b)]
     is_same_work = batches[0] == batches[1] or per_gpu[0] == per_gpu[1]

@@ -66,6 +66,14 @@ def test_weak_scaling_compares_iterations():
     assert {row["setting"] for row in found["inputs"]} == {"gpus", "dp", "global_batch"}
 
 
+def test_axes_are_named_beside_one_gpu_which_has_none():
+    a, b = (side_of(text, SHARED) for text in ("gpus=1", "gpus=8"))
+    found = compare(a, b)
+    parts = {row["part"]: row["b_s"] for row in found["parts"]}
+    assert parts["exposed communication over dp"] == pytest.approx(b.answer["breakdown"]["exposed_communication_s"])
+    assert sum(row["a_s"] for row in found["parts"]) == pytest.approx(a.answer["iteration_time_s"])
+
+
 def test_equal_answers_have_no_shares(small):
     found = compare(side_of_result(small), side_of_result(small))
     assert found["difference_s"] == 0
