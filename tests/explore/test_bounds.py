@@ -239,6 +239,17 @@ def test_a_pipeline_that_drains_holds_no_more_than_it_takes_at_once(pp, held):
     assert bounds.memory(layout) == result.memory
 
 
+def test_of_single_plans_little_is_remembered_at_a_time(monkeypatch):
+    """With room for three plans, bounds of ten are what they are by themselves."""
+    scenario, cluster, spec, plans = prepared("bigred200", "gpt2", 4, 8, "megatron", None, "flow", "1f1b", "bf16")
+    monkeypatch.setattr("simulator.explore.bounds.MOST_PLANS", 3)
+    shared = Bounds(scenario, cluster, spec)
+    for plan in plans[:10]:
+        alone = Bounds(scenario, cluster, spec)
+        assert shared.run_s(shared.layout(plan)) == alone.run_s(alone.layout(plan))
+        assert all(len(memory) <= 3 for memory in (shared._mesh_of, shared._settings, shared._alone))
+
+
 @given(pp=st.integers(2, 8), n_groups=st.integers(SATURATED_GROUPS, 8), virtual_pp=st.integers(1, 4))
 def test_more_micro_batches_than_saturate_hold_no_more(pp, n_groups, virtual_pp):
     def peak(n_micro_batches):
