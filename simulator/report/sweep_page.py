@@ -155,21 +155,21 @@ def search_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one row per plan of a search's answer: the ranking of each number of GPUs, plain plans and the given one."""
     rows = []
     for one in answer.get("searches", [answer]):
+        where = {"topology": one["topology"], "gpus": one["gpus"]}
         if "reason" in one:
-            found = {"topology": one["topology"], "gpus": one["gpus"], "plan": ""}
-            rows.append({**found, "status": "infeasible", "reason": one["reason"]})
+            rows.append({**where, "plan": "", "status": "infeasible", "reason": one["reason"]})
             continue
         for rank, labels, row in ranking(one):
             if "reason" in row:
-                rows.append({"gpus": one["gpus"], "plan": labels[0], "status": "infeasible", "reason": row["reason"]})
+                rows.append({**where, "plan": labels[0], "status": "infeasible", "reason": row["reason"]})
             else:
-                rows.append(_row(one["gpus"], row, rank, labels[0] if rank is None else ""))
+                rows.append(_row(where, row, rank, labels[0] if rank is None else ""))
     return rows
 
 
-def _row(gpus: int, row: Mapping[str, Any], rank: int | None, label: str = "") -> dict[str, Any]:
+def _row(where: Mapping[str, Any], row: Mapping[str, Any], rank: int | None, label: str) -> dict[str, Any]:
     name = f"{label}: {row['summary']}" if label else row["summary"]
-    flat: dict[str, Any] = {"gpus": gpus, "rank": rank, "plan": name, "status": "ok", "reason": "", "why": row["why"]}
+    flat: dict[str, Any] = {**where, "rank": rank, "plan": name, "status": "ok", "reason": "", "why": row["why"]}
     flat |= {name: row["plan"][name] for name in RESOLVED if name not in flat}
     flat |= {
         name: row["plan"][name] for name in ("virtual_pp", "cp", "ep", "sharding", "recompute", "sequence_parallel")
@@ -190,9 +190,12 @@ def write_search(answer: Mapping[str, Any], folder: str | None, formats: str, pl
     if target == NO_PLOT:
         return files
     scenario = answer["scenario"]
-    several = len({row["gpus"] for row in rows}) > 1
-    named = [(f"{row['gpus']:,} GPUs, {row['plan']}" if several else row["plan"], row) for row in rows]
-    title = f"Plans for {scenario['model']} on {scenario['topology']}"
+    words = {"gpus": "{:,} GPUs".format, "topology": str}
+    differ = [name for name in words if len({row[name] for row in rows}) > 1]
+    places = [" of ".join(words[name](row[name]) for name in differ) for row in rows]
+    named = [(", ".join(filter(None, (place, row["plan"]))), row) for place, row in zip(places, rows, strict=True)]
+    clusters = list(dict.fromkeys(row["topology"] for row in rows))
+    title = f"Plans for {scenario['model']} on {_and(clusters)}"
     lead = f"sequence {scenario['sequence_length']}, {scenario['framework']}"
     page = _many_page(title, lead, search_charts(named), named, answer)
     return files + page.save(target)

@@ -35,7 +35,7 @@ from simulator.explore.sweeps import run_sweep
 from simulator.explore.training_run import RunRequest
 from simulator.memory import MemoryReport
 from simulator.plan import ParallelPlan
-from simulator.report.sweep_page import search_rows
+from simulator.report.sweep_page import search_rows, write_search
 from simulator.simulation import simulate_on
 
 SETTINGS = {"topology": "bigred200", "model": "gpt2", "gpus": 8, "global_batch": 8, "sequence_length": 256}
@@ -234,6 +234,30 @@ def test_the_given_plan_is_compared_and_not_kept_fixed(tmp_path):
     rows = search_rows(answer)
     assert rows[-1]["plan"].startswith("yours: dp4 mb1 zero3")
     assert [row["rank"] for row in rows[:3]] == [1, 2, 3]
+
+
+def test_rows_of_several_clusters_say_which(tmp_path):
+    """Also those without a plan: nobody has three GPUs among whom eight sequences could be shared."""
+    axes = {
+        "recompute": ("none",),
+        "tp": (1,),
+        "pp": (1,),
+        "micro_batch": (1,),
+        "topology": ("bigred200", "dgx-a100-80g"),
+    }
+    base = {**SETTINGS, "global_batch": 8}
+    answer, *_ = answer_of(search_counts(base, axes, (3, 4), top=1, n_jobs=1), "time")
+    *files, page = write_search(answer, str(tmp_path), "csv,jsonl", None)
+    rows = [json.loads(line) for line in files[1].read_text(encoding="utf-8").splitlines()]
+    assert [(row["topology"], row["gpus"]) for row in rows if row["status"] != "ok"] == [
+        ("bigred200", 3),
+        ("dgx-a100-80g", 3),
+    ]
+    assert {row["topology"] for row in rows if row["status"] == "ok"} == {"bigred200", "dgx-a100-80g"}
+    text = page.read_text(encoding="utf-8")
+    assert "on bigred200 and dgx-a100-80g</h1>" in text
+    assert "4 GPUs of dgx-a100-80g, dp4 mb1" in text
+    assert "3 GPUs of bigred200, 3 GPUs of dgx-a100-80g: no plan is valid" in text
 
 
 def test_a_given_plan_that_does_not_run_has_its_reason(tmp_path):
