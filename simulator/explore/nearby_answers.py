@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TypedDict
 
 from simulator.analysis.metrics import Breakdown
@@ -118,10 +118,9 @@ class _Around:
 
     def singles(self) -> list[_Place]:
         """Return every place one choice away: the nearest plans first, then machines, then the farther plans."""
-        plans = list(self._plans(self.base, nearest))
-        known = {place.choices for place in plans}
-        farther = [place for place in self._plans(self.base, neighbours) if place.choices not in known]
-        return [*plans, *self._sizes(self.base), *self._machines(self.base), *farther]
+        near, far = (self._plans(self.base, of) for of in (nearest, neighbours))
+        places = chain(near, self._sizes(self.base), self._machines(self.base), far)
+        return list({place.choices: place for place in places}.values())
 
     def pair(self, first: _Place, second: _Place) -> _Place | None:
         """Return the place where both choices are made, if they are of two settings and can be had together."""

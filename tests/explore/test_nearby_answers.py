@@ -78,9 +78,19 @@ def test_the_command_says_it_again_for_what_is_no_plan():
         topology="pinnacles", model="gpt2", plan=ParallelPlan.of({"gpus": 4, "micro_batch": 2}), transport="tcp-10g",
         overrides=(("node.nics.bandwidth", "25 Gb/s"),),
         faults=Faults(slow_ranks=((1, 1.5),), slow_links=(("node1.nic", 2.0),)),
+        network="alpha-beta", algorithm="ring", protocol="simple", seed=7, unfold=True,
     )  # fmt: skip
     for answer in nearby_answers(simulate(scenario), 3):
+        for words in ("--network alpha-beta", "--nccl-algo ring", "--nccl-proto simple", "--seed 7", "--unfold"):
+            assert words in answer["command"]
         assert f'"iteration_time_s": {answer["iteration_time_s"]}' in printed_by(answer["command"])
+
+
+def test_sizes_are_of_whole_replicas():
+    """Twice and four times three replicas; one and a half are none."""
+    plan = ParallelPlan.of({"gpus": 3, "micro_batch": 1, "global_batch": 12})
+    found = nearby_answers(simulate(Scenario(topology="bigred200", model="gpt2", plan=plan)), 40)
+    assert [one["choices"]["gpus"] for one in found if list(one["choices"]) == ["gpus"]] == ["6", "12"]
 
 
 def test_two_changes_of_the_machine_are_both_made():
