@@ -190,9 +190,8 @@ def write_search(answer: Mapping[str, Any], folder: str | None, formats: str, pl
     if target == NO_PLOT:
         return files
     scenario = answer["scenario"]
-    words = {"gpus": "{:,} GPUs".format, "topology": str}
-    differ = [name for name in words if len({row[name] for row in rows}) > 1]
-    places = [" of ".join(words[name](row[name]) for name in differ) for row in rows]
+    differ = [name for name in ("gpus", "topology") if len({row[name] for row in rows}) > 1]
+    places = [" of ".join(f"{row[name]:,} GPUs" if name == "gpus" else row[name] for name in differ) for row in rows]
     named = [(", ".join(filter(None, (place, row["plan"]))), row) for place, row in zip(places, rows, strict=True)]
     clusters = list(dict.fromkeys(row["topology"] for row in rows))
     title = f"Plans for {scenario['model']} on {_and(clusters)}"
