@@ -89,6 +89,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         fuses_operations=plan.fused_operations, bias_summing=framework.bias_summing(plan.release),
         left_sms=framework.margin_sms if plan.moe_fused_experts and plan.schedule == "1f1b-combined" else 0,
         permutes_by_scan=plan.permutes_by_scan, sorts_arrivals=sorts_arrivals(plan), stops_early=framework.stops_recompute_early,
+        routes_wide=framework.routes_wide,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,
     )  # fmt: skip

@@ -27,6 +27,9 @@ REDUCED_ROWS: Mapping[str, tuple[float, float]] = {"per_token_quantize": (5.0, 2
 CACHED_ROW = 32768
 #: rows under way in an SM while nothing is written yet, and while nothing is read any more
 FILL_AND_DRAIN = 4
+#: narrowest row of a norm that has a block to itself; narrower ones share it, a warp each (NVIDIA Transformer Engine,
+#: ``common/normalization/rmsnorm/rmsnorm_fwd_cuda_kernel.cu``: blocks of four warps). The rows that were timed are of 768 and more
+SHARED_ROW = 512
 #: bytes that an SM moves per clock between registers and the L2 cache where nothing comes from memory (H100 32, H200 33, B200 27: rows
 #: fp8_static_quantize of 25 MB with split=fit, ai-dynamo/aiconfigurator@095f58a51c)
 L2_BYTES_PER_CLOCK = 32.0
@@ -92,7 +95,8 @@ def pointwise_time_s(
     seconds = constants.launch_s + conditions.overhead_s + lookup(constants.fixed_s, shape, 0.0)
     if shape.row_length:
         row_s = lookup(constants.row_s, shape, 0.0)
-        seconds += row_s * (shape.n_elements / shape.row_length)
+        share = min(1.0, shape.row_length / SHARED_ROW) if shape.name.endswith("_norm") else 1.0
+        seconds += share * row_s * (shape.n_elements / shape.row_length)
         if row_s and shape.row_length > constants.row_elements:
             n_bytes += shape.n_elements * DTYPE_BYTES[shape.dtype]
     is_reduced = shape.name in REDUCED_ROWS

@@ -130,4 +130,4 @@ class RooflineKernels:
             return float(times[0])
         if isinstance(shape, ScanShape):
             return scan_time_s(shape, device, constants.scan)
-        return pointwise_time_s(shape, device, constants.pointwise, self.conditions)
+        return shape.n_pieces * pointwise_time_s(shape.piece, device, constants.pointwise, self.conditions)

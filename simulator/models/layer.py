@@ -8,7 +8,7 @@ layer only marks a :class:`CommunicationPoint`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Pass = Literal["forward", "dgrad", "wgrad", "backward"]
@@ -147,6 +147,21 @@ class PointwiseShape(Launch):
     dtype: str = "bf16"
     kernel_pass: Pass = "forward"
     access: Access = "vector"  #: How an elementwise kernel of eager PyTorch reaches its operands; see :data:`Access`.
+
+    @property
+    def piece(self) -> PointwiseShape:
+        """One of the kernels that it stands for, which run one after the other on one stream."""
+        n = self.n_pieces
+        if n == 1:
+            return self
+        n_elements = max(1, round(self.n_elements / n))
+        return replace(
+            self,
+            n_elements=n_elements,
+            read_bytes=self.read_bytes / n,
+            written_bytes=self.written_bytes / n,
+            n_pieces=1,
+        )
 
     @property
     def n_flops(self) -> float:

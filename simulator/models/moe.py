@@ -115,14 +115,17 @@ def _gates(style: Style, x: Tensor) -> Tensor:
     spec, tape = style.spec, style.tape
     n_tokens = x.n_elements // spec.hidden
     n_routed = n_tokens * spec.top_k
-    logits = style.linear(x, spec.n_experts, spec.hidden, bias=spec.router_bias, name="router", is_narrow=False)
+    if style.setting.routes_wide:
+        logits = _wide_logits(style, x)
+    else:
+        logits = style.linear(x, spec.n_experts, spec.hidden, bias=spec.router_bias, name="router", is_narrow=False)
     n_logits = n_tokens * spec.n_experts
     return tape.record(
         [logits],
         n_routed,
         "fp32",
         forward=[
-            kernel("softmax", n_logits, 2 * n_logits, 4 * n_logits, "fp32", row=spec.n_experts),
+            kernel("softmax", n_logits, logits.n_bytes, 4 * n_logits, "fp32", row=spec.n_experts),
             kernel("topk", n_routed, 4 * n_logits, 12 * n_routed, "fp32", row=spec.n_experts),
             kernel("sort", n_routed, 8 * n_routed, 8 * n_routed, "int64"),
         ],
@@ -132,13 +135,41 @@ def _gates(style: Style, x: Tensor) -> Tensor:
                 "softmax",
                 n_logits,
                 8 * n_logits,
-                2 * n_logits,
+                logits.n_bytes,
                 "fp32",
                 row=spec.n_experts,
                 in_pass="backward",
             ),
         ],
         saved_bytes=4 * n_logits + 12 * n_routed,
+    )
+
+
+def _wide_logits(style: Style, x: Tensor) -> Tensor:
+    """Append the router's product with a result in fp32, whose gradients are products of fp32 copies.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/moe/moe_utils.py``, ``RouterGatingLinearFunction`` (``--moe-router-dtype fp32``): forward
+    reads 16 bits; backward widens input and weight, and narrows both gradients. NVIDIA Transformer Engine,
+    ``common/gemm/cublaslt_gemm.cu``: products of fp32 run as TF32.
+    """
+    spec, dtype = style.spec, style.setting.gemm_dtype
+    n_tokens = x.n_elements // spec.hidden
+    weight = style.tape.weight(spec.n_experts * spec.hidden, style.weight_dtype)
+    forward = GemmShape(m=n_tokens, n=spec.n_experts, k=spec.hidden, dtype=dtype, name="router", output_bytes=4)
+    back = GemmShape(m=n_tokens, n=spec.hidden, k=spec.n_experts, dtype="tf32", kernel_pass="dgrad", name="router")
+    wide = Tensor(x.n_elements, "fp32", x.storage)
+    narrows = map_kernel("cast", [wide], [x], in_pass="backward")
+    widens = map_kernel("cast", [x], [wide], in_pass="backward")
+    weight_gradient = replace(back, m=spec.n_experts, n=spec.hidden, k=n_tokens, kernel_pass="wgrad")
+    return style.tape.record(
+        [x, weight],
+        n_tokens * spec.n_experts,
+        "fp32",
+        forward=[forward],
+        backward=[back, widens, weight_gradient, narrows],
+        saves=[x],
     )
 
 

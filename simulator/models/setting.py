@@ -49,6 +49,7 @@ class Setting:
     fuses_operations: bool = (
         False  #: Whether norm, products and activation of a dense MLP are one sequence of fused operations.
     )
+    routes_wide: bool = False  #: Whether routers compute in fp32.
     fuses_experts: bool = False  #: Whether one kernel serves all experts of a rank.
     permutes_by_scan: bool = False  #: Whether sorting tokens by expert visits all experts for every token.
     sorts_arrivals: bool = (

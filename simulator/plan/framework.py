@@ -293,6 +293,8 @@ class Framework:
     calls_modules: bool = False
     #: Whether weights of layers are kept and gathered in eight bits where one scale serves a tensor (``fp8_param_gather``).
     gathers_narrow: bool = False
+    #: Whether the routers of its mixtures of experts compute in fp32 (``moe_router_dtype``).
+    routes_wide: bool = False
     #: SMs that fused products of experts leave to an exchange of tokens that runs beside them.
     margin_sms: int = 0
     #: What its recipes turn on from some release on.
@@ -389,6 +391,7 @@ FRAMEWORKS: dict[str, Framework] = {
             experts_need_split_tokens=True,
             calls_modules=True,
             gathers_narrow=True,  # all mixed-precision recipes of Megatron Bridge with delayed or current scaling
+            routes_wide=True,  # providers of DeepSeek, Qwen3, Nemotron-H, OLMoE and others (src/megatron/bridge/models)
             margin_sms=16,  # CUDNNFE_CLUSTER_OVERLAP_MARGIN=8 clusters of two SMs (perf_plugins.py from 26.06 on)
             features=(_FUSED_EXPERTS,),
             recipe={"sharding": "zero1", "overlap": True, "overlap_parameter_gather": True},

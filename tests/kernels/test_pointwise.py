@@ -59,6 +59,23 @@ def test_what_an_operation_costs_once_and_per_row_is_added(plain_device: Device)
     assert longer == pytest.approx(3e-6 + timing.overhead_s + 7e-6 + 2e-9 * n / 256 + 8 * n / (0.5 * 2e12))
 
 
+def test_narrow_rows_of_a_norm_share_a_block(plain_device: Device) -> None:
+    """Transformer Engine's general kernels give a row of 128 a warp, four of which are a block: a quarter of a row's fixed cost."""
+    constants = PointwiseConstants(launch_s=0.0, warm_share=0.0, efficiency={"default": 0.5}, row_s={"rms_norm": 2e-9})
+    n = 1 << 20
+    moved_s = 6 * n / (0.5 * 2e12)
+    for row, share in ((1024, 1.0), (512, 1.0), (128, 0.25)):
+        found = pointwise_time_s(shape_of("rms_norm", n, row=row), plain_device, constants, CONDITIONS["training"])
+        assert found == pytest.approx(moved_s + share * 2e-9 * n / row)
+
+
+def test_kernels_of_single_experts_cost_what_they_do_one_after_the_other(plain_device: Device) -> None:
+    kernels = RooflineKernels()
+    one = shape_of("quantize_mxfp8", 1 << 18)
+    all_of_them = replace(shape_of("quantize_mxfp8", 1 << 22), n_pieces=16)
+    assert kernels.duration_s(all_of_them, plain_device) == pytest.approx(16 * kernels.duration_s(one, plain_device))
+
+
 def test_power_limits_what_runs_long() -> None:
     """Half-way at ``burst_s``: there the share of the power limit is 1 / (1 + 1)."""
     for timing in CONDITIONS.values():

@@ -284,3 +284,22 @@ def test_kernels_from_the_routers_logits_to_the_exchange_are_as_many_as_were_cou
     router = next(place for place, item in enumerate(items) if getattr(item, "name", "") == "router")
     exchange = next(place for place, item in enumerate(items) if getattr(item, "operator", "") == "dispatch")
     assert exchange - router - 1 == n_kernels
+
+
+def test_a_router_in_fp32_widens_its_input_and_narrows_its_gradient_in_backward():
+    """NVIDIA/Megatron-LM, ``core/transformer/moe/moe_utils.py``, ``RouterGatingLinearFunction``: forward reads 16 bits and writes
+    fp32, both gradients are products of fp32 and the input's is narrowed; as many FLOPs as in 16 bits."""
+    spec = rename(CATALOG["qwen3-30b-a3b"], "x", layers=1)
+    tokens, hidden, experts = 4096, spec.hidden, spec.n_experts
+    layers = {}
+    for wide in (False, True):
+        setting = Setting(micro_batch=1, sequence_length=tokens, ep=8, kernels="fused", routes_wide=wide)
+        layers[wide] = build_model(spec, setting).layers[1]
+    forward, *_ = [i for i in layers[True].forward if getattr(i, "name", "") == "router"]
+    assert forward.dtype == "bf16" and forward.n_bytes == 2 * hidden * (tokens + experts) + 4 * tokens * experts
+    backward = [i for i in layers[True].backward if getattr(i, "name", "") == "router"]
+    assert [i.dtype for i in backward] == ["tf32", "tf32"]
+    moved = [(i.read_bytes, i.written_bytes) for i in layers[True].backward if getattr(i, "name", "") == "cast"]
+    assert sorted(moved) == [(2 * tokens * hidden, 4 * tokens * hidden), (4 * tokens * hidden, 2 * tokens * hidden)]
+    flops = [sum(getattr(i, "n_flops", 0) for i in (*each.forward, *each.backward)) for each in layers.values()]
+    assert flops[0] == flops[1]

@@ -20,7 +20,7 @@ from simulator.parallel.stage import items_of, template_of
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel
 from simulator.scenario import Scenario
-from simulator.simulation import simulate
+from simulator.simulation import model_for, simulate
 
 SPEC = find_spec("mixtral-8x7b")
 TOKENS = 2 * 1024
@@ -274,6 +274,16 @@ def test_kernels_between_router_and_exchange_are_those_that_were_counted(release
     """NVIDIA/Megatron-LM, deepseek-v3-gb200-optimization, 2.1.4 and 2.2.1: 72 before the fused router, 31 with it, 17 with DeepEP."""
     flex, exchange = (host_s(8, moe_dispatcher=name, release=release) for name in ("deepep", "alltoall"))
     assert exchange - flex == pytest.approx(more * 20e-6)
+
+
+def test_routers_of_nvidias_recipes_compute_in_fp32():
+    """``moe_router_dtype = "fp32"`` (NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/models); Megatron-Core has none."""
+    products = {}
+    for name in ("megatron-core", "megatron-bridge"):
+        model = model_for(SPEC, ParallelPlan.of({"gpus": 8, "ep": 8, "framework": name, "micro_batch": 1}))
+        items = [item for layer in model.layers for item in layer.backward]
+        products[name] = {item.dtype for item in items if getattr(item, "name", "") == "router"}
+    assert products == {"megatron-core": {"bf16"}, "megatron-bridge": {"tf32"}}
 
 
 def test_a_dispatcher_with_few_sms_is_bound_by_them():

@@ -34,7 +34,9 @@ def launched_fields(row: Row, layers: int, stages: int, assumed: list[str]) -> d
     launcher = launcher_of(row)
     fields: dict[str, Any] = dict(launcher.get("settings", {}))
     if "recompute" in launcher and not row.text("recompute_modules"):
-        fields |= {"recompute": "selective", "recompute_modules": launcher["recompute"]}
+        modules = launcher["recompute"]
+        is_none = modules == "none"
+        fields |= {"recompute": "none"} if is_none else {"recompute": "selective", "recompute_modules": modules}
     if launcher.get("trims_ends") and stages > 1:
         each = -(-layers // stages)
         fields |= {"first_stage_layers": each - 1, "last_stage_layers": each - 2}

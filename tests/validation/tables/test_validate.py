@@ -158,6 +158,9 @@ class TestPredicting:
             case_of(training_row(**{**beside, "recipe_matches": "1"}, topology="gb200-nvl72"))[0].plan.moe_dispatcher
             == "alltoall"
         )
+        beside |= {"release": "26.06", "pp": "2", "virtual_pp": "8", "ep": "32", "topology": "gb300-nvl72"}
+        plan = case_of(training_row(**beside))[0].plan  # what its function at 63b08b39 has
+        assert (plan.recompute, plan.recompute_modules, plan.cuda_graphs) == ("none", None, "full_iteration")
         later = {**cells, "release": "26.08", "cuda_graph_impl": "", "moe_a2a_overlap": "0", "topology": "gb200-nvl72"}
         plan = case_of(training_row(**later))[0].plan
         assert (plan.cuda_graphs, plan.schedule, plan.moe_dispatcher) == ("full_iteration", "1f1b-combined", "hybridep")
