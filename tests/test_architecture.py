@@ -146,23 +146,36 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "HEAVY []"
 
 
-def test_the_main_command_loads_no_importers():
-    """Nor what whole runs and neighbours are reckoned with: a run on a shipped cluster needs none of them."""
+def loaded_by(words):
+    """The modules that a command line loads."""
     done = run_python(
         "import sys\n"
-        "sys.argv = ['simulate', '--topology', 'bigred200', '--model', 'gpt2', '--gpus', '1', '--json']\n"
+        f"sys.argv = ['simulate', *{words.split()!r}]\n"
         "from simulator.cli.main import main\n"
         "try:\n"
         "    main()\n"
         "except SystemExit as stopped:\n"
         "    assert not stopped.code, stopped.code\n"
-        "print('LOADED', sorted(name for name in sys.modules if name.startswith('simulator.')))\n"
+        "print('LOADED', sorted(sys.modules))\n"
     )
-    loaded = ast.literal_eval(done.stdout.splitlines()[-1].removeprefix("LOADED "))
+    return set(ast.literal_eval(done.stdout.splitlines()[-1].removeprefix("LOADED ")))
+
+
+def test_a_collective_loads_neither_plans_of_models_nor_other_commands():
+    words = "collective all_reduce --topology selene --gpus 64 --min 1MiB --max 1MiB --network chunk --nccl-algo ring --json"
+    loaded = loaded_by(words)
+    assert "simulator.network.chunk" in loaded
+    others = ("simulator.explore", "simulator.schedules", "simulator.parallel.idle", "simulator.cli.exploration", "numpy.ma")
+    assert not loaded.intersection(others)
+
+
+def test_the_main_command_loads_no_importers():
+    """Nor what whole runs and neighbours are reckoned with: a run on a shipped cluster needs none of them."""
+    loaded = loaded_by("--topology bigred200 --model gpt2 --gpus 1 --json")
     assert not {
         "simulator.interop.megatron_flags", "simulator.interop.deepspeed", "simulator.interop.torchtitan", "simulator.interop.hf_config",
         "simulator.explore.training_run", "simulator.explore.neighbours", "simulator.models.torch_module",
-    } & set(loaded)  # fmt: skip
+    } & loaded  # fmt: skip
 
 
 def test_everything_else_imports_without_torch():

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from simulator.faults import Faults
-from simulator.models.recorded import RecordedModule
-from simulator.models.spec import ModelSpec
-from simulator.parallel.idle import idle_settings
-from simulator.plan import ParallelPlan
-from simulator.scenario import Scenario
-from simulator.topology import Topology
-from simulator.topology.device import Device
+
+if TYPE_CHECKING:
+    from simulator.models.recorded import RecordedModule
+    from simulator.models.spec import ModelSpec
+    from simulator.plan import ParallelPlan
+    from simulator.scenario import Scenario
+    from simulator.topology import Topology
+    from simulator.topology.device import Device
 
 
 def idle_inputs(
@@ -31,6 +33,8 @@ def idle_inputs(
     given : collection of str
         Settings of the plan that the user made: defaults are nobody's mistake.
     """
+    from simulator.parallel.idle import idle_settings
+
     plan = scenario.plan
     network = scenario.network if scenario.network != "flow" else ""
     has_experts = getattr(spec, "n_experts", 0) > 0

@@ -42,7 +42,7 @@ def collective(
 ) -> None:
     """Predict a collective by size, alone on its links, in the columns of nccl-tests."""
     from simulator.analysis.confidence import collective_interval
-    from simulator.cli.inputs import write_warnings
+    from simulator.cli.shared import write_warnings
     from simulator.collectives import collective_named
     from simulator.collectives.benchmark import benchmark_table, size_range
     from simulator.interop import open_topology
@@ -106,7 +106,7 @@ def _draw(plot: str | None, name: str, machine: Topology, series: Mapping[str, S
 def _warn(name: str, machine: Topology, given: Mapping[str, str], network: str) -> None:
     """Name choices that change nothing."""
     from simulator.analysis.idle_inputs import idle_choices
-    from simulator.cli.inputs import write_warnings
+    from simulator.cli.shared import write_warnings
     from simulator.collectives.tuner import is_tunable
 
     found = idle_choices(machine.n_nodes, machine.n_gpus, **given)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.cli.shared import complain
+from simulator.cli.shared import write_warnings
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import SCENARIO_SETTINGS, canonical_name, convert, parse_axis
 from simulator.interop import import_model, import_settings, import_topology, is_foreign, recognise_settings
@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 
 #: flags of the collectives -> settings of the scenario
 _FORCED = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
-
-
-def write_warnings(messages: Iterable[str], *, said: set[str] | None = None, kind: str = "warning") -> None:
-    """Print warnings on standard error, each once: ``said`` is what was printed before, and grows."""
-    seen = said if said is not None else set()
-    for message in messages:
-        if message not in seen:
-            seen.add(message)
-            complain(f"{kind}: {message}")
 
 
 # -- settings ----------------------------------------------------------------------------------------------------

@@ -29,8 +29,9 @@ from simulator.cli.options import (
 from simulator.cli.shared import complain, print_json
 from simulator.errors import SimulatorError
 
+_MARKUP: Any = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 app = typer.Typer(
-    add_completion=True, no_args_is_help=False, rich_markup_mode="markdown", pretty_exceptions_enable=False,
+    add_completion=True, no_args_is_help=False, **_MARKUP,
     help="Predict the iteration time of distributed deep-learning training on a cluster.",
     epilog="Examples:  `simulate --topology bigred200 --model gpt2-large`  ·  "
     "`simulate --topology selene --model gpt3-175b --gpus 1024 --tp 8 --pp 16 --micro-batch 1 --global-batch 1536 --json`",
@@ -143,23 +144,42 @@ def register_commands() -> None:
     """Add the commands that live in files of their own, once; each imports its work lazily."""
     if any(command.name == "validate" for command in app.registered_commands):
         return
+    for name in _COMMANDS:
+        _add(app, name)
+
+
+def _add(to: typer.Typer, name: str) -> None:
     from simulator.cli.main_flags import RUN_OPTIONS
     from simulator.cli.shared import with_scenario
 
-    for name, (module, attribute, text, flags) in _COMMANDS.items():
-        found = getattr(import_module(f"simulator.cli.{module}"), attribute)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
-            continue
-        if flags != _OWN:
-            found = with_scenario(found, main_command, *((RUN_OPTIONS,) if flags == _FLAGS_OF_RUNS else ()))
-        app.command(name, help=text)(found)
+    module, attribute, text, flags = _COMMANDS[name]
+    found = getattr(import_module(f"simulator.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        to.add_typer(found, name=name)
+        return
+    if flags != _OWN:
+        found = with_scenario(found, main_command, *((RUN_OPTIONS,) if flags == _FLAGS_OF_RUNS else ()))
+    to.command(name, help=text)(found)
 
 
-def _is_main_alone(words: list[str]) -> bool:
-    """Whether nobody asks for another command: describing the flags of all takes a tenth of a small simulation."""
-    is_asked = "--help" in words or any(name.endswith("_COMPLETE") for name in os.environ)
-    return bool(words) and words[0].startswith("-") and not is_asked and _COMMANDS.keys().isdisjoint(words)
+@with_flags({None: {"max_memory": FLAGS["Output"]["max_memory"]}})
+def _limited(**settings: Any) -> None:
+    limit_memory(settings["max_memory"])
+
+
+def _asked(words: list[str]) -> typer.Typer:
+    """Return the application with what these words can ask for: describing all flags takes a fifth of a small simulation."""
+    is_limited = bool(words) and words[0].partition("=")[0] == "--max-memory"  # as :func:`_limits_first` leaves them
+    rest = words[1 if "=" in words[0] else 2 :] if is_limited else words
+    completes = any(name.endswith("_COMPLETE") for name in os.environ)
+    if rest and rest[0] in _COMMANDS and not completes:
+        alone = typer.Typer(add_completion=False, **_MARKUP)
+        alone.callback()(_limited)
+        _add(alone, rest[0])
+        return alone
+    if completes or not words or not words[0].startswith("-") or not {"--help", *_COMMANDS}.isdisjoint(words):
+        register_commands()
+    return app
 
 
 def _takes_plans(words: list[str]) -> bool:
@@ -197,15 +217,13 @@ def main() -> None:
     wants_json = "--json" in sys.argv
     _make_streams_safe()
     try:
-        if not _is_main_alone(sys.argv[1:]):
-            register_commands()
         refuse_blanks(sys.argv[1:])
         if _takes_plans(sys.argv[1:]) and (other := other_flag(sys.argv[1:])):
             complain(other)
             sys.exit(2)
         sys.argv[1:] = _limits_first(our_flags(sys.argv[1:]))
         try:
-            app()
+            _asked(sys.argv[1:])()
         finally:
             sys.stdout.flush()  # a full disk is an error to report, not one to ignore at exit
     except SimulatorError as error:

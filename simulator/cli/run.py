@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulator.answer import Result, margin_of, memory_over_time
-from simulator.cli.inputs import clusters_of, recorded_module, settings_of, write_notes, write_warnings
+from simulator.cli.inputs import clusters_of, recorded_module, settings_of, write_notes
 from simulator.cli.main_flags import RUN_OPTIONS
-from simulator.cli.shared import after_the_answer, print_json, progress_line, say_written
+from simulator.cli.shared import after_the_answer, print_json, progress_line, say_written, write_warnings
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.full_answer import document, simulate_counts
 from simulator.explore.named_settings import given_in

@@ -57,6 +57,15 @@ def complain(text: str) -> None:
     say(text, stream=sys.stderr)
 
 
+def write_warnings(messages: Iterable[str], *, said: set[str] | None = None, kind: str = "warning") -> None:
+    """Print warnings on standard error, each once: ``said`` is what was printed before, and grows."""
+    seen = said if said is not None else set()
+    for message in messages:
+        if message not in seen:
+            seen.add(message)
+            complain(f"{kind}: {message}")
+
+
 def say(text: str, *, hang: str = "", stream: TextIO | None = None) -> None:
     """Print lines, on standard output unless told; a terminal breaks them between words, a log keeps them whole.
 

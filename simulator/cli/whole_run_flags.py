@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.cli.inputs import write_warnings
 from simulator.cli.main_flags import RUN_OPTIONS
+from simulator.cli.shared import write_warnings
 from simulator.errors import ConfigError
 from simulator.explore.checkpoint_policy import check_policy
 from simulator.explore.energy import parse_price

@@ -16,6 +16,7 @@ from simulator.engine.state import RankState, Running
 from simulator.network.base import SeparableNetwork
 from simulator.program.op import COMMUNICATIONS, Collective, Transfer
 from simulator.program.program import Block, Program, Task
+from simulator.program.stretch import stretch_of
 
 
 class OutsideError(Exception):
@@ -47,8 +48,8 @@ def circles_of(program: Program, costs: Costs, network: SeparableNetwork) -> tup
 
     periods: list[Sequence[Task]] = []
     for number, rank in enumerate(program.ranks):
-        assert rank.stretch is not None, "every rank of a program with omitted periods has a stretch"
-        periods.append(rank.tasks[rank.stretch.start : rank.stretch.end])
+        start, end, _ = stretch_of(rank)
+        periods.append(rank.tasks[start:end])
         join(number, {("key", task.key) for task in periods[number] if task.key is not None})
     loaded: list[frozenset[int]] = [frozenset()] * len(periods)
     if any(head(number) for number in range(len(periods))):

@@ -17,10 +17,11 @@ from simulator.engine.durations import FAR_AHEAD_PS, Durations, Part, TouchedErr
 from simulator.engine.interference import change_rate, slow_collectives
 from simulator.engine.lockstep import Pass, Turns
 from simulator.engine.state import Communication, Participants, RankState, Running, Stream
-from simulator.engine.steady import View, Watch, stops_host
+from simulator.engine.steady import View, Watch
 from simulator.network.base import NetworkModel, SeparableNetwork, StatefulNetwork
 from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, KernelRun
 from simulator.program.program import COMPUTE, HOST, Block, Program, Task
+from simulator.program.stretch import stops_host, stretch_of
 from simulator.timeline import Cycle, Span
 from simulator.units import to_ps
 
@@ -84,7 +85,7 @@ class Machine:
         self.joint: dict[int, list[tuple[int, frozenset[int]]]] = {}  # by circle
         self.trailing: set[tuple[int, int]] = set()
         self.watches = [
-            Watch(program.n_omitted, [self.ranks[number] for number in circle.numbers], grows=grows)
+            Watch(program, [self.ranks[number] for number in circle.numbers], grows=grows)
             for circle, grows in (zip(self.circles, grow, strict=True) if program.n_omitted else ())
         ]
         #: Until when the links of a circle are in use although no event of it is simulated.
@@ -670,8 +671,7 @@ def _keys_across(program: Program, circle_of: Mapping[int, int]) -> Iterator[Has
     """Yield the keys behind the stretches under which ranks of several circles meet."""
     first: dict[Hashable, int] = {}
     for number, rank in enumerate(program.ranks):
-        assert rank.stretch is not None, "every rank of a program with omitted periods has a stretch"
-        for key in {task.key for task in rank.tasks[rank.stretch.end :] if task.key is not None}:
+        for key in {task.key for task in rank.tasks[stretch_of(rank).end :] if task.key is not None}:
             if first.setdefault(key, circle_of[number]) != circle_of[number]:
                 yield key
 

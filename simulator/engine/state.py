@@ -10,8 +10,8 @@ from simulator.engine.costs import Interference
 from simulator.engine.durations import FAR_AHEAD_PS
 from simulator.engine.lockstep import Pass
 from simulator.program.op import Collective, HostWork, Transfer
-from simulator.program.program import HOST, RankProgram, Task
-from simulator.program.stretch import shifted
+from simulator.program.program import HOST, RankProgram, Stretch, Task
+from simulator.program.stretch import shifted, stretch_of
 from simulator.timeline import Span
 
 
@@ -182,16 +182,14 @@ class RankState:
         self.n_written = 0
         self.rest: tuple[Task, ...] | None = None
         if grows:
-            assert program.stretch is not None, "every rank of a program with omitted periods has a stretch"
-            self.rest = program.tasks[program.stretch.end :]
+            self.rest = program.tasks[stretch_of(program).end :]
         self._write(program.tasks[: len(program.tasks) - len(self.rest or ())])
 
     def write_period(self, n_micro_batches: int) -> Iterable[tuple[Task, Task]]:
         """Write down one period more; return its tasks, each behind the one of the program that it repeats."""
-        assert self.stretch is not None and self.program.stretch is not None
-        _, end, length = self.program.stretch
+        _, end, length = stretch_of(self.program)
         self.n_written += 1
-        self.stretch = self.stretch._replace(end=self.stretch.end + length)
+        self.stretch = Stretch(stretch_of(self).start, stretch_of(self).end + length, length)
         own = self.program.tasks[end - length : end]
         n_tasks, n_micro_batches = self.n_written * length, self.n_written * n_micro_batches
         written = [shifted(task, n_tasks, n_micro_batches) for task in own]
@@ -200,10 +198,11 @@ class RankState:
 
     def write_rest(self, n_micro_batches: int, fixed: Container[Hashable]) -> Iterable[tuple[Task, Task]]:
         """Write down what stands behind the periods, likewise; keys in ``fixed`` stay as they are."""
-        assert self.stretch is not None and self.rest is not None
-        n_tasks, n_micro_batches = self.n_written * self.stretch.length, self.n_written * n_micro_batches
+        assert self.rest is not None
+        start, _, length = stretch_of(self)
+        n_tasks, n_micro_batches = self.n_written * length, self.n_written * n_micro_batches
         own, self.rest = self.rest, None
-        written = [shifted(task, n_tasks, n_micro_batches, first=self.stretch.start) for task in own]
+        written = [shifted(task, n_tasks, n_micro_batches, first=start) for task in own]
         written = [
             new._replace(key=old.key) if old.key in fixed else new for old, new in zip(own, written, strict=True)
         ]

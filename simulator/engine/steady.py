@@ -21,11 +21,13 @@ from typing import NamedTuple
 
 from simulator.engine.durations import FAR_AHEAD_PS
 from simulator.engine.state import Communication, Participants, RankState, Running
-from simulator.program.program import COMPUTE, HOST, Block, RankProgram, Stretch
-from simulator.program.stretch import makes_host_wait
+from simulator.program.program import COMPUTE, Program, Stretch
+from simulator.program.stretch import makes_host_wait, stretch_of
 
 #: Periods after which a state may come again: the cyclicity of the regime
 MAX_PERIODS = 6
+#: Looks in a period of several micro-batches: the first time from which on it repeats may be anywhere in it
+MAX_LOOKS = 4
 
 
 class View(NamedTuple):
@@ -59,12 +61,12 @@ class _Look(NamedTuple):
 
 
 class Watch:
-    """Looks at a machine once per period until two looks agree.
+    """Looks at a machine at the same places of every period until two looks agree.
 
     Parameters
     ----------
-    n_omitted : int
-        Periods that the program leaves out.
+    program : Program
+        With periods left out.
     ranks : sequence of RankState
         Those of the machine that meet each other in their stretches, in the program's order; the ends of the first one's
         passes are the beats.
@@ -81,26 +83,30 @@ class Watch:
         Periods to be written down on every rank behind those of the program.
     """
 
-    def __init__(self, n_omitted: int, ranks: Sequence[RankState], *, grows: bool) -> None:
+    def __init__(self, program: Program, ranks: Sequence[RankState], *, grows: bool) -> None:
         self.found: Found | None = None
         self.grows = grows
-        self.n_omitted = n_omitted
+        self.n_omitted = program.n_omitted
         self.n_written = 0
         self._ranks = ranks
         self._places = {rank.number: place for place, rank in enumerate(ranks)}
-        self._are_free = [
-            not any(map(makes_host_wait, rank.program.tasks[_stretch_of(rank).start :])) for rank in ranks
-        ]
+        self._are_free = [not any(map(makes_host_wait, rank.program.tasks[stretch_of(rank).start :])) for rank in ranks]
         self._known: list[_Look] = []
-        first = _stretch_of(ranks[0])
-        tasks = ranks[0].program.tasks
-        ranks[0].beat = next((i for i in range(first.start, first.end) if tasks[i].stream == COMPUTE), -1)
+        start, _, length = stretch_of(ranks[0])
+        passes = [i for i in range(start, start + length) if ranks[0].program.tasks[i].stream == COMPUTE]
+        n_looks = min(MAX_LOOKS, program.period_micro_batches)
+        self._beats = passes[:: max(1, len(passes) // n_looks)][:n_looks]
+        self._n_looks = 0
+        ranks[0].beat = self._beats[0] if self._beats else -1
 
     def look(self, view: View) -> None:
         """Compare the machine's state at a beat with its states at the last ones."""
-        first, stretch = self._ranks[0], _stretch_of(self._ranks[0])
-        is_last = not self.n_omitted if self.grows else first.beat + stretch.length >= stretch.end
-        first.beat = -1 if is_last else first.beat + stretch.length
+        first, stretch = self._ranks[0], stretch_of(self._ranks[0])
+        self._n_looks += 1
+        n_before, place = divmod(self._n_looks, len(self._beats))
+        beat = self._beats[place] + n_before * stretch.length
+        is_last = not self.n_omitted if self.grows else beat >= stretch.end
+        first.beat = -1 if is_last else beat
         positions = [
             _reached(rank) if is_free else rank.n_issued
             for rank, is_free in zip(self._ranks, self._are_free, strict=True)
@@ -113,10 +119,10 @@ class Watch:
         look = _Look(state, positions, leads_ps, view.now_ps, [rank.tightest_ps for rank in self._ranks])
         for rank in self._ranks:
             rank.tightest_ps = -FAR_AHEAD_PS
-        self._known = [*self._known[-MAX_PERIODS:], look]
-        for n_periods in range(1, len(self._known)):
+        self._known = [*self._known[-MAX_PERIODS * len(self._beats) :], look]
+        for n_periods in range(1, 1 + (len(self._known) - 1) // len(self._beats)):
             if self._repeats(n_periods):
-                self.found = Found(self._known[-1 - n_periods].now_ps, view.now_ps, n_periods)
+                self.found = Found(self._before(n_periods).now_ps, view.now_ps, n_periods)
                 first.beat = -1
                 self._leave_out(n_periods)
                 self._known.clear()
@@ -129,23 +135,26 @@ class Watch:
             self.n_omitted -= 1
         return rank.n_written < self.n_written
 
+    def _before(self, n_periods: int) -> _Look:
+        return self._known[-1 - n_periods * len(self._beats)]
+
     def _repeats(self, n_periods: int) -> bool:
         """Whether what lies between the last look and the one so many periods before will happen again and again."""
-        before, now = self._known[-1 - n_periods], self._known[-1]
+        before, now = self._before(n_periods), self._known[-1]
         if before.state is None or before.state != now.state:
             return False
         for number, rank in enumerate(self._ranks):
-            if now.positions[number] - before.positions[number] != n_periods * _stretch_of(rank).length:
+            if now.positions[number] - before.positions[number] != n_periods * stretch_of(rank).length:
                 return False
             gained_ps = now.leads_ps[number] - before.leads_ps[number]
-            was_late = any(look.tightest_ps[number] > 0 for look in self._known[-n_periods:])
+            was_late = any(look.tightest_ps[number] > 0 for look in self._known[-n_periods * len(self._beats) :])
             if gained_ps < 0 or (gained_ps and was_late):
                 return False
         return True
 
     def _leave_out(self, n_periods: int) -> None:
         """Write down what is no whole number of repetitions; give free hosts the lead that they gain in the others."""
-        before, now = self._known[-1 - n_periods], self._known[-1]
+        before, now = self._before(n_periods), self._known[-1]
         n_left = self.n_omitted % n_periods
         if self.grows:
             self.n_written += n_left
@@ -165,7 +174,7 @@ class Watch:
         if view.network is None:
             return None
         ranks = [
-            (_free_state if is_free else _rank_state)(rank, _stretch_of(rank), position, now_ps)
+            (_free_state if is_free else _rank_state)(rank, stretch_of(rank), position, now_ps)
             for rank, position, is_free in zip(self._ranks, positions, self._are_free, strict=True)
         ]
         met = [self._meeting(participants, at_ps - now_ps, positions) for participants, at_ps in view.waiting]
@@ -181,7 +190,7 @@ class Watch:
             place = places.get(rank.number)
             if place is None:
                 return None
-            stretch = _stretch_of(rank)
+            stretch = stretch_of(rank)
             if index < stretch.start or (index >= stretch.end and self._are_free[place]):
                 return None
         return (since_ps, tuple((rank.number, index - positions[places[rank.number]]) for rank, index in participants))
@@ -198,20 +207,6 @@ class Watch:
         if view.alarm is not None:
             calls.append((*view.alarm, "alarm"))
         return tuple((time_ps - view.now_ps, label) for time_ps, _, label in sorted(calls, key=lambda call: call[:2]))
-
-
-def _stretch_of(rank: RankState | RankProgram) -> Stretch:
-    assert rank.stretch is not None, "every rank of a program with omitted periods has a stretch"
-    return rank.stretch
-
-
-def stops_host(rank: RankProgram) -> bool:
-    """Whether a rank's host waits for its device in every period, so that it is never far ahead in its program."""
-    _, end, length = _stretch_of(rank)
-    return any(
-        task.op.waits if isinstance(task.op, Block) else task.stream == HOST and bool(task.after)
-        for task in rank.tasks[end - length : end]
-    )
 
 
 def _reached(rank: RankState) -> int:

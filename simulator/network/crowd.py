@@ -153,8 +153,10 @@ class Crowd:
         self._weights = np.concatenate([self._weights, *weights])
 
     def _numbers(self, links: NDArray[np.intp]) -> NDArray[np.intp]:
-        unknown = np.unique(links[self._number[links] < 0])
-        if len(unknown):
+        if len(met := links[self._number[links] < 0]):
+            is_unknown = np.zeros(len(self._number), dtype=bool)
+            is_unknown[met] = True
+            unknown = np.flatnonzero(is_unknown)  # np.unique would load masked arrays
             self._number[unknown] = np.arange(self._n_used, self._n_used + len(unknown))
             self._used_capacity = np.append(self._used_capacity[: self._n_used], self._capacity[unknown])
             self._n_used += len(unknown)

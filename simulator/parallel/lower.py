@@ -24,6 +24,7 @@ from simulator.plan import ParallelPlan
 from simulator.plan.stage_layout import balanced_parts, parse_layout, passing_parts, shortened_ends
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
+from simulator.program.stretch import leave_out_one
 from simulator.schedules import Placement, Table, build_table, placement_of
 
 
@@ -263,7 +264,9 @@ def lower(
     is_written = is_whole or plan.drains_every is not None
     short = ShortTable(build(plan.n_micro_batches)) if is_written else shorten(build, plan.pp, plan.n_micro_batches)
     program = write(short)
-    if any(rank.stretch is None for rank in program.ranks) and short.n_omitted:
+    if short.cuts and all(rank.stretch is not None for rank in program.ranks):
+        program = leave_out_one(program)
+    elif short.n_omitted:
         short = ShortTable(build(plan.n_micro_batches))
         program = write(short)
     return Lowered(program=program, mesh=mesh, chunks=chunks, table=short.table, placement=placement)
@@ -317,7 +320,7 @@ def _write_down(
         if on_processors:
             lowering.tasks.issue_in_turn()
         tasks = tuple(lowering.tasks.tasks)
-        stretch = short.stretch(stage, tasks, lowering.marks) if short.n_omitted else None
+        stretch = short.stretch(stage, tasks, lowering.marks) if short.cuts else None
         programs.append(RankProgram(rank=rank, members=members, tasks=tasks, stretch=stretch))
     return Program(ranks=tuple(programs), n_omitted=short.n_omitted, period_micro_batches=short.n_micro_batches)
 

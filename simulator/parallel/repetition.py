@@ -10,8 +10,9 @@ from simulator.program.program import Stretch, Task
 from simulator.program.stretch import find_stretch
 from simulator.schedules import Row, Table
 
-#: Periods written down beyond those in which the pipeline fills and drains
+#: Periods written down beyond those in which the pipeline fills and drains: of one micro-batch, and of as many as stages
 STEADY_PERIODS = 4
+STEADY_ROUNDS = 3
 
 
 class ShortTable(NamedTuple):
@@ -43,10 +44,11 @@ def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int) 
         The whole table where nothing can be left out: the rows for one period more must be those for this number with the
         same period inserted in each.
     """
-    for step in (1, n_stages):
-        n_written = n_stages + STEADY_PERIODS * step
+    for step, n_steady in ((1, STEADY_PERIODS), (n_stages, STEADY_ROUNDS)):
+        n_written = n_stages + n_steady * step
         n_written += (n_micro_batches - n_written) % step
-        if n_micro_batches < n_written + max(step, n_written // 4):
+        n_fewer = n_micro_batches + step - n_written  # one period more is left out where it can be
+        if n_fewer < max(step, n_written // 4):
             continue
         try:
             short, longer = build(n_written), build(n_written + step)

@@ -66,9 +66,9 @@ class Occurrence(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Where a rank's tasks repeat: ``tasks[start:end]`` is a whole number of periods of ``length`` tasks.
+    """Where a rank's tasks repeat: ``tasks[start:end]`` holds at least two periods of ``length`` tasks.
 
-    The tasks of one period are those of the period before it, with later micro-batches.
+    Each task is the one a period before it, with later micro-batches; the first period need not be whole.
     """
 
     start: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from simulator.program.program import HOST, Block, Occurrence, Program, RankProgram, Stretch, Task
 
@@ -41,8 +42,9 @@ def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, 
     Returns
     -------
     Stretch or None
-        At least two periods; None if there are fewer, if a task behind them waits for one in front of them, or if the host
-        waits for nothing in a period but does so later: when it gets there depends on all that it issued before.
+        At least two periods, and what stands like them before the first whole one; None if there are fewer, if a task behind
+        them waits for one in front of them, or if the host waits for nothing in a period but does so later: when it gets there
+        depends on all that it issued before.
     """
     if not period_starts or (
         not any(makes_host_wait(task) for task in tasks[period_starts[-1] : end])
@@ -63,6 +65,8 @@ def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, 
         return None
     if any(index < start for task in tasks[end:] for index in task.after):
         return None
+    while start and shifted(tasks[start - 1], length, n_micro_batches) == tasks[start - 1 + length]:
+        start -= 1
     return Stretch(start, end, length)
 
 
@@ -74,19 +78,50 @@ def makes_host_wait(task: Task) -> bool:
 def insert_periods(program: Program, n_periods: int) -> Program:
     """Write down ``n_periods`` of the periods that a program leaves out."""
     assert 0 <= n_periods <= program.n_omitted
-    if not n_periods:
-        return program
+    return _with_periods(program, n_periods) if n_periods else program
+
+
+def leave_out_one(program: Program) -> Program:
+    """Leave out one period more where whoever needs it writes it down: hosts wait, and nothing behind waits for the first one."""
+    for rank in program.ranks:
+        start, end, length = stretch_of(rank)
+        reaches_back = any(index < start + length for task in rank.tasks[end:] for index in task.after)
+        if reaches_back or not stops_host(rank):
+            return program
+    return _with_periods(program, -1)
+
+
+def stops_host(rank: RankProgram) -> bool:
+    """Whether a rank's host waits for its device in every period, so that it is never far ahead in its program."""
+    _, end, length = stretch_of(rank)
+    return any(
+        task.op.waits if isinstance(task.op, Block) else task.stream == HOST and bool(task.after)
+        for task in rank.tasks[end - length : end]
+    )
+
+
+class _Repeating(Protocol):
+    @property
+    def stretch(self) -> Stretch | None: ...
+
+
+def stretch_of(rank: _Repeating) -> Stretch:
+    """Return where a rank's tasks repeat, in a program that leaves out periods."""
+    assert rank.stretch is not None, "every rank of a program with omitted periods has a stretch"
+    return rank.stretch
+
+
+def _with_periods(program: Program, n_periods: int) -> Program:
     step = program.period_micro_batches
     ranks = tuple(_insert(rank, n_periods, step) for rank in program.ranks)
     return replace(program, ranks=ranks, n_omitted=program.n_omitted - n_periods)
 
 
 def _insert(rank: RankProgram, n_periods: int, step: int) -> RankProgram:
-    assert rank.stretch is not None, "every rank of a program with omitted periods has a stretch"
-    start, end, length = rank.stretch
+    start, end, length = stretch_of(rank)
     period = rank.tasks[end - length : end]
     inserted = [shifted(task, k * length, k * step) for k in range(1, n_periods + 1) for task in period]
     n_tasks = n_periods * length
     rest = [shifted(task, n_tasks, n_periods * step, first=start) for task in rank.tasks[end:]]
-    tasks = (*rank.tasks[:end], *inserted, *rest)
+    tasks = (*rank.tasks[: end + min(0, n_tasks)], *inserted, *rest)
     return replace(rank, tasks=tasks, stretch=Stretch(start, end + n_tasks, length))

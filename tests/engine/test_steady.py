@@ -19,7 +19,7 @@ from simulator.network import NETWORKS, Flow
 from simulator.parallel.repetition import ShortTable
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun
-from simulator.program.program import HOST, Program, RankProgram, Stretch, Task
+from simulator.program.program import COMPUTE, HOST, Program, RankProgram, Stretch, Task
 from simulator.program.stretch import insert_periods
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES
@@ -133,10 +133,25 @@ def test_replicas_that_meet_only_at_the_end_have_periods_of_their_own(slow, sett
     assert measured[0].phase_s == measured[1].phase_s
 
 
+@pytest.mark.parametrize("n_rounds", [4, 5, 12])
+def test_of_an_interleaved_pipeline_three_rounds_are_simulated(n_rounds):
+    """Filling and draining it takes one round of as many micro-batches as stages; two states a round apart say the rest."""
+    scenario, topology, found = lowered(
+        gpus=4, pp=4, global_batch=4 * n_rounds, schedule="1f1b-interleaved", virtual_pp=3, framework="megatron"
+    )
+    _, (short, whole) = both(scenario, topology, found.program)
+    assert rows(short) == rows(whole)
+    n_passes = [
+        sum(span.stream == COMPUTE and span.micro_batch >= 0 for span in one.simulated) for one in (short, whole)
+    ]
+    assert n_passes[0] * n_rounds == n_passes[1] * 3
+
+
+@pytest.mark.parametrize("global_batch", [16, 48])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_what_is_left_out_of_a_schedule_is_what_a_longer_one_has(name, monkeypatch):
+def test_what_is_left_out_of_a_schedule_is_what_a_longer_one_has(name, global_batch, monkeypatch):
     """Writing the omitted periods down gives the program of the schedule for all micro-batches."""
-    plan = {"gpus": 4, "pp": 4, "global_batch": 48, "schedule": name, "framework": "megatron"}
+    plan = {"gpus": 4, "pp": 4, "global_batch": global_batch, "schedule": name, "framework": "megatron"}
     plan |= {} if SCHEDULES[name].n_chunks else {"virtual_pp": 3}
     short = lowered(**plan)[2].program
     monkeypatch.setattr("simulator.parallel.lower.shorten", lambda build, _, n: ShortTable(build(n)))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simulator.program.op import HostWork, Kernel
 from simulator.program.program import HOST, Occurrence, Program, RankProgram, Stretch, Task
-from simulator.program.stretch import find_stretch, insert_periods, shifted
+from simulator.program.stretch import find_stretch, insert_periods, leave_out_one, shifted
 
 SYNC = HostWork(name="sync", duration_s=0.0)
 
@@ -73,7 +73,29 @@ def test_an_irregular_period_ends_the_stretch():
     tasks = list(row(8))
     tasks[5] = tasks[5]._replace(op=LAST)
     found = find_stretch(tasks, starts(8), 17, 1)
-    assert found == Stretch(7, 17, 2)
+    assert found == Stretch(6, 17, 2)  # five whole periods, and the wait of the irregular one, which is like the others
+
+
+def program_of(tasks, n_omitted=0):
+    """Four periods of two tasks behind a first one, and what ends the program."""
+    rank = RankProgram(rank=0, members=(0,), tasks=tuple(tasks), stretch=Stretch(1, 9, 2))
+    return Program(ranks=(rank,), n_omitted=n_omitted, period_micro_batches=1)
+
+
+@pytest.mark.parametrize("n_omitted", [0, 5])
+def test_one_period_more_is_left_out_and_written_down_again(n_omitted):
+    program = program_of(row(4), n_omitted)
+    shorter = leave_out_one(program)
+    assert shorter.ranks[0].tasks == row(3)
+    assert shorter.n_omitted == n_omitted + 1
+    assert insert_periods(shorter, 1) == program
+
+
+def test_nothing_more_is_left_out_where_hosts_run_ahead_or_what_follows_waits_for_the_first_period():
+    ahead = program_of([Task(PASS, micro_batch=i) for i in range(10)])
+    reaching = program_of([*row(4)[:-1], Task(LAST, after=(2,))])
+    for program in (ahead, reaching):
+        assert leave_out_one(program) is program
 
 
 @pytest.mark.parametrize(
