@@ -165,7 +165,13 @@ def test_a_collective_loads_neither_plans_of_models_nor_other_commands():
     words = "collective all_reduce --topology selene --gpus 64 --min 1MiB --max 1MiB --network chunk --nccl-algo ring --json"
     loaded = loaded_by(words)
     assert "simulator.network.chunk" in loaded
-    others = ("simulator.explore", "simulator.schedules", "simulator.parallel.idle", "simulator.cli.exploration", "numpy.ma")
+    others = (
+        "simulator.explore",
+        "simulator.schedules",
+        "simulator.parallel.idle",
+        "simulator.cli.exploration",
+        "numpy.ma",
+    )
     assert not loaded.intersection(others)
 
 
