@@ -264,12 +264,10 @@ def lower(
     is_written = is_whole or plan.drains_every is not None
     short = ShortTable(build(plan.n_micro_batches)) if is_written else shorten(build, plan.pp, plan.n_micro_batches)
     program = write(short)
-    if short.cuts and all(rank.stretch is not None for rank in program.ranks):
-        program = leave_out_one(program)
-    elif short.n_omitted:
+    if any(rank.stretch is None for rank in program.ranks) and short.n_omitted:
         short = ShortTable(build(plan.n_micro_batches))
         program = write(short)
-    return Lowered(program=program, mesh=mesh, chunks=chunks, table=short.table, placement=placement)
+    return Lowered(program=leave_out_one(program), mesh=mesh, chunks=chunks, table=short.table, placement=placement)
 
 
 def _write_down(

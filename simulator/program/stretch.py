@@ -84,7 +84,9 @@ def insert_periods(program: Program, n_periods: int) -> Program:
 def leave_out_one(program: Program) -> Program:
     """Leave out one period more where whoever needs it writes it down: hosts wait, and nothing behind waits for the first one."""
     for rank in program.ranks:
-        start, end, length = stretch_of(rank)
+        if rank.stretch is None:
+            return program
+        start, end, length = rank.stretch
         reaches_back = any(index < start + length for task in rank.tasks[end:] for index in task.after)
         if reaches_back or not stops_host(rank):
             return program
