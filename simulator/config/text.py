@@ -48,6 +48,7 @@ class Locator:
         self.file = file
         self.text = text
         self.base = base
+        self.begins_anew: KeyPath = ()  #: A section of which nothing of the layers below is left.
         self.duplicates: list[tuple[KeyPath, Place]] = []
         self._scanned = False
         self._keys: dict[KeyPath, Place] = {}
@@ -55,7 +56,7 @@ class Locator:
 
     def key(self, path: KeyPath) -> Place:
         """Place of the key itself; of its nearest known parent when the key is missing."""
-        for layer in self._layers():
+        for layer in self._layers(path):
             if path in layer._keys:
                 return layer._keys[path]
         return self.value(path)
@@ -63,7 +64,7 @@ class Locator:
     def value(self, path: KeyPath) -> Place:
         """Place of the value under a key path; of its nearest known parent when there is none."""
         for cut in range(len(path), 0, -1):
-            for layer in self._layers():
+            for layer in self._layers(path):
                 exact = layer._values if cut == len(path) else layer._keys
                 place = exact.get(path[:cut]) or layer._values.get(path[:cut])
                 if place is not None:
@@ -91,12 +92,13 @@ class Locator:
             if document is not None:
                 note_places(document, (), self.file, self._keys, self._values, self.duplicates)
 
-    def _layers(self) -> Iterator[Locator]:
+    def _layers(self, path: KeyPath) -> Iterator[Locator]:
         layer: Locator | None = self
         while layer is not None:
             layer.scan()
             yield layer
-            layer = layer.base
+            section = layer.begins_anew
+            layer = None if section and path[: len(section)] == section else layer.base
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

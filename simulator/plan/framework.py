@@ -490,6 +490,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 master_weights=False,
                 clips_gradients=False,
                 flash=flash,
+                calls_modules=kernels == "fused",
                 aliases=(f"nemo-{name}",),
             )
             for name, kernels, flash in (

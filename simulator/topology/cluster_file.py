@@ -164,7 +164,12 @@ def _override(data: Any, locator: Locator, key: str, value: str) -> tuple[Any, L
     text = "".join(f"{{{part}: " for part in parts) + value + "}" * len(parts)
     layer, found = parse_yaml(text, f"--set {key}={value}")
     found.base = locator
-    return merge(data, layer), found
+    merged = section = merge(data, layer)
+    for part in parts[:-1]:
+        section = section[part]
+    if parts[-1] == "kind" and len(section) == 1:
+        found.begins_anew = tuple(parts[:-1])
+    return merged, found
 
 
 def _with_transport(spec: ClusterSpec) -> ClusterSpec:

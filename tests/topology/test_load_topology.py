@@ -264,6 +264,14 @@ def test_a_device_name_longer_than_any_path_is_an_unknown_device():
         load_topology("bigred200", overrides={"node.gpu": "x" * 400})
 
 
+def test_what_another_kind_lacks_is_missing_where_the_kind_was_changed() -> None:
+    """The file has links and their bandwidth, of a kind that is gone: nothing of it is left."""
+    with pytest.raises(ConfigError) as error:
+        load_topology("hgx-h200", overrides={"node.nvlink.kind": "mesh", "node.nvlink.links_per_peer": "6"})
+    assert error.value.message.startswith("--set node.nvlink") and "bandwidth_per_link: is missing" in error.value.message
+    assert "hgx-h200.yaml" not in str(error.value)
+
+
 def test_another_kind_of_fabric_keeps_what_is_said_of_it() -> None:
     """Whatever the order: 'failed_spines' comes before 'kind' in that of the alphabet."""
     said = {"fabric.failed_spines": "4", "fabric.kind": "clos", "fabric.levels": "2", "fabric.nodes_per_leaf": "1"}

@@ -78,6 +78,7 @@ _ATTENTIONS: dict[str, tuple[str, str | None]] = {
     "flash1": ("flash", "flash_attention_1"),
     "flash2": ("flash", "flash_attention_2"),
     "flash": ("flash", None),
+    "cudnn": ("flash", "flash_attention"),
     "torch": ("eager", None),
     "megatron_kernel": ("eager", "fused_softmax"),
 }
@@ -98,7 +99,8 @@ class Case:
     transport: str
     spec: ModelSpec
     plan: ParallelPlan  #: Unresolved.
-    power_limit: str = ""  #: Of every GPU, where a row says that it is limited.
+    #: What a row changes of the cluster's file, and a limit of power where it says that there is one.
+    overrides: tuple[tuple[str, str], ...] = ()
     alternatives: tuple[ParallelPlan, ...] = ()  #: Tried in turn while the plan before does not fit in memory.
 
 
@@ -393,6 +395,9 @@ def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tupl
         flash=bool(row.flag("flash_attention")),
     )
     assumed += [why] if why else []
+    if FRAMEWORKS[framework].splits and degrees["tp"] * degrees["pp"] * degrees["cp"] > 1 and sharding["sharding"] != "none":
+        framework = "torchtitan"
+        assumed.append("framework torchtitan: PyTorch's fully_shard under tensor or pipeline parallelism")
     if framework == "automodel" and degrees["tp"] * degrees["cp"] * degrees["ep"] == 1:
         framework = "automodel-liger"
         assumed.append(
@@ -409,15 +414,14 @@ def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tupl
 
 def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     """Return the run behind a training row and what was assumed about it."""
-    if not row.text("topology"):
-        raise ConfigError("the row names no topology")
+    machine, changes = row.machine()
     assumed: list[str] = []
     task = read_task(row, assumed)
     degrees = _degrees(row, assumed)
     framework, sharding = _framework(row, degrees, assumed)
     pad = 128 * degrees["tp"] if framework in _MEGATRON else 1
     spec, about_model = spec_of(row, pad_vocab_to=pad, fused_style=framework in ("fused", "compiled-ddp"))
-    topology, where = machine_of(row.text("source"), row.text("topology"))
+    topology, where = machine_of(row.text("source"), machine)
     cuda, when = cuda_of(row.text("source"), row.text("framework"), row.text("release"))
     assumed += filter(None, (*about_model, where, when))
     recompute, heavier = _recompute(row, spec.layers, degrees["pp"], framework, assumed)
@@ -449,12 +453,14 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         fields["global_batch"] = fields["micro_batch"] * degrees["dp"]
         assumed.append(f"global_batch {fields['global_batch']}: one micro-batch per replica")
     plan = ParallelPlan.of(fields)
+    if limit := power_limit_of(row.text("notes"), topology):
+        changes["power.gpu_cap"] = limit
     case = Case(
         topology=topology,
         transport=row.text("transport"),
         spec=spec,
         plan=plan,
-        power_limit=power_limit_of(row.text("notes"), topology),
+        overrides=tuple(changes.items()),
         alternatives=tuple(_heavier(row, plan, spec.layers, heavier)),
     )
     return case, tuple(assumed)

@@ -16,10 +16,8 @@ from validation.tables.reader import Row
 
 
 @lru_cache(maxsize=256)
-def _load(name: str, n_gpus: int, gpus_per_node: int) -> Topology:
-    if not name:
-        raise ConfigError("the row names no topology")
-    return load_topology(name, n_gpus, gpus_per_node=gpus_per_node)
+def _load(name: str, changes: tuple[tuple[str, str], ...], n_gpus: int, gpus_per_node: int) -> Topology:
+    return load_topology(name, n_gpus, gpus_per_node=gpus_per_node, overrides=dict(changes))
 
 
 def _collective_us(row: Row) -> tuple[float, str]:
@@ -28,7 +26,8 @@ def _collective_us(row: Row) -> tuple[float, str]:
     if gpus < 2:
         raise ConfigError(f"gpus={gpus}: a collective needs at least two ranks")
     nodes = row.integer("nodes", 1)
-    topology = _load(row.text("topology"), gpus, row.integer("gpus_per_node", max(gpus // nodes, 1)))
+    machine, changes = row.machine()
+    topology = _load(machine, tuple(changes.items()), gpus, row.integer("gpus_per_node", max(gpus // nodes, 1)))
     name = collective_named(row.text("collective").lower())
     if name.startswith("moe_"):
         return 1e6 * noted_exchange_s(row, topology), ""

@@ -115,8 +115,12 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
     ('12.2', 'cuda 12.2: container 23.09')
     >>> cuda_of("NVIDIA/NeMo@1", "", "24.07")
     ('12.4', 'cuda 12.4: container 24.07')
+    >>> cuda_of("somebody", "NeMo 24.07")
+    ('12.4', 'cuda 12.4: container 24.07')
     >>> cuda_of("arXiv 2402.15627", "Megatron-LM")
     ('12.1', 'cuda 12.1: published 2024-02')
+    >>> cuda_of("somebody", "Megatron-LM", "2024-05")
+    ('12.4', 'cuda 12.4: published 2024-05')
     >>> cuda_of("bigscience-workshop/bigscience@1", "Megatron-DeepSpeed")
     ('11.3', 'cuda 11.3: published 2022-02')
     >>> cuda_of("somebody", "NeMo")
@@ -125,7 +129,7 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
     text = f"{source} {framework}".lower()
     named = re.search(r"release (2\d)\.(\d\d)\b", text)
     is_nemo = any(word in text for word in PUBLISHED["nemo_containers"])
-    of_nemo = re.fullmatch(r"v?(2\d)\.(\d\d)(\.\d+)?", release.strip()) if is_nemo else None
+    of_nemo = re.fullmatch(r"v?(2\d)\.(\d\d)(\.\d+)?", release.strip()) if is_nemo else re.search(r"\bnemo (2\d)\.(\d\d)\b", text)
     container = named or of_nemo
     if container:
         behind = 12 * int(container[1]) + int(container[2]) - 1 - (0 if named else _NEMO_LAG)
@@ -136,7 +140,9 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
         found = _latest(built_on, PUBLISHED["containers"])
         return found, f"cuda {found}: container {built_on[0]}.{built_on[1]:02} of this round"
     month = next((month for word, month in PUBLISHED["measured"].items() if word in text), None)
-    paper = re.search(r"arxiv[: ]*(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text)
+    paper = re.search(r"arxiv[: ]*(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text) or re.match(
+        r"20(\d\d)-(\d\d)\b", release
+    )
     if month is None and paper:
         month = (2000 + int(paper[1]), int(paper[2]))
     if month is None:

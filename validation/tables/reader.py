@@ -64,6 +64,26 @@ class Row:
             raise ConfigError(f"{self.file}:{self.line}:{column}: the cell is blank, and nothing can stand in for it")
         return float(text)
 
+    def machine(self) -> tuple[str, dict[str, str]]:
+        """Return the cluster of the ``topology`` cell and what the cell changes of its file, without units in words of their own.
+
+        Examples
+        --------
+        >>> cells = {"topology": "hgx-h200 node.gpus=4 node.nics.count=4"}
+        >>> Row(file="", line=1, kind="training", cells=cells).machine()
+        ('hgx-h200', {'node.gpus': '4', 'node.nics.count': '4'})
+        """
+        name, *changes = self.text("topology").split() or [""]
+        if not name:
+            raise ConfigError("the row names no topology")
+        for change in changes:
+            if not re.fullmatch(r"[\w.]+=\S+", change):
+                raise ConfigError(
+                    f"topology '{self.text('topology')}': '{change}' is no change of its file",
+                    hint="a name, then key=value without spaces: hgx-h200 node.gpus=4 node.nics.bandwidth=200Gb/s",
+                )
+        return name, dict(change.split("=", 1) for change in changes)
+
     def flag(self, column: str) -> bool | None:
         """Return a yes-or-no cell, None where it is blank."""
         text = self.cells.get(column, "").lower()

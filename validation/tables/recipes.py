@@ -78,6 +78,11 @@ def read_task(row: Row, assumed: list[str]) -> dict[str, Any]:
 
 
 def _adapters(row: Row, assumed: list[str]) -> dict[str, Any]:
+    if row.text("lora_rank") or row.text("lora_targets"):
+        rank_of = row.integer("lora_rank", 0) or _LORA_RANK
+        targets_of = row.text("lora_targets").lower()
+        assumed += [] if row.text("lora_rank") else [f"lora_rank {_LORA_RANK}: not stated"]
+        return {"lora_rank": rank_of, "lora_targets": SETTINGS["lora_targets"].parse(targets_of) if targets_of else None}
     notes = row.text("notes").lower()
     rank = re.search(r"lora rank (\d+)", notes)
     if rank is None:

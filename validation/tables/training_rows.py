@@ -82,10 +82,10 @@ def _metrics(result: Result) -> dict[str, float]:
     }
 
 
-def _scenario(case: Case) -> Scenario:
-    limits = (("power.gpu_cap", case.power_limit),) if case.power_limit else ()
+def scenario_of(case: Case) -> Scenario:
+    """Return what is simulated for a case."""
     return Scenario(
-        topology=case.topology, model=case.spec.name, plan=case.plan, transport=case.transport, overrides=limits
+        topology=case.topology, model=case.spec.name, plan=case.plan, transport=case.transport, overrides=case.overrides
     )
 
 
@@ -95,8 +95,8 @@ def _fitting(case: Case) -> tuple[Case, MemoryReport]:
 
     for plan in (case.plan, *case.alternatives):
         case = replace(case, plan=plan)
-        topology = simulation.topology_of(_scenario(case))
-        scenario = simulation.resolve(_scenario(case), topology, case.spec)
+        topology = simulation.topology_of(scenario_of(case))
+        scenario = simulation.resolve(scenario_of(case), topology, case.spec)
         memory = simulation.lower_scenario(scenario, topology, case.spec)[2]
         if memory.peak_bytes <= memory.capacity_bytes:
             break
@@ -121,7 +121,7 @@ def answer(case: Case, *, memory_only: bool) -> Answer:
         if memory_only:
             memory = _fitting(replace(case, alternatives=()))[1]
             return Answer(_memory_metrics(memory), chosen)
-        result = simulate(_scenario(case), spec=case.spec)
+        result = simulate(scenario_of(case), spec=case.spec)
     except SimulatorError as error:
         return Answer({}, reason=error.message)
     except Exception as error:  # one broken run must not take the other rows with it

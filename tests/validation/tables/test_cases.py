@@ -3,10 +3,12 @@
 import pytest
 
 from simulator.errors import ConfigError
+from simulator.simulation import topology_of
 from tests.validation.tables.rows import training_row
 from validation.tables.cases import case_of
 from validation.tables.frameworks import framework_of
 from validation.tables.reader import MEASUREMENTS, read_table
+from validation.tables.training_rows import scenario_of
 
 
 class TestCases:
@@ -72,6 +74,13 @@ class TestCases:
             ("DeepSpeed transformer kernels", "apex-ddp-fused"),
             ("torchtune, torch.compile", "torchtitan-compile"),
             ("The Llama 3 Herd of Models", "llama3-4d"),
+            ("Somebody's trainer (PyTorch FSDP2, torch.compile)", "torchtitan-compile"),
+            ("PyTorch with Transformer Engine", "automodel-te"),
+            ("Megatron-LM with Transformer Engine", "megatron-core"),
+            ("Megatron-LM, DeepSpeed 0.3.0", "torch-3d-fused-norm"),
+            ("PaddlePaddle PaddleNLP 2.5.1", "torch-3d"),
+            ("PaddlePaddle PaddleNLP 2.5.1 fused rmsnorm", "torch-3d-fused-norm"),
+            ("PaddlePaddle Fleet", "apex-ddp-fused"),
         ],
     )
     def test_frameworks(self, name, expected):
@@ -233,6 +242,50 @@ def test_what_a_publication_says_beside_its_table_is_taken():
     unstated, assumed = case_of(training_row(source=paper, **own))
     assert unstated.spec.vocab == 32_000 and "vocab 32000: the tokenizer of its launch script" in assumed
     assert case_of(training_row(**own))[0].spec.vocab == 50304  # GPT-2's, padded to a multiple of 128
+
+
+@pytest.mark.parametrize(("tp", "expected"), [("1", "torch-fsdp2"), ("4", "torchtitan")])
+def test_fully_shard_under_tensor_parallelism_is_more_than_sharding(tp, expected):
+    """``fully_shard`` by itself splits parameters; with DTensors below it, PyTorch's parts run together, as torchtitan has them."""
+    cells = {"framework": "PyTorch FSDP2", "sharding": "zero3", "tp": tp, "dp": str(128 // int(tp))}
+    assert case_of(training_row(**cells))[0].plan.framework == expected
+
+
+def test_a_row_changes_the_file_of_its_machine():
+    """NVIDIA's HGX board with four GPUs has no switch: six of the 18 links of a GPU go to each other one, 150 GB/s a pair."""
+    links = "node.nvlink.kind=mesh node.nvlink.links_per_peer=6 node.nvlink.bandwidth_per_link=25GB/s"
+    row = training_row(topology=f"hgx-h200 node.gpus=4 {links}", gpus="4", dp="1", micro_batch="1", global_batch="1")
+    scenario = scenario_of(case_of(row)[0])
+    topology = topology_of(scenario)
+    assert (topology.node.gpus, topology.node.nvlink.kind) == (4, "mesh")
+    with pytest.raises(ConfigError, match="'four' is no change") as error:
+        case_of(training_row(topology="hgx-h200 four"))
+    assert "node.gpus=4" in error.value.hint
+
+
+def test_adapters_that_a_row_states_are_those_of_the_plan():
+    """QwenLM/Qwen, ``finetune.py``: rank 64 on c_attn, c_proj, w1 and w2; where blank, NVIDIA's recipes."""
+    (stated, _), (some, assumed), (blank, _) = (
+        case_of(training_row(task="lora", **cells))
+        for cells in ({"lora_rank": "64", "lora_targets": "qkv+proj+fc1+fc2"}, {"lora_targets": "qkv"}, {})
+    )
+    assert (stated.plan.lora_rank, stated.plan.lora_targets) == (64, "qkv+proj+fc1+fc2")
+    assert (some.plan.lora_rank, some.plan.lora_targets) == (16, "qkv") and "lora_rank 16: not stated" in assumed
+    assert (blank.plan.lora_rank, blank.plan.lora_targets) == (16, "qkv")
+
+
+@pytest.mark.parametrize(
+    ("cells", "cuda"),
+    [({"release": "2024-05"}, "12.4"), ({"release": "2026-04"}, None), ({"framework": "NeMo 24.07"}, "12.4"), ({}, None)],
+)
+def test_a_month_or_a_container_brings_the_libraries_of_its_time(cells, cuda):
+    """PyTorch 2.3 of April 2024 was built for CUDA 12.1 and NVIDIA's containers of that spring for 12.4; NeMo 24.07 stands on 24.04."""
+    assert case_of(training_row(**{"topology": "dgx-h100", **cells}))[0].plan.cuda == cuda
+
+
+def test_the_kernel_of_cudnn_is_named_as_others_are():
+    case, _ = case_of(training_row(kernels="cudnn", framework="PyTorch FSDP2"))
+    assert (case.plan.attention, case.plan.attention_kernel) == ("flash", "flash_attention")
 
 
 def test_a_stated_batch_is_kept_where_recomputation_is_open():

@@ -273,9 +273,9 @@ class TestPredicting:
     def test_a_row_that_says_so_runs_under_a_power_limit(self):
         cells = {"topology": "dgx-b200", "framework": "torchtitan, torch.compile", "gpus": "8", "dp": "8"}
         limits = [
-            case_of(training_row(**cells, notes=notes))[0].power_limit for notes in ("8 GPUs; power limited", "8 GPUs")
+            case_of(training_row(**cells, notes=notes))[0].overrides for notes in ("8 GPUs; power limited", "8 GPUs")
         ]
-        assert limits == ["750 W", ""]
+        assert limits == [(("power.gpu_cap", "750 W"),), ()]
 
     def test_a_local_batch_that_cannot_fit_is_accumulated(self):
         """torchtitan's ``local_batch_size`` may be run in pieces (``global_batch_size``); the largest piece is tried first."""
