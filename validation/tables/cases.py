@@ -36,6 +36,7 @@ from validation.tables.recipes import (
     recipe_fields,
     recomputed_modules,
     schedule_of,
+    stated_settings,
 )
 
 #: what tables call things beside the plan's own words and their synonyms
@@ -448,7 +449,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         "precision": _precision(row, framework, assumed),
         "sequence_parallel": _sequence_parallel(row, degrees["tp"], framework, recompute["recompute"], assumed),
     }
-    fields |= launched_fields(row, spec.layers, degrees["pp"], assumed)
+    fields |= launched_fields(row, spec.layers, degrees["pp"], assumed) | stated_settings(row)
     if not fields["global_batch"] and fields["micro_batch"]:
         fields["global_batch"] = fields["micro_batch"] * degrees["dp"]
         assumed.append(f"global_batch {fields['global_batch']}: one micro-batch per replica")

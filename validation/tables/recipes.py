@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.plan.parallel_plan import SETTINGS
+from simulator.plan.parallel_plan import SETTINGS, parse_setting
 from validation.tables.frameworks import PUBLISHED
 from validation.tables.reader import Row
 
@@ -78,11 +78,6 @@ def read_task(row: Row, assumed: list[str]) -> dict[str, Any]:
 
 
 def _adapters(row: Row, assumed: list[str]) -> dict[str, Any]:
-    if row.text("lora_rank") or row.text("lora_targets"):
-        rank_of = row.integer("lora_rank", 0) or _LORA_RANK
-        targets_of = row.text("lora_targets").lower()
-        assumed += [] if row.text("lora_rank") else [f"lora_rank {_LORA_RANK}: not stated"]
-        return {"lora_rank": rank_of, "lora_targets": SETTINGS["lora_targets"].parse(targets_of) if targets_of else None}
     notes = row.text("notes").lower()
     rank = re.search(r"lora rank (\d+)", notes)
     if rank is None:
@@ -93,6 +88,20 @@ def _adapters(row: Row, assumed: list[str]) -> dict[str, Any]:
     if rank is None:
         assumed.append("lora_targets qkv: not stated, as in NVIDIA's performance recipes")
     return {"lora_rank": int(rank[1]) if rank else _LORA_RANK, "lora_targets": targets}
+
+
+def stated_settings(row: Row) -> dict[str, Any]:
+    """Return the settings of a plan that the row states by their own names: ``asynchronous_tp=false offload_optimizer=cpu``."""
+    fields: dict[str, Any] = {}
+    for word in row.text("settings").split():
+        key, _, value = word.partition("=")
+        found = parse_setting(key, value) if value else None
+        if found is None:
+            raise ConfigError(
+                f"settings '{word}' is no setting of a plan with its value", hint="key=value, as in plan files"
+            )
+        fields[found[0]] = found[1]
+    return fields
 
 
 def precision_of(row: Row, precision: str, assumed: list[str]) -> str:

@@ -77,6 +77,7 @@ class TestCases:
             ("Somebody's trainer (PyTorch FSDP2, torch.compile)", "torchtitan-compile"),
             ("PyTorch with Transformer Engine", "automodel-te"),
             ("Megatron-LM with Transformer Engine", "megatron-core"),
+            ("Megatron-LM 2020 (8aa4619)", "megatron-2021"),
             ("Megatron-LM, DeepSpeed 0.3.0", "torch-3d-fused-norm"),
             ("PaddlePaddle PaddleNLP 2.5.1", "torch-3d"),
             ("PaddlePaddle PaddleNLP 2.5.1 fused rmsnorm", "torch-3d-fused-norm"),
@@ -263,15 +264,16 @@ def test_a_row_changes_the_file_of_its_machine():
     assert "node.gpus=4" in error.value.hint
 
 
-def test_adapters_that_a_row_states_are_those_of_the_plan():
-    """QwenLM/Qwen, ``finetune.py``: rank 64 on c_attn, c_proj, w1 and w2; where blank, NVIDIA's recipes."""
-    (stated, _), (some, assumed), (blank, _) = (
-        case_of(training_row(task="lora", **cells))
-        for cells in ({"lora_rank": "64", "lora_targets": "qkv+proj+fc1+fc2"}, {"lora_targets": "qkv"}, {})
-    )
-    assert (stated.plan.lora_rank, stated.plan.lora_targets) == (64, "qkv+proj+fc1+fc2")
-    assert (some.plan.lora_rank, some.plan.lora_targets) == (16, "qkv") and "lora_rank 16: not stated" in assumed
-    assert (blank.plan.lora_rank, blank.plan.lora_targets) == (16, "qkv")
+def test_settings_that_a_row_states_are_those_of_the_plan():
+    """QwenLM/Qwen, ``finetune.py``: rank 64 on c_attn, c_proj, w1 and w2; Google's recipe of GPT-3: ``ub_tp_comm_overlap: false``."""
+    tuned, _ = case_of(training_row(task="lora", settings="lora_rank=64 lora_targets=qkv+proj+fc1+fc2"))
+    assert (tuned.plan.lora_rank, tuned.plan.lora_targets) == (64, "qkv+proj+fc1+fc2")
+    nemo = {"framework": "NeMo 25.07", "topology": "eos", "sharding": "zero1"}
+    plans = [case_of(training_row(**nemo, settings=said))[0].plan for said in ("", "asynchronous_tp=false")]
+    assert [plan.asynchronous_tp for plan in plans] == [True, False]
+    for wrong in ("asynchronous_tp", "asynchronus_tp=false"):
+        with pytest.raises(ConfigError, match=f"settings '{wrong}'"):
+            case_of(training_row(settings=wrong))
 
 
 @pytest.mark.parametrize(
