@@ -268,7 +268,9 @@ def test_what_another_kind_lacks_is_missing_where_the_kind_was_changed() -> None
     """The file has links and their bandwidth, of a kind that is gone: nothing of it is left."""
     with pytest.raises(ConfigError) as error:
         load_topology("hgx-h200", overrides={"node.nvlink.kind": "mesh", "node.nvlink.links_per_peer": "6"})
-    assert error.value.message.startswith("--set node.nvlink") and "bandwidth_per_link: is missing" in error.value.message
+    assert (
+        error.value.message.startswith("--set node.nvlink") and "bandwidth_per_link: is missing" in error.value.message
+    )
     assert "hgx-h200.yaml" not in str(error.value)
 
 

@@ -396,7 +396,11 @@ def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tupl
         flash=bool(row.flag("flash_attention")),
     )
     assumed += [why] if why else []
-    if FRAMEWORKS[framework].splits and degrees["tp"] * degrees["pp"] * degrees["cp"] > 1 and sharding["sharding"] != "none":
+    if (
+        FRAMEWORKS[framework].splits
+        and degrees["tp"] * degrees["pp"] * degrees["cp"] > 1
+        and sharding["sharding"] != "none"
+    ):
         framework = "torchtitan"
         assumed.append("framework torchtitan: PyTorch's fully_shard under tensor or pipeline parallelism")
     if framework == "automodel" and degrees["tp"] * degrees["cp"] * degrees["ep"] == 1:

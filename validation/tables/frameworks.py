@@ -129,8 +129,8 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
     text = f"{source} {framework}".lower()
     named = re.search(r"release (2\d)\.(\d\d)\b", text)
     is_nemo = any(word in text for word in PUBLISHED["nemo_containers"])
-    of_nemo = re.fullmatch(r"v?(2\d)\.(\d\d)(\.\d+)?", release.strip()) if is_nemo else re.search(r"\bnemo (2\d)\.(\d\d)\b", text)
-    container = named or of_nemo
+    of_nemo = re.fullmatch(r"v?(2\d)\.(\d\d)(\.\d+)?", release.strip()) if is_nemo else None
+    container = named or of_nemo or re.search(r"\bnemo (2\d)\.(\d\d)\b", text)
     if container:
         behind = 12 * int(container[1]) + int(container[2]) - 1 - (0 if named else _NEMO_LAG)
         found = _latest((behind // 12, behind % 12 + 1), PUBLISHED["containers"])
@@ -140,11 +140,9 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
         found = _latest(built_on, PUBLISHED["containers"])
         return found, f"cuda {found}: container {built_on[0]}.{built_on[1]:02} of this round"
     month = next((month for word, month in PUBLISHED["measured"].items() if word in text), None)
-    paper = re.search(r"arxiv[: ]*(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text) or re.match(
-        r"20(\d\d)-(\d\d)\b", release
-    )
-    if month is None and paper:
-        month = (2000 + int(paper[1]), int(paper[2]))
+    dated = re.match(r"20(\d\d)-(\d\d)\b", release) or re.search(r"arxiv[: ]*(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text)
+    if month is None and dated:
+        month = (2000 + int(dated[1]), int(dated[2]))
     if month is None:
         return "", ""
     found = _latest(month, PUBLISHED["months"])

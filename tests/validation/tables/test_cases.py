@@ -278,7 +278,12 @@ def test_settings_that_a_row_states_are_those_of_the_plan():
 
 @pytest.mark.parametrize(
     ("cells", "cuda"),
-    [({"release": "2024-05"}, "12.4"), ({"release": "2026-04"}, None), ({"framework": "NeMo 24.07"}, "12.4"), ({}, None)],
+    [
+        ({"release": "2024-05"}, "12.4"),
+        ({"release": "2026-04"}, None),
+        ({"framework": "NeMo 24.07"}, "12.4"),
+        ({}, None),
+    ],
 )
 def test_a_month_or_a_container_brings_the_libraries_of_its_time(cells, cuda):
     """PyTorch 2.3 of April 2024 was built for CUDA 12.1 and NVIDIA's containers of that spring for 12.4; NeMo 24.07 stands on 24.04."""
