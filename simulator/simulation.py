@@ -39,7 +39,7 @@ from simulator.plan.module_names import LORA_TARGETS
 from simulator.plan.stage_layout import parse_layout
 from simulator.program.program import Program
 from simulator.scenario import Scenario
-from simulator.schedules import peak_in_flight
+from simulator.schedules import find_schedule, peak_in_flight
 from simulator.timeline import Timeline
 from simulator.topology import Topology
 from simulator.topology.link import FABRIC_KINDS
@@ -62,13 +62,21 @@ def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...], fa
     return topology
 
 
+def n_predictions(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
+    """Count the multi-token predictions trained: the model's, or, as catalogues and config files leave them out, the layout's."""
+    known = 0 if isinstance(spec, RecordedModule) else spec.mtp_layers
+    return known or (
+        "".join(parse_layout(plan.pipeline_layout)).count("m") if plan.pp > 1 and plan.pipeline_layout else 0
+    )
+
+
 def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
     """Build a model's layers as one rank of a plan runs them."""
     if isinstance(spec, RecordedModule):
         return spec.model(plan)
     sequence_length = plan.sequence_length or spec.max_positions
-    if plan.pipeline_layout and not spec.mtp_layers:  # catalogues and config files leave out what the layout has
-        spec = replace(spec, mtp_layers="".join(parse_layout(plan.pipeline_layout)).count("m"))
+    if n_predictions(spec, plan) != spec.mtp_layers:
+        spec = replace(spec, mtp_layers=n_predictions(spec, plan))
     if plan.pp > 1 and (spec.image or spec.encoder_positions):
         raise InfeasiblePlanError(
             f"pp={plan.pp}: {spec.name} has two stacks over sequences of their own, whose tensors no stage boundary carries both",
@@ -87,7 +95,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         wide_first=plan.bf16_first_layers, wide_last=plan.bf16_last_layers,
         lora_targets=tuple(adapted if plan.lora_rank else ()), fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
         fuses_operations=plan.fused_operations, bias_summing=framework.bias_summing(plan.release),
-        left_sms=framework.margin_sms if plan.moe_fused_experts and plan.schedule == "1f1b-combined" else 0,
+        left_sms=framework.margin_sms if plan.moe_fused_experts and find_schedule(plan.schedule).takes_turns else 0,
         permutes_by_scan=plan.permutes_by_scan, sorts_arrivals=sorts_arrivals(plan), stops_early=framework.stops_recompute_early,
         routes_wide=framework.routes_wide,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,

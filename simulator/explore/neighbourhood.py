@@ -21,6 +21,7 @@ from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.rules import sharding_refusal
 from simulator.plan.stage_layout import shortened_ends
 from simulator.schedules import SCHEDULES, plain_name
+from simulator.simulation import n_predictions
 from simulator.topology import Topology
 
 RECOMPUTE = ("none", "selective", "full")
@@ -232,9 +233,11 @@ def neighbours(plan: ParallelPlan, site: Site) -> Iterator[Neighbour]:
             reason = objection(other, site, than=plan)
         except SimulatorError as error:
             other, reason = plan, error.message.splitlines()[0]
+        is_same = change.same_training and n_predictions(site.spec, other) == n_predictions(site.spec, plan)
         if not _is_idle(change, plan, other, site):
-            yield Neighbour(name=name, setting=setting, plan=other, same_training=change.same_training, ratio=change.ratio,
-                            reason=reason)  # fmt: skip
+            yield Neighbour(
+                name=name, setting=setting, plan=other, same_training=is_same, ratio=change.ratio, reason=reason
+            )
 
 
 def nearest(plan: ParallelPlan, site: Site) -> Iterator[Neighbour]:

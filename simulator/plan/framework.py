@@ -88,6 +88,8 @@ class DataParallelism:
     #: Whether every tensor is gathered into a list of views, and scattered out of one, which PyTorch copies one by one, after
     #: the host has waited for the device (DeepSpeed 0.3, ``partition_parameters.py``, ``_allgather_param``).
     moves_lists: bool = False
+    #: Whether its buffers of parameters and gradients may be registered with NCCL (Megatron-Core's ``nccl_ub``).
+    registers_buffers: bool = False
     #: Whether a file of its own says what it does: DeepSpeed's ``ds_config.json``.
     has_config: bool = False
     #: Version of PyTorch's FSDP that it is: 1 for the wrapper, 2 for ``fully_shard``; 0 where it is none.
@@ -154,7 +156,12 @@ MEGATRON = DataParallelism(
     gathers_by_bucket=True,
 )
 #: Megatron-Core's, whose FSDP may shard gradients and leave parameters whole (``optim_grads``)
-MEGATRON_CORE = replace(MEGATRON, shardings=("none", "zero1", "zero2", "zero3"), reduces_every_micro_batch=("zero2",))
+MEGATRON_CORE = replace(
+    MEGATRON,
+    shardings=("none", "zero1", "zero2", "zero3"),
+    reduces_every_micro_batch=("zero2",),
+    registers_buffers=True,
+)
 #: DeepSpeed's: ``reduce_bucket_size``; its pipeline engine refuses ZeRO-2 and ZeRO-3
 DEEPSPEED = DataParallelism(
     shardings=("none", "zero1", "zero2", "zero3"),
@@ -277,6 +284,8 @@ class Framework:
     scatters_apart: bool = False
     #: Whether chunks of a pipeline may differ (Megatron-Core's ``pipeline_model_parallel_layout``).
     lays_out_pipelines: bool = False
+    #: Whether inputs of single modules may wait in host memory (Megatron-Core's ``--offload-modules``).
+    offloads_modules: bool = False
     #: Whether backward of a column-parallel product reduces its input's gradient beside the product of its weight's (Megatron-LM's
     #: ``async_tensor_model_parallel_allreduce``, from 2022 on); it and its forks reduced it behind both before.
     reduces_beside_products: bool = True
@@ -376,6 +385,7 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
+            offloads_modules=True,
             experts_need_split_tokens=True,
             calls_modules=True,
         ),
@@ -388,6 +398,7 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=MEGATRON_CORE,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
+            offloads_modules=True,
             experts_need_split_tokens=True,
             calls_modules=True,
             gathers_narrow=True,  # all mixed-precision recipes of Megatron Bridge with delayed or current scaling

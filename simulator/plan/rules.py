@@ -171,7 +171,7 @@ def _offload_module_conflicts(plan: ParallelPlan) -> Conflicts:
     twice = sorted(named & {"expert_fc1", "moe_act"}) if "moe" in plan.recomputed_modules else []
     return [
         (
-            named and not plan.framework_spec.lays_out_pipelines,
+            named and not plan.framework_spec.offloads_modules,
             f"offload_modules={plan.offload_modules} is Megatron-Core's, not one of {plan.framework}",
             "--framework megatron-core",
         ),
@@ -192,7 +192,7 @@ def _offload_module_conflicts(plan: ParallelPlan) -> Conflicts:
             "one of both",
         ),
         (
-            plan.nccl_user_buffers and not plan.framework_spec.lays_out_pipelines,
+            plan.nccl_user_buffers and not plan.framework_spec.data_parallel.registers_buffers,
             f"nccl_user_buffers is Megatron-Core's, not one of {plan.framework}",
             "--framework megatron-core",
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulator.explore.neighbourhood import Site, neighbours
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
@@ -23,3 +25,16 @@ def test_neighbours_of_a_pipeline_layout_have_its_stages_or_none():
     for one in had:
         if one.plan.pipeline_layout is not None:
             assert len(parse_layout(one.plan.pipeline_layout)) == one.plan.pp * one.plan.virtual_pp, one.name
+
+
+def test_a_plan_without_the_predictions_of_a_layout_trains_something_else():
+    """Other stages drop the layout, and with it the prediction layer (``m``) that the model by itself does not have."""
+    plan = ParallelPlan(
+        gpus=8, pp=2, pipeline_layout="Et*6|t*6mL", micro_batch=1, global_batch=16, sequence_length=1024, framework="megatron-core",
+    ).resolve(8)  # fmt: skip
+    for n_known, is_same in ((0, {True: True, False: False}), (1, {True: True, False: True})):
+        site = Site(topology=load_topology("dgx-h100", 8), spec=replace(find_spec("gpt2"), mtp_layers=n_known))
+        had = [one for one in neighbours(plan, site) if one.setting in ("pp", "virtual_pp", "tp") and not one.reason]
+        assert {one.plan.pipeline_layout is not None for one in had} == {True, False}
+        for one in had:
+            assert one.same_training == is_same[one.plan.pipeline_layout is not None], one.name

@@ -355,14 +355,14 @@ def test_the_published_layout_of_deepseek_v3():
 
 def test_a_layout_with_a_prediction_module_trains_it():
     """DeepSeek-V3 has 671B parameters and a module of 11.5B of its own (deepseek-ai/DeepSeek-V3, ``README_WEIGHTS.md``), which neither
-    the catalogue nor its ``config.json`` counts."""
-    plan = ParallelPlan(gpus=1, micro_batch=1, sequence_length=4096, framework="megatron-core")
+    the catalogue nor its ``config.json`` counts; without a pipeline a layout says nothing."""
+    plan = ParallelPlan(gpus=2, micro_batch=1, sequence_length=4096, framework="megatron-core")
     more = []
-    for layout in ("Et*61|L", "Et*61m|L"):
-        model = model_for(find_spec("deepseek-v3"), replace(plan, pipeline_layout=layout))
+    for pp, layout in ((2, "Et*61|L"), (1, "Et*61mL"), (2, "Et*61m|L")):
+        model = model_for(find_spec("deepseek-v3"), replace(plan, pp=pp, pipeline_layout=layout))
         more.append(sum(layer.n_parameters for layer in model.layers) - model.n_parameters)
-    assert more[0] == 0
-    assert more[1] == pytest.approx(11.5e9, rel=0.01)
+    assert more[:2] == [0, 0]
+    assert more[2] == pytest.approx(11.5e9, rel=0.01)
 
 
 @pytest.mark.parametrize(("text", "stages"), [("EttL", ("EttL",)), ("E|t*2|,L", ("E", "tt", "L")), ("E(t|)*2 tL", ("Et", "t", "tL")),

@@ -138,7 +138,9 @@ def test_what_stays_small_is_not_worth_a_copy():
         ),
         ({"offload_modules": "core_attn", "offload_layers": 2}, "offload_modules=core_attn beside offload_layers=2"),
         ({"offload_modules": "core_attn", "framework": "fsdp"}, "is Megatron-Core's, not one of fsdp"),
+        ({"offload_modules": "core_attn", "framework": "automodel-te"}, "is Megatron-Core's, not one of automodel-te"),
         ({"nccl_user_buffers": True, "framework": "deepspeed"}, "nccl_user_buffers is Megatron-Core's"),
+        ({"nccl_user_buffers": True, "framework": "automodel-te"}, "nccl_user_buffers is Megatron-Core's"),
     ],
 )
 def test_modules_that_cannot_wait_on_the_host(changes, text):

@@ -367,6 +367,7 @@ def test_fused_experts_leave_sms_to_the_exchange_beside_them():
     )  # fmt: skip
     for changes, left in (
         ({}, 16),
+        ({"schedule": "dualpipe-v", "pp": 2}, 16),
         ({"schedule": "1f1b"}, 0),
         ({"moe_fused_experts": False}, 0),
         ({"framework": "megatron-core"}, 0),
