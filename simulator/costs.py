@@ -14,6 +14,7 @@ from simulator.collectives import plan_collective, plan_transfer
 from simulator.collectives.shape import shape_of
 from simulator.engine import Interference
 from simulator.faults import slowest_of
+from simulator.identity import ByIdentity
 from simulator.kernels import KERNEL_MODELS
 from simulator.kernels.dispatcher import Dispatcher
 from simulator.kernels.host import COPY_LATENCY_S, SYNCHRONIZE_S, copy_bytes_per_s, cpu_adam_s, issue_s
@@ -52,10 +53,8 @@ class ModelCosts:
         self.slowdown = slowest_of(scenario.plan.gpus)
         self._mesh = Mesh(scenario.plan, topology.gpus_per_node)
         self._issue_ps: dict[tuple[str, str, str, int, bool], int] = {}
-        # by identity, for comparing an operation's groups takes longer than pricing it; what is kept stays alive
-        self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
-        self._nvlink_uses: dict[int, tuple[Collective, float]] = {}
-        self._interferences: dict[int, tuple[Collective, Interference]] = {}
+        self._flows: ByIdentity[Collective | Transfer, Flow] = ByIdentity()
+        self._interferences: ByIdentity[Collective, Interference] = ByIdentity()
         self._uses_of_loads: dict[tuple[int, int], float] = {}
         self._contents = Contents()
 
@@ -113,24 +112,21 @@ class ModelCosts:
 
     def flow(self, op: Collective | Transfer) -> Flow:
         """Load of a communication on the links."""
-        known = self._flows.get(id(op))
-        if known is not None:
-            return known[1]
+        return self._flows.of(op, self._flow)
+
+    def _flow(self, op: Collective | Transfer) -> Flow:
         if isinstance(op, Transfer):
-            flow = plan_transfer(op.n_bytes, op.pairs, self.topology, transport=self.scenario.transport or None)
-        elif op.axis == "host":
+            return plan_transfer(op.n_bytes, op.pairs, self.topology, transport=self.scenario.transport or None)
+        if op.axis == "host":
             device, to_host = self.topology.device(op.groups[0][0]), op.collective == "copy_to_host"
             copy_s = COPY_LATENCY_S + op.n_bytes / copy_bytes_per_s(device, to_host=to_host)
-            flow = Flow(latency_s=copy_s, n_bytes=0.0, label="copy")
-        else:
-            flow = self._planned(op, op.groups)
-            flow = flow if op.routed is None else self._dispatched(op, op.routed, flow)
-        self._flows[id(op)] = (op, flow)
-        return flow
+            return Flow(latency_s=copy_s, n_bytes=0.0, label="copy")
+        flow = self._planned(op, op.groups)
+        return flow if op.routed is None else self._dispatched(op, op.routed, flow)
 
     def groups_in(self, found: Iterable[tuple[Flow, Sequence[float]]]) -> Iterator[tuple[Groups, Sequence[float]]]:
         """Yield the groups, or the pairs, that flows of this program stand for, and what each of them has."""
-        ops = {id(flow): op for op, flow in self._flows.values()}
+        ops = {id(flow): op for op, flow in self._flows.items()}
         for flow, each in found:
             op = ops.get(id(flow))
             if isinstance(op, Transfer):
@@ -157,10 +153,7 @@ class ModelCosts:
 
     def interference(self, op: Collective) -> Interference:
         """Mutual slowdown, worked out once per operation."""
-        known = self._interferences.get(id(op))
-        if known is None:
-            known = self._interferences[id(op)] = op, self._interference(op)
-        return known[1]
+        return self._interferences.of(op, self._interference)
 
     def _interference(self, op: Collective) -> Interference:
         """Return mutual slowdown from the device's measured contention.
@@ -207,9 +200,6 @@ class ModelCosts:
 
         It does not depend on how many of the groups the operation stands for.
         """
-        known = self._nvlink_uses.get(id(op))
-        if known is not None:
-            return known[1]
         is_whole = len(op.groups) * len(op.groups[0]) * self.scenario.plan.pp == self.scenario.plan.gpus
         if is_whole and op.axis not in CROSSING:
             flow = self.flow(op)
@@ -226,7 +216,6 @@ class ModelCosts:
             inside = loads[np.isin(arrays.kind[links], _NVLINKS)].max(initial=0.0)
             slowest = loads.max(initial=0.0)
             self._uses_of_loads[loads_of] = float(inside / slowest) if slowest else 0.0
-        self._nvlink_uses[id(op)] = op, self._uses_of_loads[loads_of]
         return self._uses_of_loads[loads_of]
 
     def link_use(self, timeline: Timeline) -> tuple[dict[int, float], tuple[Traffic, ...]]:
@@ -238,7 +227,7 @@ class ModelCosts:
         moved: dict[tuple[int, ...], dict[int, float]] = defaultdict(lambda: defaultdict(float))
         flows: dict[tuple[int, ...], Flow] = {}
         parts: dict[tuple[int, ...], dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
-        inner: dict[int, list[Collective | Transfer]] = {}
+        inner: ByIdentity[Sequence[Span], list[Collective | Transfer]] = ByIdentity()
         counts: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         seen: dict[int, Collective | Transfer] = {}
         n_times: dict[tuple[int, int, int], int] = defaultdict(int)
@@ -301,28 +290,22 @@ class Contents:
     """Numbers tuples by what they hold, and compares each object once: groups of many ranks are long."""
 
     def __init__(self) -> None:
-        self._of_objects: dict[int, tuple[Hashable, int]] = {}
+        self._of_objects: ByIdentity[Hashable, int] = ByIdentity()
         self._of_contents: dict[Hashable, int] = {}
 
     def number(self, thing: Hashable) -> int:
         """Return a number that equal tuples share."""
-        known = self._of_objects.get(id(thing))
-        if known is None:
-            known = thing, self._of_contents.setdefault(thing, len(self._of_contents))
-            self._of_objects[id(thing)] = known
-        return known[1]
+        return self._of_objects.of(thing, lambda one: self._of_contents.setdefault(one, len(self._of_contents)))
 
 
-def _communications(span: Span, cache: dict[int, list[Collective | Transfer]]) -> list[Collective | Transfer]:
+def _communications(
+    span: Span, known: ByIdentity[Sequence[Span], list[Collective | Transfer]]
+) -> list[Collective | Transfer]:
+    def inside(spans: Sequence[Span]) -> list[Collective | Transfer]:
+        if isinstance(spans, Inside):
+            return [task.op for task in spans.sheet.meetings if isinstance(task.op, COMMUNICATIONS)]
+        return [op for child in spans for op in _communications(child, known)]
+
     if isinstance(span.op, COMMUNICATIONS):
         return [span.op]
-    if not isinstance(span.op, Block):
-        return []
-    found = cache.get(id(span.inner))
-    if found is None:
-        if isinstance(span.inner, Inside):
-            found = [task.op for task in span.inner.sheet.meetings if isinstance(task.op, COMMUNICATIONS)]
-        else:
-            found = [op for child in span.inner for op in _communications(child, cache)]
-        cache[id(span.inner)] = found
-    return found
+    return known.of(span.inner, inside) if isinstance(span.op, Block) else []

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
+from simulator.identity import ByIdentity
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape, ScanShape
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Op, Transfer
 from simulator.program.program import COMPUTE, Block
@@ -53,7 +54,7 @@ def critical_path(timeline: Timeline, classify: Callable[[Op | Block], Kind] | N
 
     With detail, the kernels inside runs and blocks are told apart; without, they count as compute.
     """
-    inside: dict[int, dict[Kind, int]] = {}
+    inside: ByIdentity[Sequence[Span], Mapping[Kind, int]] = ByIdentity()
     found = []
     for piece, length_ps, rank in _walk(timeline.spans, timeline.makespan_ps):
         if isinstance(piece, Kind):
@@ -150,21 +151,21 @@ def _walk(spans: Sequence[Span], end_ps: int) -> Iterator[tuple[Span | Kind, int
 
 
 def _of_span(
-    span: Span, classify: Callable[[Op | Block], Kind], cache: dict[int, dict[Kind, int]]
+    span: Span, classify: Callable[[Op | Block], Kind], known: ByIdentity[Sequence[Span], Mapping[Kind, int]]
 ) -> Mapping[Kind, int]:
     """Divide a span over kinds: itself, or the path through what is inside it, stretched to its length."""
     if not span.inner:
         return {classify(span.op): span.duration_ps}
-    found = cache.get(id(span.inner))
-    if found is None:
-        found = defaultdict(int)
-        length_ps = max(inner.end_ps for inner in span.inner)
-        for piece, ps, _ in _walk(span.inner, length_ps):
-            parts = {piece: ps} if isinstance(piece, Kind) else _of_span(piece, classify, cache)
+
+    def inside(spans: Sequence[Span]) -> Mapping[Kind, int]:
+        found: dict[Kind, int] = defaultdict(int)
+        for piece, ps, _ in _walk(spans, max(inner.end_ps for inner in spans)):
+            parts = {piece: ps} if isinstance(piece, Kind) else _of_span(piece, classify, known)
             for kind, part_ps in parts.items():
                 found[kind] += part_ps
-        cache[id(span.inner)] = found
-    return _stretched(found, span.duration_ps)
+        return found
+
+    return _stretched(known.of(span.inner, inside), span.duration_ps)
 
 
 def _stretched(parts: Mapping[Kind, int], length_ps: int) -> Mapping[Kind, int]:

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, TypedDict, cast
 import numpy as np
 
 from simulator.collectives.table import bus_factor
+from simulator.identity import ByIdentity
 from simulator.kernels.base import peak_flops_per_s
 from simulator.models.layer import AttentionShape
 from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, HostWork, Kernel, KernelRun, Transfer
@@ -120,12 +121,12 @@ class _Tally:
             entry[1] += times * n_bytes
             entry[2] += times * ps
 
-    def add_spans(self, alike: Sequence[Span], times: int, cache: dict[int, _Tally], device: Device) -> None:
+    def add_spans(self, alike: Sequence[Span], times: int, known: _Tallies, device: Device) -> None:
         """Add spans of one operation, inside which the same happened; each occurs ``times`` times."""
         op, n_times = alike[0].op, times * len(alike)
         duration_ps = times * sum([span.end_ps - span.start_ps for span in alike])
         if isinstance(op, Block):
-            inner = _block_tally(alike[0], cache, device)
+            inner = _block_tally(alike[0], known, device)
             self.add(inner, n_times)
             inside_ps = inner.compute_ps + inner.optimizer_ps + inner.exposed_ps + inner.idle_ps + inner.waiting_ps
             self.compute_ps += duration_ps - n_times * inside_ps  # interference slows the block as a whole
@@ -201,40 +202,49 @@ def _kind(op: Collective | Transfer) -> CommunicationKind:
     return CommunicationKind(op.collective, op.axis, len(op.groups[0]))
 
 
-def _block_tally(span: Span, cache: dict[int, _Tally], device: Device) -> _Tally:
-    tally = cache.get(id(span.inner))
-    if tally is None and isinstance(span.inner, Inside):
-        tally = cache[id(span.inner)] = _tally_in_step(span.inner, cache, device)
-    if tally is None:
-        tally = _Tally()
-        alike = _alike(span.inner)
-        for same in alike:
-            tally.add_spans(same, 1, cache, device)
-        busy, talking = _busy_and_talking(alike)
-        exposed = subtract(talking, busy)
-        tally.exposed_ps += total_ps(exposed)
-        tally.overlapped_ps += total_ps(talking) - total_ps(exposed)
-        end_ps = max((s.end_ps for s in span.inner), default=0)
-        left_ps = end_ps - total_ps(merge(busy + talking))
-        host_ps = left_ps
-        if isinstance(span.op, Block) and span.op.is_joint:  # the rest is waiting for ranks of other classes
-            host_ps = min(left_ps, sum(inner.host_wait_ps for inner in span.inner if inner.stream == COMPUTE))
-        tally.idle_ps += host_ps
-        tally.waiting_ps += left_ps - host_ps
-        cache[id(span.inner)] = tally
+_Tallies = ByIdentity[Sequence[object], _Tally]
+
+
+def _block_tally(span: Span, known: _Tallies, device: Device) -> _Tally:
+    def inside(spans: Sequence[object]) -> _Tally:
+        if isinstance(spans, Inside):
+            return _tally_in_step(spans, known, device)
+        return _tally_of_parts(span, known, device)
+
+    return known.of(span.inner, inside)
+
+
+def _tally_of_parts(span: Span, known: _Tallies, device: Device) -> _Tally:
+    tally = _Tally()
+    alike = _alike(span.inner)
+    for same in alike:
+        tally.add_spans(same, 1, known, device)
+    busy, talking = _busy_and_talking(alike)
+    exposed = subtract(talking, busy)
+    tally.exposed_ps += total_ps(exposed)
+    tally.overlapped_ps += total_ps(talking) - total_ps(exposed)
+    end_ps = max((s.end_ps for s in span.inner), default=0)
+    left_ps = end_ps - total_ps(merge(busy + talking))
+    host_ps = left_ps
+    if isinstance(span.op, Block) and span.op.is_joint:  # the rest is waiting for ranks of other classes
+        host_ps = min(left_ps, sum(inner.host_wait_ps for inner in span.inner if inner.stream == COMPUTE))
+    tally.idle_ps += host_ps
+    tally.waiting_ps += left_ps - host_ps
     return tally
 
 
-def _tally_in_step(inside: Inside, cache: dict[int, _Tally], device: Device) -> _Tally:
-    """Return what the general way of :func:`_block_tally` finds of a rank of a sheet, on which nothing overlaps its like."""
+def _tally_in_step(inside: Inside, known: _Tallies, device: Device) -> _Tally:
+    """Return what :func:`_tally_of_parts` finds of a rank of a sheet, on which nothing overlaps its like."""
     sheet, lane = inside.sheet, inside.lane
-    of_all = cache.get(id(sheet.computes))
-    if of_all is None:  # what is the same whenever and wherever the pass runs
-        of_all = cache[id(sheet.computes)] = _Tally()
+
+    def always(_: Sequence[object]) -> _Tally:  # whenever and wherever the pass runs
+        found = _Tally()
         for task in (*sheet.computes, *sheet.meetings):
-            of_all.add_spans([Span(task.op, 0, task.stream, 0, 0)], 1, cache, device)
+            found.add_spans([Span(task.op, 0, task.stream, 0, 0)], 1, known, device)
+        return found
+
     tally = _Tally()
-    tally.add(of_all)
+    tally.add(known.of(sheet.computes, always))
     start_ps, end_ps = sheet.start_ps[:, lane], sheet.end_ps[:, lane]
     worked_ps = end_ps - start_ps - (0 if sheet.host_idle_ps is None else sheet.host_idle_ps[:, lane])
     for task, work_ps in zip(sheet.computes, worked_ps.tolist(), strict=True):
@@ -282,7 +292,7 @@ def _rank_breakdown(
     period: Sequence[Span],
     timeline: Timeline,
     late_data_ps: int,
-    cache: dict[int, _Tally],
+    known: _Tallies,
     device: Device,
     *,
     pipelined: bool,
@@ -293,7 +303,7 @@ def _rank_breakdown(
     alike = _alike(spans)
     for part, times in ((alike, 1), (_alike(period), timeline.n_more(rank))):
         for same in part:
-            tally.add_spans(same, times, cache, device)
+            tally.add_spans(same, times, known, device)
             if not isinstance(same[0].op, Block):
                 waited_ps += times * sum([span.host_wait_ps for span in same if span.stream == COMPUTE])
     busy, talking = _busy_and_talking(alike)
@@ -333,7 +343,7 @@ def _beside(
     A pass counts as busy from its start to its end, and what is inside it by itself.
     """
     twice, idle = [], []
-    known: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
+    known: ByIdentity[Sequence[Span], tuple[list[tuple[int, int]], list[tuple[int, int]]]] = ByIdentity()
     for span in joint:
         first = max(0, bisect_right(talking, (span.start_ps, span.start_ps)) - 1)
         last = bisect_left(talking, (span.end_ps, span.end_ps))
@@ -343,9 +353,7 @@ def _beside(
         outside = [(a, b) for a, b in outside if a < b]
         if not outside:
             continue
-        if id(span.inner) not in known:
-            known[id(span.inner)] = _intervals(span.inner)
-        busy, inside = known[id(span.inner)]
+        busy, inside = known.of(span.inner, _intervals)
         left = subtract(outside, inside)
         twice += [(a + span.start_ps, b + span.start_ps) for a, b in subtract(outside, left)]
         idle += [(a + span.start_ps, b + span.start_ps) for a, b in subtract(left, busy)]
@@ -360,7 +368,7 @@ def exposed_by_axis(timeline: Timeline) -> dict[str, float]:
     """
     world = sum(len(members) for members in timeline.members.values())
     totals: dict[str, float] = defaultdict(float)
-    inside: dict[int, dict[str, int]] = {}
+    inside: ByIdentity[Sequence[Span], dict[str, int]] = ByIdentity()
     simulated: dict[int, list[Span]] = defaultdict(list)
     for span in timeline.simulated:
         simulated[span.rank].append(span)
@@ -371,9 +379,7 @@ def exposed_by_axis(timeline: Timeline) -> dict[str, float]:
     for rank, members in timeline.members.items():
         found = _exposed(simulated[rank], partial(timeline.length_ps, rank=rank))
         for span, times in counted[rank]:
-            if id(span.inner) not in inside:
-                inside[id(span.inner)] = _exposed(span.inner, total_ps)
-            for axis, ps in inside[id(span.inner)].items():
+            for axis, ps in inside.of(span.inner, partial(_exposed, length_ps=total_ps)).items():
                 found[axis] = found.get(axis, 0) + times * ps
         for axis, ps in found.items():
             totals[axis] += len(members) / world * ps / PS_PER_S
@@ -424,7 +430,7 @@ def measure(timeline: Timeline, device: Device, *, pipelined: bool) -> Metrics:
     pipelined : bool
         Whether idle time that the host does not explain is the pipeline's bubble.
     """
-    cache: dict[int, _Tally] = {}
+    known: _Tallies = ByIdentity()
     simulated: dict[int, list[Span]] = defaultdict(list)
     period: dict[int, list[Span]] = defaultdict(list)
     for span in timeline.simulated:
@@ -439,7 +445,7 @@ def measure(timeline: Timeline, device: Device, *, pipelined: bool) -> Metrics:
     first = min(timeline.members)
     found = {
         rank: _rank_breakdown(
-            rank, simulated[rank], period[rank], timeline, late_data_ps, cache, device, pipelined=pipelined
+            rank, simulated[rank], period[rank], timeline, late_data_ps, known, device, pipelined=pipelined
         )
         for rank in timeline.members
     }

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from simulator.engine.costs import Costs
 from simulator.engine.state import RankState, Running
+from simulator.identity import distinct
 from simulator.network.base import SeparableNetwork
 from simulator.program.op import COMMUNICATIONS, Collective, Transfer
 from simulator.program.program import Block, Program, Task
@@ -54,7 +55,7 @@ def circles_of(program: Program, costs: Costs, network: SeparableNetwork) -> tup
     loaded: list[frozenset[int]] = [frozenset()] * len(periods)
     if any(head(number) for number in range(len(periods))):
         for number, tasks in enumerate(periods):
-            ops = {id(op): op for op in _exposed(tasks)}.values()
+            ops = distinct(_exposed(tasks))
             loaded[number] = frozenset().union(*(network.contended(costs.flow(op).links) for op in ops))
             join(number, loaded[number])
     found: dict[int, list[int]] = {}
@@ -67,7 +68,7 @@ def circles_of(program: Program, costs: Costs, network: SeparableNetwork) -> tup
 
 def _exposed(tasks: Sequence[Task]) -> Iterator[Collective | Transfer]:
     """Yield what others could meet on links: all communication but that of passes which nothing outside can touch."""
-    for op in {id(task.op): task.op for task in tasks}.values():
+    for op in distinct(task.op for task in tasks):
         if isinstance(op, COMMUNICATIONS):
             yield op
         elif isinstance(op, Block) and op.is_joint:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from simulator.engine.costs import Costs
+from simulator.identity import ByIdentity, counted
 from simulator.program.op import KernelRun, Op
 from simulator.program.program import COMPUTE, HOST, Block, Task
 from simulator.timeline import Span
@@ -95,9 +96,9 @@ class Durations:
         self._runs: dict[tuple[int, int], RunCost] = {}
         self._hosts: dict[int, dict[int, int]] = {}
         self._blocks: dict[tuple[int, int, int], BlockResult] = {}
-        self._counts: dict[int, list[tuple[Op | Block, int]]] = {}
-        self._waits: dict[int, bool] = {}
-        self._serial: dict[int, bool] = {}
+        self._counts: ByIdentity[Block, list[tuple[Op | Block, int]]] = ByIdentity()
+        self._waits: ByIdentity[Block, bool] = ByIdentity()
+        self._serial: ByIdentity[Block, bool] = ByIdentity()
         self._equal: dict[tuple[int, int], bool] = {}
         # by identity, and with what is asked about, which keeps it alive
         self._touching: dict[tuple[int, int], tuple[frozenset[int], tuple[int, ...], bool]] = {}
@@ -118,27 +119,15 @@ class Durations:
             if isinstance(op, KernelRun):
                 cost_ps = self.run(op, rank, kind).host_ps
             elif isinstance(op, Block):
-                cost_ps = sum(n * self.host_ps(each, rank, kind) for each, n in self._counted(op))
+                cost_ps = sum(n * self.host_ps(each, rank, kind) for each, n in self._counts.of(op, _ops))
             else:
                 cost_ps = self.costs.issue_ps(op, rank)
             known[id(op)] = cost_ps
         return cost_ps
 
-    def _counted(self, block: Block) -> list[tuple[Op | Block, int]]:
-        """Return the operations of a block, each once, with how often they come."""
-        known = self._counts.get(id(block))
-        if known is None:
-            counts = Counter(id(task.op) for task in block.tasks)
-            ops = {id(task.op): task.op for task in block.tasks}
-            known = self._counts[id(block)] = [(op, counts[key]) for key, op in ops.items()]
-        return known
-
     def waits(self, block: Block) -> bool:
         """Return :attr:`Block.waits`, asked for once per block."""
-        known = self._waits.get(id(block))
-        if known is None:
-            known = self._waits[id(block)] = block.waits
-        return known
+        return self._waits.of(block, attrgetter("waits"))
 
     def run(self, op: KernelRun, rank: int, kind: int) -> RunCost:
         """Return the map of a run of kernels."""
@@ -184,18 +173,16 @@ class Durations:
         ample = self._known(block, rank, kind, FAR_AHEAD_PS)
         if lead_ps >= ample.needed_lead_ps:
             return ample
-        if self.detail or lead_ps == 0 or not (self.waits(block) or self._is_serial(block)):
+        if (
+            self.detail
+            or lead_ps == 0
+            or not (self.waits(block) or self._serial.of(block, lambda one: is_serial(one.tasks)))
+        ):
             return self._known(block, rank, kind, lead_ps)
         key = (id(block), kind, lead_ps)
         if key not in self._blocks:
             self._blocks[key] = between(ample, self._known(block, rank, kind, 0), lead_ps)
         return self._blocks[key]
-
-    def _is_serial(self, block: Block) -> bool:
-        known = self._serial.get(id(block))
-        if known is None:
-            known = self._serial[id(block)] = is_serial(block.tasks)
-        return known
 
     def joint(self, parts: Sequence[Part]) -> JointResult:
         """Return what a pass of several ranks does, given when each begins and how far its host is ahead.
@@ -254,6 +241,10 @@ class Durations:
         if result is None:
             result = self._blocks[key] = self._run_block(rank, block, lead_ps)
         return result
+
+
+def _ops(block: Block) -> list[tuple[Op | Block, int]]:
+    return counted(task.op for task in block.tasks)
 
 
 def is_serial(tasks: Sequence[Task]) -> bool:

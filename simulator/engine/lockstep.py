@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simulator.engine.costs import Costs
 from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations, JointResult, Part
+from simulator.identity import ByIdentity
 from simulator.network.base import NetworkModel, SeparableNetwork
 from simulator.program.op import COMPUTE_OPS, Collective, Kernel, KernelRun, Op
 from simulator.program.program import COMPUTE, Block, Task
@@ -338,10 +339,10 @@ class Turns:
     def __init__(self, costs: Costs, new_network: Callable[[], NetworkModel]) -> None:
         self._costs = costs
         self._new_network = new_network
-        self._flows_ps: dict[int, int] = {}  # by the operation's identity
-        self._taken: dict[tuple[int, ...], bool] = {}  # by those of the blocks
+        self._flows_ps: ByIdentity[Collective, int] = ByIdentity()
+        self._taken: dict[tuple[int, ...], bool] = {}  # by the identities of the blocks
         self._links: dict[tuple[int, ...], frozenset[int]] = {}  # likewise
-        self._lines: dict[int, _Line] = {}  # by that of the block
+        self._lines: ByIdentity[Block, _Line] = ByIdentity()
         self._scores: dict[tuple[tuple[int, int], ...], _Score] = {}  # by those of blocks and the kinds of ranks
 
     def are_taken(self, parts: Sequence[Part]) -> bool:
@@ -358,10 +359,7 @@ class Turns:
         key = tuple((id(part.block), part.kind) for part in own)
         score = self._scores.get(key)
         if score is None:
-            block = own[0].block
-            line = self._lines.get(id(block))
-            if line is None:
-                line = self._lines[id(block)] = _Line(block)
+            line = self._lines.of(own[0].block, _Line)
             score = self._scores[key] = _score_of(line, own, durations)
         return Pass(parts, firsts, score, begin_ps, durations)
 
@@ -375,7 +373,7 @@ class Turns:
             if is_slowed and factors.communication != 1.0:
                 one.meet(self._slowed_ps(one, op, start_ps, factors.communication))
             else:
-                one.meet(start_ps + self._flow_ps(op))
+                one.meet(start_ps + self._flows_ps.of(op, self._flow_ps))
         return JointResult(one.results(), self._links_of(parts))
 
     def _links_of(self, parts: Sequence[Part]) -> frozenset[int]:
@@ -401,10 +399,9 @@ class Turns:
                 return next_ps
 
     def _flow_ps(self, op: Collective) -> int:
-        if id(op) not in self._flows_ps:
-            network = self._new_network()
-            network.start(self._costs.flow(op), 0)
-            while (time_ps := network.next_completion_ps()) is not None:
-                self._flows_ps[id(op)] = time_ps
-                network.advance(time_ps)
-        return self._flows_ps[id(op)]
+        network, ended_ps = self._new_network(), 0
+        network.start(self._costs.flow(op), 0)
+        while (time_ps := network.next_completion_ps()) is not None:
+            ended_ps = time_ps
+            network.advance(time_ps)
+        return ended_ps

@@ -18,8 +18,9 @@ from simulator.engine.interference import change_rate, slow_collectives
 from simulator.engine.lockstep import Pass, Turns
 from simulator.engine.state import Communication, Participants, RankState, Running, Stream
 from simulator.engine.steady import View, Watch
+from simulator.identity import ByIdentity
 from simulator.network.base import NetworkModel, SeparableNetwork, StatefulNetwork
-from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, KernelRun
+from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, HOST, Block, Program, Task
 from simulator.program.stretch import stops_host, stretch_of
 from simulator.timeline import Cycle, Span
@@ -92,7 +93,7 @@ class Machine:
         self.passing: list[tuple[int, int]] = []
         #: Per rank, how many spans stood there when it was put off, and by how much.
         self.moved: dict[int, tuple[int, int]] = {}
-        self._own: dict[int, int] = {}  # by the operation's identity
+        self._own: ByIdentity[Collective | Transfer, int] = ByIdentity()
 
     def execute(self) -> None:
         """Run until nothing is left to do."""
@@ -354,15 +355,16 @@ class Machine:
 
     def _own_circle(self, links: tuple[int, ...], communication: Communication) -> int:
         """Return the circle which alone loads the links of a communication, -1 if that is not known."""
-        known = self._own.get(id(communication.op))
-        if known is None:
+
+        def own_circle(_: Collective | Transfer) -> int:
             found = {self.circle_of[rank.number] for rank, _ in communication.participants}
             own = found.pop() if len(found) == 1 else -1
             if len(self.circles) > 1 and own >= 0:
                 assert isinstance(self.network, SeparableNetwork)
                 own = own if self.network.contended(links) <= self.circles[own].links else -1
-            known = self._own[id(communication.op)] = own
-        return known
+            return own
+
+        return self._own.of(communication.op, own_circle)
 
     def _schedule_end(self, rank: RankState, stream: Stream, running: Running) -> None:
         left_ps = running.left_ps if running.rate == 1.0 else round(running.left_ps / running.rate)

@@ -25,12 +25,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from simulator.analysis.passes import table_of
 from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.explore.least_durations import Durations, Message
+from simulator.identity import ByIdentity, distinct
 from simulator.memory import MemoryReport, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Model
 from simulator.models.recorded import RecordedModule
@@ -107,8 +108,7 @@ class Layout:
     @property
     def recomputes(self) -> bool:
         """Whether backward computes anything again."""
-        distinct = {id(layer): layer for layer in self.model.layers}
-        return any(layer.recompute for layer in distinct.values())
+        return any(layer.recompute for layer in distinct(self.model.layers))
 
 
 class Bounds:
@@ -124,8 +124,8 @@ class Bounds:
         # their contents takes longer than the answer; each value keeps its key alive, and all go with this object.
         self._layer_times: dict[tuple[object, ...], tuple[Layer, LayerTime]] = {}
         self._meshes: dict[tuple[object, ...], Mesh] = {}
-        self._mesh_of: dict[int, tuple[ParallelPlan, Mesh]] = {}
-        self._settings: dict[int, tuple[ParallelPlan, bool, tuple[object, ...]]] = {}
+        self._mesh_of: ByIdentity[ParallelPlan, Mesh] = ByIdentity(MOST_PLANS)
+        self._settings: ByIdentity[ParallelPlan, tuple[bool, tuple[object, ...]]] = ByIdentity(MOST_PLANS)
         self._communicators: dict[tuple[int, ...], Communicators] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[int, ...], ...]] = {}
         self._passes: dict[tuple[object, ...], tuple[object, tuple[float, float]]] = {}
@@ -146,16 +146,15 @@ class Bounds:
 
     def mesh(self, plan: ParallelPlan) -> Mesh:
         """Return the mesh of a plan, shared by all plans with the same groups."""
-        known = self._mesh_of.get(id(plan))
-        if known is None:
-            mesh = Mesh(plan, self.topology.gpus_per_node)
-            key = (
-                plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.expert_tp, mesh.sharding_group, plan.sharding,
-                plan.secondary_group, plan.rank_order,
-            )  # fmt: skip
-            _make_room(self._mesh_of)
-            known = self._mesh_of[id(plan)] = plan, self._meshes.setdefault(key, mesh)
-        return known[1]
+        return self._mesh_of.of(plan, self._new_mesh)
+
+    def _new_mesh(self, plan: ParallelPlan) -> Mesh:
+        mesh = Mesh(plan, self.topology.gpus_per_node)
+        key = (
+            plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.expert_tp, mesh.sharding_group, plan.sharding,
+            plan.secondary_group, plan.rank_order,
+        )  # fmt: skip
+        return self._meshes.setdefault(key, mesh)
 
     def communicators(self, plan: ParallelPlan, stage: int) -> Communicators:
         """Return the groups of a stage; where they do not all lie alike, those of its first rank."""
@@ -291,7 +290,7 @@ class Bounds:
         """Tell whether the passes of a stage, and the messages between them, take what those of the stage before it do."""
         plan, chunks = layout.plan, layout.chunks
         is_between = 1 < stage < plan.pp - 1 and layout.placement.layout == "loop"
-        if not (is_between and layout.schedule.ends_with_first_chunk and self._settings_of(plan)[0]):
+        if not (is_between and layout.schedule.ends_with_first_chunk and self._settings.of(plan, self._settings_of)[0]):
             return False
         to_next = self._transfer_s(plan, stage, stage + 1) == self._transfer_s(plan, stage - 1, stage)
         to_last = self._transfer_s(plan, stage, stage - 1) == self._transfer_s(plan, stage - 1, stage - 2)
@@ -377,22 +376,18 @@ class Bounds:
 
     def _pass_key(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> tuple[object, ...]:
         """Return what the times of a pass depend on."""
-        is_alike, settings = self._settings_of(layout.plan)
+        is_alike, settings = self._settings.of(layout.plan, self._settings_of)
         return (tuple(map(id, layout.chunks[stage][chunk])), kind, 0 if is_alike else stage, settings)
 
     def _settings_of(self, plan: ParallelPlan) -> tuple[bool, tuple[object, ...]]:
         """Return whether passes of equal layers take the same time on all stages, and what else of a plan they depend on."""
-        known = self._settings.get(id(plan))
-        if known is None:
-            mesh = self.mesh(plan)
-            is_whole = plan.tp * mesh.n_replicas % self.topology.gpus_per_node == 0 and mesh.has_outermost_stages
-            settings = (
-                id(mesh), plan.sequence_parallel, plan.asynchronous_tp, plan.context_exchange, plan.cp_load_balance,
-                plan.moe_dispatcher, plan.moe_fp8_dispatch, plan.moe_shared_expert_overlap, plan.dispatcher_sms,
-            )  # fmt: skip
-            _make_room(self._settings)
-            known = self._settings[id(plan)] = plan, is_whole and self._is_uniform(plan), settings
-        return known[1:]
+        mesh = self.mesh(plan)
+        is_whole = plan.tp * mesh.n_replicas % self.topology.gpus_per_node == 0 and mesh.has_outermost_stages
+        settings = (
+            id(mesh), plan.sequence_parallel, plan.asynchronous_tp, plan.context_exchange, plan.cp_load_balance,
+            plan.moe_dispatcher, plan.moe_fp8_dispatch, plan.moe_shared_expert_overlap, plan.dispatcher_sms,
+        )  # fmt: skip
+        return is_whole and self._is_uniform(plan), settings
 
     def _n_alone(self, layout: Layout, stage: int, kind: Kind) -> int:
         """Return how many passes of a chunk nothing outside touches for certain: not the first forward and the last backward."""
@@ -403,7 +398,8 @@ class Bounds:
         if key not in self._alone:
             strategy = data_parallel(layout.stage_layers(stage), plan, self.communicators(plan, stage))
             is_quiet = strategy.is_quiet(kind, 1, is_last=False)
-            _make_room(self._alone)
+            if len(self._alone) >= MOST_PLANS:
+                self._alone.clear()
             self._alone[key] = layout, plan.n_micro_batches - 1 if is_quiet else 0
         return self._alone[key][1]
 
@@ -472,12 +468,6 @@ class Bounds:
         n_elements = -(-dense // shards) + -(-experts // plan.expert_shards(shards))
         n_tensors = sum(len(layer.parameters) for layer in layers)
         return durations.op_s(optimizer_run(n_elements, n_tensors, plan, owned_matrices(layers, plan, shards)))[0]
-
-
-def _make_room(memory: dict[Any, Any]) -> None:
-    """Forget what is known about single plans, which are made again, before a search of many thousands holds all of them."""
-    if len(memory) >= MOST_PLANS:
-        memory.clear()
 
 
 def _fullest(layout: Layout, in_flight: Sequence[Sequence[int]]) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simulator.costs import ModelCosts
+from simulator.identity import ByIdentity
 from simulator.network import NETWORKS
 from simulator.network.base import Flow, capacities, rate_alone
 from simulator.network.even import Evenness, UnevenError
@@ -48,16 +49,13 @@ class Durations:
         self.contends: bool = getattr(NETWORKS[costs.scenario.network], "contends", True)
         #: tells which flows stand for unequal groups, of which those that are done first make room
         self.evenness = Evenness(costs.topology, contends=self.contends)
-        self._known: dict[int, tuple[object, float, float]] = {}
+        self._known: ByIdentity[object, tuple[float, float]] = ByIdentity()
         #: shared between instances where the groups are the same objects
         self.collectives: dict[tuple[str, int, int], tuple[object, float]] = {}
 
     def op_s(self, op: object) -> tuple[float, float]:
         """Return device or network seconds of an operation, and host seconds to issue it."""
-        known = self._known.get(id(op))
-        if known is None:
-            known = self._known[id(op)] = (op, *self._op_s(op))
-        return known[1], known[2]
+        return self._known.of(op, self._op_s)
 
     def _op_s(self, op: object) -> tuple[float, float]:
         if isinstance(op, Block):

@@ -21,6 +21,7 @@ from simulator.collectives.tuner import is_tunable
 from simulator.costs import ModelCosts
 from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.explore.neighbourhood import Neighbour, Site, nearest
+from simulator.identity import ByIdentity
 from simulator.network.base import Flow
 from simulator.parallel.lower import Lowered
 from simulator.program.op import Collective, Kernel, Op, Transfer
@@ -55,7 +56,7 @@ class ChangedCosts(ModelCosts):
         super().__init__(topology, scenario)
         self._change = change
         # by identity: the cost models keep one flow per operation, and both sides live as long as these costs
-        self._changed: dict[int, tuple[Flow, Flow]] = {}
+        self._changed: ByIdentity[Flow, Flow] = ByIdentity()
 
     def issue_ps(self, op: Op, rank: int) -> int:
         """Host time to issue one operation on the changed host."""
@@ -70,13 +71,13 @@ class ChangedCosts(ModelCosts):
         plain = super().flow(op)
         if not (self._change.latency or self._change.hop_latency_s):
             return plain
-        known = self._changed.get(id(plain))
-        if known is None:
-            crosses = any(LINK_KINDS[self.topology.arrays.kind[link]] in ("nic", *FABRIC_KINDS) for link in plain.links)
+
+        def later(flow: Flow) -> Flow:
+            crosses = any(LINK_KINDS[self.topology.arrays.kind[link]] in ("nic", *FABRIC_KINDS) for link in flow.links)
             factor = self._change.latency.get("between" if crosses else "inside", 1.0)
-            extra_s = self._change.hop_latency_s * n_hops(op, plain.label, self.topology)
-            known = self._changed[id(plain)] = (plain, _later(plain, factor, extra_s))
-        return known[1]
+            return _later(flow, factor, self._change.hop_latency_s * n_hops(op, flow.label, self.topology))
+
+        return self._changed.of(plain, later)
 
 
 def _later(flow: Flow, factor: float, extra_s: float) -> Flow:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.errors import ConfigError
+from simulator.identity import ByIdentity
 from simulator.kernels.attention import AttentionConstants, AttentionFamily, attention_times_s
 from simulator.kernels.conditions import CONDITIONS, Conditions
 from simulator.kernels.constants import NOTES, build_constants, read_constants, section_of
@@ -105,17 +106,14 @@ class RooflineKernels:
             conditions = CONDITIONS[conditions]
         self.conditions = conditions
         self.cuda = cuda
-        self._known: dict[int, tuple[Device, KernelConstants, dict[KernelShape, float]]] = {}
+        self._known: ByIdentity[Device, tuple[KernelConstants, dict[KernelShape, float]]] = ByIdentity()
 
     def duration_s(self, shape: KernelShape, device: Device) -> float:
         """Seconds that the kernel occupies its stream."""
-        known = self._known.get(id(device))
-        if known is None:
-            known = self._known[id(device)] = (device, KernelConstants.of(device, self.cuda), {})
-        times = known[2]
+        constants, times = self._known.of(device, lambda one: (KernelConstants.of(one, self.cuda), {}))
         found = times.get(shape)
         if found is None:
-            found = times[shape] = self._predict(shape, device, known[1])
+            found = times[shape] = self._predict(shape, device, constants)
         return found
 
     def _predict(self, shape: KernelShape, device: Device, constants: KernelConstants) -> float:

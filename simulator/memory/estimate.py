@@ -7,11 +7,11 @@ Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3; Korthikanti et al., arXiv
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from simulator.errors import InfeasiblePlanError
+from simulator.identity import counted, distinct
 from simulator.models.layer import CommunicationPoint, Layer, Parameter
 from simulator.plan import MOMENTS, ParallelPlan
 from simulator.topology.device import Device
@@ -133,7 +133,7 @@ def estimate(
         MemoryReport(
             by_category=_stage_bytes(stage_chunks, in_flight[stage], plan, shard_size, device),
             rank=first_ranks[stage], stage=stage, capacity_bytes=int(device.memory_bytes),
-            peak_at=_peak_at(list({id(layer): layer for chunk in stage_chunks for layer in chunk}.values())),
+            peak_at=_peak_at(distinct(layer for chunk in stage_chunks for layer in chunk)),
         )
         for stage, stage_chunks in enumerate(chunks)
     ]  # fmt: skip
@@ -211,15 +211,14 @@ def _stage_bytes(
     semantics``, "graph memory management").
     """
     layers = [layer for chunk in chunks for layer in chunk]
-    times = Counter(map(id, layers))  # equal layers are the same object
-    distinct = [(layer, times[key]) for key, layer in {id(layer): layer for layer in layers}.items()]
-    n_parameters = sum(n * layer.n_parameters for layer, n in distinct)
+    each = counted(layers)  # equal ones are the same object
+    n_parameters = sum(n * layer.n_parameters for layer, n in each)
     state = state_bytes(plan)
     shards_parameters = plan.shards_parameters
     sums_whole = plan.synchronises_once and not plan.framework_spec.data_parallel.sums_shards
     shards_gradients = (shards_parameters or plan.sharding == "zero2") and not sums_whole
-    n_trained = sum(n * layer.n_trained_parameters for layer, n in distinct)
-    every = [(p, n) for layer, n in distinct for p in layer.parameters]
+    n_trained = sum(n * layer.n_trained_parameters for layer, n in each)
+    every = [(p, n) for layer, n in each for p in layer.parameters]
     trained = [(p, n) for p, n in every if p.is_trained]
     matrices = [(p, n) for p, n in trained if p.is_matrix]
     shards_optimizer = plan.sharding != "none"
@@ -243,7 +242,7 @@ def _stage_bytes(
         - held(state.optimizer - state.matrix, matrices, is_sharded=shards_optimizer)
         + _left_out_bytes(n_trained, plan),
         "activations": sum(saved),
-        "transient": max((layer.transient_bytes for layer, _ in distinct), default=0),
+        "transient": max((layer.transient_bytes for layer, _ in each), default=0),
         "buffers": _gathered_bytes(layers, plan, shard_size)
         + _bucket_bytes(n_trained, plan, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
@@ -324,7 +323,7 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int
     has_whole_experts = plan.ep > 1 and shard_size // plan.ep <= 1
     by_layer = {
         id(layer): layer.n_parameters - (layer.n_expert_parameters if has_whole_experts else 0)
-        for layer in {id(layer): layer for layer in layers}.values()
+        for layer in distinct(layers)
     }
     units = [by_layer[id(layer)] for layer in layers]
     if plan.sharding == "zero2":

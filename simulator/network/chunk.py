@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.network.base import Flow, LinkSource, Rounds, Step, capacities
+from simulator.identity import ByIdentity
+from simulator.network.base import Flow, LinkSource, Step, capacities
 from simulator.network.crowd import Crowd
 from simulator.network.maxmin import FloatArray
 from simulator.network.rounds import RoundFlight, RoundPlan
@@ -71,7 +72,7 @@ class ChunkNetwork:
     def __init__(self, topology: LinkSource) -> None:
         self._crowd = Crowd(capacities(topology))
         self._plans: dict[int, _Plan] = {}
-        self._round_plans: dict[int, tuple[Flow, RoundPlan]] = {}
+        self._round_plans: ByIdentity[Flow, RoundPlan] = ByIdentity()
         self._flights: dict[int, _Flight] = {}
         self._rounds: dict[int, RoundFlight] = {}
         self._asleep: RoundFlight | None = None
@@ -93,7 +94,7 @@ class ChunkNetwork:
         handle = self._next_handle
         self._next_handle += 1
         if flow.rounds is not None:
-            lanes = self._round_plan(flow, flow.rounds)
+            lanes = self._round_plans.of(flow, _round_plan)
             self._rounds[handle] = RoundFlight(lanes)
             for lane, latency_ps in enumerate(lanes.latency_ps):
                 heapq.heappush(self._waiting, (now_ps + latency_ps, handle, lane))
@@ -300,12 +301,6 @@ class ChunkNetwork:
             factor=flight.factor,
         )
 
-    def _round_plan(self, flow: Flow, make: Callable[[], Rounds]) -> RoundPlan:
-        known = self._round_plans.get(id(flow))
-        if known is None or known[0] is not flow:
-            known = self._round_plans[id(flow)] = flow, RoundPlan(make())
-        return known[1]
-
     def _plan(self, flow: Flow) -> _Plan:
         known = self._plans.get(id(flow))
         if known is not None and known.flow is flow:
@@ -317,6 +312,11 @@ class ChunkNetwork:
             self._n_kept = len(plan.steps)
         self._plans[id(flow)] = plan
         return plan
+
+
+def _round_plan(flow: Flow) -> RoundPlan:
+    assert flow.rounds is not None
+    return RoundPlan(flow.rounds())
 
 
 def _plan_of(flow: Flow) -> _Plan:

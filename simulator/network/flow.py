@@ -11,6 +11,7 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.identity import ByIdentity
 from simulator.network.alike import AlikeLinks
 from simulator.network.base import Flow, LinkSource, ample_links, capacities, rate_alone
 from simulator.network.chunk import ChunkNetwork
@@ -113,7 +114,7 @@ class FlowNetwork:
         self._wide: set[int] = set()
         self._events: list[tuple[int, int, int]] = []
         self._profiles: dict[int, Profile] = {}
-        self._link_sets: dict[int, tuple[tuple[int, ...], int, frozenset[int]]] = {}
+        self._link_sets: ByIdentity[tuple[int, ...], tuple[int, frozenset[int]]] = ByIdentity()
         self._sharing: dict[tuple[int, int], bool] = {}
         self._solved: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
         self._next_handle = 0
@@ -364,13 +365,12 @@ class FlowNetwork:
 
     def _link_set(self, links: tuple[int, ...]) -> tuple[int, frozenset[int]]:
         """Number of a tuple of links, and those that may be full; collectives of the same groups share one tuple."""
-        known = self._link_sets.get(id(links))
-        if known is None or known[0] is not links:
-            numbers = np.asarray(links, dtype=np.intp)
-            known = (links, self._next_link_set, frozenset(compress(links, (~self._is_ample[numbers]).tolist())))
-            self._next_link_set += 1
-            self._link_sets[id(links)] = known
-        return known[1], known[2]
+        return self._link_sets.of(links, self._new_link_set)
+
+    def _new_link_set(self, links: tuple[int, ...]) -> tuple[int, frozenset[int]]:
+        numbers = np.asarray(links, dtype=np.intp)
+        self._next_link_set += 1
+        return self._next_link_set, frozenset(compress(links, (~self._is_ample[numbers]).tolist()))
 
     def _lone_rate(self, active: _Active) -> float:
         return active.profile.lone_rate_bytes_per_s * active.factor

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ConfigError
+from simulator.identity import ByIdentity
 from simulator.network.base import Rounds
 from simulator.network.maxmin import FloatArray
 from simulator.units import to_ps
@@ -35,12 +36,15 @@ class RoundPlan:
     def __init__(self, rounds: Rounds) -> None:
         self.rounds = rounds
         self.n_lanes = len(rounds.lanes)
-        arrays: dict[int, tuple[NDArray[np.intp], FloatArray]] = {}
-        self.loads = []
-        for lane in rounds.lanes:
-            if id(lane.links) not in arrays:
-                arrays[id(lane.links)] = np.array(lane.links, dtype=np.intp), np.array(lane.weights, dtype=np.float64)
-            self.loads.append(arrays[id(lane.links)])
+        links: ByIdentity[tuple[int, ...], NDArray[np.intp]] = ByIdentity()
+        weights: ByIdentity[tuple[float, ...], FloatArray] = ByIdentity()
+        self.loads = [
+            (
+                links.of(lane.links, lambda numbers: np.array(numbers, dtype=np.intp)),
+                weights.of(lane.weights, lambda each: np.array(each, dtype=np.float64)),
+            )
+            for lane in rounds.lanes
+        ]
         self.latency_ps = [to_ps(lane.latency_s) for lane in rounds.lanes]
         self.then = [0] * self.n_lanes
         for place, earlier in enumerate(rounds.before):

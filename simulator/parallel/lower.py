@@ -8,6 +8,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 from simulator.errors import InfeasiblePlanError
+from simulator.identity import ByIdentity
 from simulator.models.layer import Layer, Model
 from simulator.parallel.classes import Classes, unfolded
 from simulator.parallel.data import DataParallel
@@ -73,18 +74,14 @@ def offloaded(layers: tuple[Layer, ...], plan: ParallelPlan) -> tuple[Layer, ...
     """
     if not plan.offload_layers:
         return layers
-    blocks = [index for index, layer in enumerate(layers) if layer.is_block][: plan.offload_layers]
-    known: dict[int, Layer] = {}
-    found = list(layers)
-    for index in blocks:
-        layer = layers[index]
-        if id(layer) not in known:
-            transient = layer.transient_bytes + 2 * layer.saved_bytes
-            known[id(layer)] = replace(
-                layer, saved_bytes=0, offloaded_bytes=layer.saved_bytes, transient_bytes=transient
-            )
-        found[index] = known[id(layer)]
-    return tuple(found)
+    blocks = set([index for index, layer in enumerate(layers) if layer.is_block][: plan.offload_layers])
+    known: ByIdentity[Layer, Layer] = ByIdentity()  # equal layers stay one object
+
+    def away(layer: Layer) -> Layer:
+        transient = layer.transient_bytes + 2 * layer.saved_bytes
+        return replace(layer, saved_bytes=0, offloaded_bytes=layer.saved_bytes, transient_bytes=transient)
+
+    return tuple(known.of(layer, away) if index in blocks else layer for index, layer in enumerate(layers))
 
 
 def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> DataParallel:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from simulator.analysis.trace_difference import work_of
 from simulator.analysis.usage import Usage
 from simulator.costs import ModelCosts
+from simulator.identity import ByIdentity
 from simulator.models.layer import AttentionShape, GemmShape, KernelShape, Layer, PointwiseShape
 from simulator.network.base import Flow
 from simulator.plan import ParallelPlan
@@ -165,7 +166,7 @@ class EfficientCosts(ModelCosts):
     def __init__(self, topology: Topology, scenario: Scenario, efficiency: Efficiency) -> None:
         super().__init__(topology, scenario)
         self.efficiency = efficiency
-        self._scaled: dict[int, tuple[Collective | Transfer, Flow]] = {}
+        self._scaled: ByIdentity[Collective | Transfer, Flow] = ByIdentity()
 
     def kernel_ps(self, kernel: Kernel, rank: int) -> int:
         """Device time of a kernel, the gap before it included."""
@@ -178,16 +179,15 @@ class EfficientCosts(ModelCosts):
 
     def flow(self, op: Collective | Transfer) -> Flow:
         """Load of a communication: one that takes longer than modelled has more to do, at start and on the links."""
-        known = self._scaled.get(id(op))
-        if known is not None:
-            return known[1]
+        return self._scaled.of(op, self._as_recorded)
+
+    def _as_recorded(self, op: Collective | Transfer) -> Flow:
         flow, factor = super().flow(op), self.efficiency.of_message(op)
         if factor != 1.0:
             rate = flow.alone_bytes_per_s
             flow = replace(
                 flow, latency_s=flow.latency_s * factor, n_bytes=flow.n_bytes * factor, alone_bytes_per_s=rate
             )
-        self._scaled[id(op)] = op, flow
         return flow
 
 

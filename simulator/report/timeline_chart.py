@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from simulator.analysis.passes import Pass
+from simulator.identity import ByIdentity
 from simulator.program.op import Collective, HostWork, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
 from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Chart, axis, layout
@@ -56,12 +58,13 @@ class _Tables:
     ops: list[list[Any]] = field(default_factory=list)
     insides: list[dict[str, Any]] = field(default_factory=list)
     _op_index: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    _inside_index: dict[int, int] = field(default_factory=dict)
-    _kept: list[Sequence[Span]] = field(default_factory=list)  # keeps identities alive
+    _inside_index: ByIdentity[Sequence[Span], int] = field(default_factory=ByIdentity)
 
     def op(self, span: Span, depth: int = 0) -> int:
         """Return the position of a span's operation, adding it where it is new."""
-        inside = self._inside(span, depth) if span.inner and depth < _MAX_DEPTH else -1
+        inside = -1
+        if span.inner and depth < _MAX_DEPTH:
+            inside = self._inside_index.of(span.inner, partial(self._inside, depth=depth))
         return self.add(name_of(span.op), category_of(span.op), inside, getattr(span.op, "n_bytes", 0))
 
     def add(self, name: str, category: int, inside: int = -1, n_bytes: int = 0) -> int:
@@ -72,13 +75,10 @@ class _Tables:
             self.ops.append(list(key))
         return self._op_index[key]
 
-    def _inside(self, span: Span, depth: int) -> int:
-        found = self._inside_index.get(id(span.inner))
-        if found is not None:
-            return found
-        length_ps = max(1, *(s.end_ps for s in span.inner))
+    def _inside(self, spans: Sequence[Span], depth: int) -> int:
+        length_ps = max(1, *(s.end_ps for s in spans))
         by_stream: dict[str, list[Piece]] = defaultdict(list)
-        for inner in span.inner:
+        for inner in spans:
             by_stream[inner.stream].append(Piece(inner.start_ps, inner.end_ps, self.op(inner, depth + 1), -1))
         streams = {
             row_name(stream): {
@@ -88,8 +88,6 @@ class _Tables:
             for stream, pieces in sorted(by_stream.items())
         }
         self.insides.append({"steps": _INNER_STEPS, "streams": streams})
-        self._kept.append(span.inner)
-        self._inside_index[id(span.inner)] = len(self.insides) - 1
         return len(self.insides) - 1
 
 

@@ -110,7 +110,8 @@ def test_no_setting_is_forgotten():
 IDLE = [
     ("backward_prefetch", "post", {}), ("prefetch_elements", 1, {}), ("secondary_group", 2, {}), ("cp_comm_type", "a2a", {}),
     ("cp_load_balance", False, {}), ("moe_imbalance", 1.5, {"experts": True}), ("moe_dispatcher", "deepep", {"experts": True}),
-    ("nccl_user_buffers", True, {"overlap": False}), ("offload_modules", "attn_norm", {"recompute": "full"}),
+    ("nccl_user_buffers", True, {"overlap": False}), ("nccl_user_buffers", True, {"tp": 8, "pp": 2}),
+    ("offload_modules", "attn_norm", {"recompute": "full"}),
     ("offload_modules", "moe_act", {}),
     ("release", "26.06", {}), ("moe_dispatcher_sms", 8, {"experts": True, **MOE}),
     ("moe_capacity_factor", 0.5, {}), ("moe_pad_to_capacity", True, {"experts": True}), ("gradient_as_bucket_view", True, {}),

@@ -41,6 +41,12 @@ def test_registered_buffers_leave_all_but_the_sms_of_the_table(domain: str, plac
     assert found >= kept(group, collective, is_registered=False)
 
 
+@pytest.mark.parametrize("axis", ["dp", "expert_dp", "shard", "replicate"])
+def test_buffers_of_all_data_parallel_groups_are_registered(axis: str) -> None:
+    """Megatron-Core registers the pools of dense and of expert parameters alike, and with HSDP those of both groups."""
+    assert kept(TABLE["NVL"][0], "all_gather", axis=axis) == 1 - 4 / N_SMS
+
+
 def test_other_axes_and_other_plans_take_what_was_measured() -> None:
     group = TABLE["NVL"][0]
     assert kept(group, "all_gather", is_registered=False) == INSIDE
