@@ -190,9 +190,9 @@ Tensors = Sequence[tuple[Parameter, int]]
 
 
 def _held_bytes(n_bytes: int, tensors: Tensors, plan: ParallelPlan, n_shards: int) -> int:
-    """Bytes of a state on one rank: experts have replicas of their own, mostly fewer, to be sharded over."""
+    """Bytes of a state on one rank: experts have replicas of their own, mostly fewer, to be sharded over; 0 shards are a whole state."""
     n_all = sum(n * p.n_elements for p, n in tensors)
-    if n_shards == 1:
+    if not n_shards:
         return n_all * n_bytes
     n_experts = sum(n * p.n_elements for p, n in tensors if p.is_expert) if plan.has_expert_axes else 0
     return (n_all - n_experts) * n_bytes // n_shards + n_experts * n_bytes // plan.expert_shards(n_shards)
@@ -225,7 +225,8 @@ def _stage_bytes(
     is_offloaded = plan.offload_optimizer == "cpu"
 
     def held(n_bytes: int, tensors: Tensors, *, is_sharded: bool) -> int:
-        return _held_bytes(n_bytes, tensors, plan, shard_size if is_sharded else 1)
+        is_alone = shards_parameters and shard_size == 1
+        return _held_bytes(n_bytes, tensors, plan, shard_size if is_sharded and not is_alone else 0)
 
     saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
     categories = {

@@ -20,8 +20,8 @@ _MOE = (
     "moe_imbalance",
     "moe_fp8_dispatch",
 )
-_SHARED = ("gradient_collective", "gradient_compression", "gradient_as_bucket_view", "sharding", "bucket_bytes",
-           "quantized_weights", "quantized_gradients", "secondary_group")  # fmt: skip
+_SHARED = ("gradient_compression", "gradient_as_bucket_view", "bucket_bytes", "quantized_weights", "quantized_gradients",
+           "secondary_group")  # fmt: skip
 _OF_EXPERTS = frozenset(("moe", "moe_act", "shared_experts"))
 _PIPELINE = (
     "schedule",
@@ -51,7 +51,7 @@ def idle_settings(
     """
     changed = {key for key, one in SETTINGS.items() if getattr(plan, key) != one.default}
     named = changed if given is None else changed.intersection(given)
-    rules = (*_idle_data(plan), *_idle_axes(plan), *_idle_experts(plan, has_experts, has_shared_expert))
+    rules = (*_idle_data(plan, has_experts), *_idle_axes(plan), *_idle_experts(plan, has_experts, has_shared_expert))
     found: dict[str, str] = {}
     for names, holds, reason in rules:
         for name in names:
@@ -60,12 +60,17 @@ def idle_settings(
     return list(found.items())
 
 
-def _idle_data(plan: ParallelPlan) -> Idle:
+def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
     facts, alone = plan.framework_spec.data_parallel, plan.dp * plan.cp == 1
     is_fsdp = facts.orders_gathers and plan.shards_parameters
     is_zero3 = facts.zero3_limits is not None and plan.shards_parameters
     return [
         ((*_SHARED, *_ELEMENTS, *_FSDP), alone, "there is one data-parallel rank"),
+        (
+            ("gradient_collective", "sharding"),
+            alone and not (has_experts and plan.expert_dp > 1),
+            "there is one data-parallel rank",
+        ),
         (("overlap",), plan.gpus == 1, "there is one GPU"),
         (("nccl_user_buffers",), alone, "there is one data-parallel rank"),
         (("nccl_user_buffers",), not plan.overlaps, "nothing runs beside gradients without overlap"),

@@ -86,7 +86,8 @@ def offloaded(layers: tuple[Layer, ...], plan: ParallelPlan) -> tuple[Layer, ...
 
 def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> DataParallel:
     """Return the strategy of a plan for one stage's layers (all chunks in order)."""
-    if communicators.size("dp") == 1:
+    has_replicas = not plan.shards_parameters and communicators.size("expert_dp") > 1  # of experts over tensor-parallel ranks
+    if communicators.size("dp") == 1 and not has_replicas:
         return DataParallel(layers, plan, communicators)
     if not plan.shards_parameters:
         return Replicated(layers, plan, communicators)

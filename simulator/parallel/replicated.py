@@ -88,6 +88,8 @@ class Replicated(DataParallel):
         return kind == "I" or not self.overlaps or not (is_last or self.every_micro_batch)
 
     def _make_buckets(self) -> list[Bucket]:
+        if self.communicators.size("dp") == 1:
+            return []
         first_bytes, cap_bytes = self.plan.bucket_sizes(self.communicators.size("dp"))
         return fill_buckets(
             self.layers, cap_bytes, first_bytes, self.element_bytes, experts=not self.plan.has_expert_axes
@@ -183,7 +185,7 @@ class Replicated(DataParallel):
 
     def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
         """Reduce everything now where nothing overlapped, and wait for all reductions."""
-        if self.plan.gradient_compression == "onebit":
+        if self.plan.gradient_compression == "onebit" and self._buckets:
             return (*last, self._exchange_signs(tasks, last))
         repeats = self.plan.n_micro_batches if self.every_micro_batch else 1
         if not self.overlaps:
@@ -219,7 +221,7 @@ class Replicated(DataParallel):
         by_bucket = self.plan.overlap_parameter_gather or self.plan.framework_spec.gathers_buckets
         if self.facts.gathers_by_bucket and by_bucket:
             return self._buckets
-        return [Bucket(n_elements=sum(b.n_elements for b in self._buckets), trigger=0)]
+        return [Bucket(n_elements=sum(b.n_elements for b in self._buckets), trigger=0)] if self._buckets else []
 
     def start_step(self, tasks: TaskList) -> None:
         """With overlapped parameter gathering the gathers of the previous step run beside this forward."""
@@ -248,7 +250,7 @@ class Replicated(DataParallel):
         if self._n_experts and self.communicators.size("expert_dp") > 1:
             n_bytes = self._n_experts * self.plan.gathered_bytes
             self.collective(tasks, "all_gather", "expert_dp", n_bytes, (optimizer,), "optimizer")
-        if self.plan.framework_spec.owners_broadcast:
+        if self.plan.framework_spec.owners_broadcast and self._buckets:
             self._broadcast_parameters(tasks, optimizer)
             return
         for bucket in self._gather_buckets():

@@ -15,6 +15,7 @@ from simulator.models.layer import CommunicationPoint, GemmShape, Launch
 from simulator.models.setting import Setting
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.expert import FP8_SHARE, exchange_experts, expected_distinct, expert_load
+from simulator.parallel.idle import idle_settings
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.stage import items_of, template_of
 from simulator.plan import ParallelPlan
@@ -354,3 +355,31 @@ def test_graphs_and_fused_experts_make_what_was_measured(changes, measured_s):
         topology="gb200-nvl72", model="qwen3-30b-a3b", plan=ParallelPlan.of({"gpus": 8, **settings, **changes})
     )
     assert simulate(scenario).metrics.iteration_time_s == pytest.approx(measured_s, rel=0.15)
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+@pytest.mark.parametrize("unfold", [False, True])
+def test_experts_have_replicas_where_dense_layers_have_none(sharding, unfold):
+    """Eight tensor-parallel ranks hold four copies of half of the experts each: one of the dense layers, 8 / (ep 2 x etp 1) of the
+    experts, whose gradients are reduced and states sharded over four (Megatron-Core, ``parallel_state.py``: expert data parallelism).
+    """
+    plan = ParallelPlan(
+        gpus=8, tp=8, ep=2, etp=1, micro_batch=1, global_batch=2, sequence_length=1024, sequence_parallel=True,
+        framework="megatron-core", sharding=sharding,
+    )  # fmt: skip
+    spec = replace(SPEC, layers=2)
+    n_experts = 2 * SPEC.n_experts // 2 * 3 * SPEC.hidden * SPEC.expert_hidden
+    assert not [name for name, _ in idle_settings(plan.resolve(8)) if name == "sharding"]
+    found = simulate(Scenario(topology="dgx-h100", model="x", plan=plan, unfold=unfold), spec=spec)
+    rows = {row["collective"]: row for row in found.metrics.communication if row["axis"] == "expert_dp"}
+    assert {row["group_size"] for row in rows.values()} == {4}
+    if sharding == "none":
+        assert {name: row["bytes"] for name, row in rows.items()} == {"all_reduce": 4 * n_experts}
+    else:
+        assert {name: row["bytes"] for name, row in rows.items()} == {
+            "reduce_scatter": 4 * n_experts,
+            "all_gather": 2 * n_experts,
+        }
+    memory = found.memory.by_category
+    n_dense = memory["parameters"] // 2 - n_experts
+    assert memory["optimizer"] == 12 * (n_dense + n_experts // (1 if sharding == "none" else 4))
