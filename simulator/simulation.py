@@ -54,7 +54,7 @@ MOST_SPLITS = 3
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # a search asks for one machine thousands of times
 def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...], faults: Faults) -> Topology:
     topology = faults.apply(open_topology(name, n_gpus or None, overrides=dict(overrides)))
     for rank in range(1, min(topology.gpus_per_node, topology.n_gpus)):

@@ -219,7 +219,7 @@ def _shipped_interval(features: Features) -> Interval:
     return interval(features, shipped_table())
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # a file to read
 def shipped_table() -> ResidualTable:
     """Return the shipped residuals."""
     path = files("simulator.analysis").joinpath("residuals.json")
@@ -256,7 +256,7 @@ def collective_interval(n_bytes: float, n_nodes: int) -> CollectiveInterval:
     return CollectiveInterval(low=entry["low"], high=entry["high"], sizes=sizes, basis=basis)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # a file to read
 def shipped_spread() -> list[dict[str, Any]]:
     """Return the shipped quantiles, which `python -m validation.tables.accuracy --residuals` writes."""
     path = files("simulator.analysis").joinpath("collective_residuals.json")

@@ -128,7 +128,7 @@ def _measured(case: _Case, times: Sequence[float]) -> Measured:
     )
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=512)  # each step of a fit asks again for all rows
 def _shape(name: str, n_gpus: int, per_node: int, transport: str | None, nccl: str | None) -> GroupShape:
     topology = open_topology(name, n_gpus, gpus_per_node=per_node)
     return shape_of(range(n_gpus), topology, transport, nccl=nccl)

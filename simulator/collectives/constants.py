@@ -276,7 +276,7 @@ def _versions(table: Mapping[str, Any], stage: str, nccl: str) -> list[str]:
     return sorted(earlier) + sorted(later, key=version_key)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # a file to read
 def shipped() -> dict[str, Any]:
     """The shipped file of constants, ``topologies/network/nccl.yaml``."""
     data, _ = load_yaml(resolve_name("nccl", "network"))

@@ -160,14 +160,14 @@ def _regular(traffic: Traffic, topology: Topology, by_host: bool) -> tuple[IntAr
     return np.concatenate(found.links), np.concatenate(found.weights)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=16)  # asked for by every collective over a fabric
 def _switches(topology: Topology) -> IntArray:
     """Switch of each NIC, shape [n_nodes, n_nics]."""
     attach, n_nics = _layout(topology).fabric.attach, _layout(topology).node.n_nics
     return np.array([[attach(node, nic) for nic in range(n_nics)] for node in range(topology.n_nodes)])
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=65_536)  # as above, for each pair of switches
 def _path(topology: Topology, switch_a: int, switch_b: int) -> tuple[tuple[int, float], ...]:
     path = _layout(topology).fabric.path(switch_a, switch_b)
     return tuple(path) if path else ()

@@ -194,7 +194,7 @@ def _flop_energy(dtype: str, device: Device, constants: GemmConstants) -> float:
     return constants.dtype_energy.get(dtype, 1.0) * device.peak("fp16") / device.peak(dtype)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # the same for all products of a device
 def _candidates(tiles: tuple[str, ...]) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.intp]]:
     """Tile rows, tile columns, splits and index of the tile of every candidate kernel."""
     rows = []

@@ -57,7 +57,7 @@ def _check_names(setting: Setting) -> None:
             raise ConfigError(f"{key}='{value}' is unknown", hint=f"one of {', '.join(known)}")
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=512)  # plans of a search share models, and equal layers are then one object
 def _build(spec: ModelSpec, setting: Setting) -> Model:
     first, before = _encoder(spec, setting)
     layers = [_embedding_layer(first, before)]

@@ -660,7 +660,7 @@ class ParallelPlan:
         return {key: getattr(self, key) for key in SETTINGS}
 
 
-@cache
+@cache  # every setting of a plan that follows from its framework asks
 def _hosted(framework: Framework, host: Host) -> Framework:
     return replace(framework, host=host)
 

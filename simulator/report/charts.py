@@ -157,7 +157,7 @@ def packed(text: str) -> str:
 _MAP_WORKER = re.compile(r"exports='(?:[^'\\]|\\.){200000,}'")
 
 
-@cache
+@cache  # packing takes a second, and a gallery has many pages
 def library() -> str:
     """Return plotly's JavaScript, packed, to be put into a page once."""
     script: str = _plotly("plotly.offline").get_plotlyjs()

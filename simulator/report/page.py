@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -80,7 +79,6 @@ def check_page(path: str | Path) -> None:
         raise ConfigError(f"{path}: there is no folder {Path(path).parent}", hint="make it first")
 
 
-@cache
 def _asset(name: str) -> str:
     return (files("simulator.report") / "assets" / name).read_text(encoding="utf-8")
 

@@ -101,7 +101,7 @@ def gpus_used_of_node(spec: ClusterSpec, n_gpus: int | None) -> int:
     return whole
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # a file to read and check, for each scenario of a search
 def _spec(path: Path, _modified_ns: int, settings: tuple[tuple[str, str], ...]) -> ClusterSpec | GraphSpec:
     data, locator = load_layers(path)
     if not isinstance(data, dict):

@@ -181,7 +181,7 @@ def load_device(name_or_path: str | Path) -> Device:
     return _load(path, path.stat().st_mtime_ns)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # a file to read and check; kernels are remembered by the object
 def _load(path: Path, _modified_ns: int) -> Device:
     spec = load_spec(path, DeviceFile)
     values = {name: getattr(spec, name) for name in DeviceFile.model_fields}

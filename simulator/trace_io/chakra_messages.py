@@ -52,7 +52,7 @@ _FIELDS: dict[str, tuple[tuple[str, int, str], ...]] = {
 }  # fmt: skip
 
 
-@cache
+@cache  # the descriptor pool takes a message once
 def messages() -> dict[str, Any]:
     """Return the message classes by name: ``GlobalMetadata``, ``Node``, ``IOInfo``, ``AttributeProto``."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
