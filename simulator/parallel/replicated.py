@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from simulator.models.layer import Layer
 from simulator.parallel.data import DataParallel, last_of_each_stream
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.states import split_parameters
 from simulator.plan import ParallelPlan
+from simulator.program.op import Phase
 from simulator.program.program import TaskList
 from simulator.schedules import Kind
 
@@ -32,10 +33,11 @@ class Bucket:
 
     n_elements: int
     trigger: int  #: Position (in the stage, over all chunks) of the layer whose backward completes the bucket.
+    is_expert: bool = False  #: Of experts that have replicas of their own.
 
 
 def fill_buckets(
-    layers: Sequence[Layer], cap_bytes: float, first_bytes: float, element_bytes: int, *, experts: bool = True
+    layers: Sequence[Layer], cap_bytes: float, first_bytes: float, element_bytes: int, *, experts: bool | None = None
 ) -> list[Bucket]:
     """Fill buckets with parameters in reverse order, as DDP and Megatron do.
 
@@ -43,20 +45,20 @@ def fill_buckets(
     ----------
     cap_bytes, first_bytes : float
         A bucket is closed once it holds at least this much; the first one may be smaller.
-    experts : bool
-        Whether experts are reduced with the rest; under expert parallelism they have fewer replicas.
+    experts : bool, optional
+        Whether only experts are meant, or only the others: where they have replicas of their own they have buckets of their own.
     """
     buckets: list[Bucket] = []
     filled = 0
     for index in reversed(range(len(layers))):
         for parameter in reversed(layers[index].trained):
-            filled += parameter.n_elements if experts or not parameter.is_expert else 0
+            filled += parameter.n_elements if experts in (None, parameter.is_expert) else 0
             limit = first_bytes if not buckets else cap_bytes
             if filled and filled * element_bytes >= limit:
-                buckets.append(Bucket(n_elements=filled, trigger=index))
+                buckets.append(Bucket(n_elements=filled, trigger=index, is_expert=bool(experts)))
                 filled = 0
     if filled:
-        buckets.append(Bucket(n_elements=filled, trigger=0))
+        buckets.append(Bucket(n_elements=filled, trigger=0, is_expert=bool(experts)))
     return buckets
 
 
@@ -75,25 +77,26 @@ class Replicated(DataParallel):
         self.overlaps = plan.overlaps
         self._reduced: list[int] = []
         self._packed: list[tuple[int, int]] = []
-        self._n_experts = split_parameters(self.layers, plan)[1]
         self._buckets = self._make_buckets()
         self._parameter_gathers: dict[int, int] = {}
 
     def is_quiet(self, kind: Kind, micro_batch: int, *, is_last: bool) -> bool:
         """Only reductions that overlap backward, and gathers that overlap the first forward, are heard."""
-        if self.plan.gradient_compression == "onebit":
+        if not self._buckets or self.plan.gradient_compression == "onebit":
             return True
         if kind == "F":
             return not (self._parameter_gathers and micro_batch == 0)
         return kind == "I" or not self.overlaps or not (is_last or self.every_micro_batch)
 
     def _make_buckets(self) -> list[Bucket]:
-        if self.communicators.size("dp") == 1:
-            return []
-        first_bytes, cap_bytes = self.plan.bucket_sizes(self.communicators.size("dp"))
-        return fill_buckets(
-            self.layers, cap_bytes, first_bytes, self.element_bytes, experts=not self.plan.has_expert_axes
-        )
+        """Return the buckets of dense parameters, then those of experts, where there are replicas to reduce them with."""
+        n_replicas = self.communicators.size("dp")
+        first_bytes, cap_bytes = self.plan.bucket_sizes(n_replicas)
+        fill = partial(fill_buckets, self.layers, cap_bytes, first_bytes, self.element_bytes)
+        if not self.plan.has_expert_axes:
+            return fill()
+        has_copies = self.communicators.size("expert_dp") > 1
+        return (fill(experts=False) if n_replicas > 1 else []) + (fill(experts=True) if has_copies else [])
 
     @property
     def collective_name(self) -> str:
@@ -122,7 +125,10 @@ class Replicated(DataParallel):
 
     def _reduce(self, tasks: TaskList, bucket: Bucket, after: tuple[int, ...]) -> None:
         packed, n_bytes = self._pack(tasks, bucket, after)
-        if self.collective_name == "all_reduce":
+        if bucket.is_expert:
+            name = "reduce_scatter" if self.scatters else "all_reduce"
+            reduced = self.collective(tasks, name, "expert_dp", n_bytes, packed)
+        elif self.collective_name == "all_reduce":
             reduced = self.collective(tasks, "all_reduce", "dp", n_bytes, packed)
         else:
             reduced = self._scatter(tasks, n_bytes, packed)
@@ -131,12 +137,14 @@ class Replicated(DataParallel):
             self._packed.append((bucket.n_elements, reduced))
         if self.plan.offload_optimizer == "cpu":
             n_shards = self.communicators.size("shard")
+            n_shards = self.plan.expert_shards(n_shards) if bucket.is_expert else n_shards
             self._reduced.append(self.copy(tasks, "to_host", n_bytes // n_shards, (reduced,)))
 
     def _scatter(self, tasks: TaskList, n_bytes: int, after: tuple[int, ...]) -> int:
         n_shards = self.communicators.size("shard")
         if self.collective_name == "reduce":  # one owner after the other
-            shard_bytes = max(1, sum(b.n_elements for b in self._buckets) * self.element_bytes // n_shards)
+            n_dense = sum(b.n_elements for b in self._buckets if not b.is_expert)
+            shard_bytes = max(1, n_dense * self.element_bytes // n_shards)
             n_owners = max(1, min(n_shards, -(-n_bytes // shard_bytes)))
             for _ in range(n_owners):
                 scattered = self.collective(tasks, "reduce", "shard", n_bytes // n_owners, after)
@@ -185,18 +193,17 @@ class Replicated(DataParallel):
 
     def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
         """Reduce everything now where nothing overlapped, and wait for all reductions."""
-        if self.plan.gradient_compression == "onebit" and self._buckets:
-            return (*last, self._exchange_signs(tasks, last))
+        if self.plan.gradient_compression == "onebit":
+            # experts that have replicas of their own are summed as they are
+            for bucket in self._buckets:
+                if bucket.is_expert:
+                    self._reduce(tasks, bucket, last)
+            exchanged = [self._exchange_signs(tasks, last)] if self.communicators.size("dp") > 1 else []
+            return (*last, *exchanged, *self._reduced)
         repeats = self.plan.n_micro_batches if self.every_micro_batch else 1
         if not self.overlaps:
             for bucket in self._buckets * repeats:
                 self._reduce(tasks, bucket, last)
-        if self._n_experts and self.communicators.size("expert_dp") > 1:
-            name = "reduce_scatter" if self.scatters else "all_reduce"
-            for _ in range(repeats):
-                self._reduced.append(
-                    self.collective(tasks, name, "expert_dp", self._n_experts * self.element_bytes, last)
-                )
         for n_elements, reduced in self._packed:
             # cast into the flat bucket, then copied out of it
             flat = self.element_bytes if self.facts.reduces_wide else 0
@@ -206,7 +213,8 @@ class Replicated(DataParallel):
 
     def _exchange_signs(self, tasks: TaskList, after: tuple[int, ...]) -> int:
         """All-reduce the momentum in one bit an element: every rank averages one part, and sends it to all others."""
-        n_elements, n_ranks = sum(bucket.n_elements for bucket in self._buckets), self.communicators.size("dp")
+        n_elements = sum(bucket.n_elements for bucket in self._buckets if not bucket.is_expert)
+        n_ranks = self.communicators.size("dp")
         n_bytes = round(n_elements * _SIGN_BYTES)
         index = self.pointwise(tasks, "compress momentum", n_elements, *_COMPRESS, after)
         for collective in ("all_to_all", "all_gather"):
@@ -218,19 +226,23 @@ class Replicated(DataParallel):
         return index
 
     def _gather_buckets(self) -> list[Bucket]:
+        """Return what is gathered at once, in the order of the layers: a bucket, or all of them that have the same replicas."""
         by_bucket = self.plan.overlap_parameter_gather or self.plan.framework_spec.gathers_buckets
         if self.facts.gathers_by_bucket and by_bucket:
-            return self._buckets
-        return [Bucket(n_elements=sum(b.n_elements for b in self._buckets), trigger=0)] if self._buckets else []
+            return sorted(self._buckets, key=lambda bucket: bucket.trigger)
+        sums = {kind: sum(b.n_elements for b in self._buckets if b.is_expert == kind) for kind in (True, False)}
+        return [Bucket(n_elements=n, trigger=0, is_expert=kind) for kind, n in sums.items() if n]
+
+    def _gather_bucket(self, tasks: TaskList, bucket: Bucket, after: tuple[int, ...], phase: Phase) -> int:
+        axis = "expert_dp" if bucket.is_expert else "shard"
+        return self.collective(tasks, "all_gather", axis, bucket.n_elements * self.plan.gathered_bytes, after, phase)
 
     def start_step(self, tasks: TaskList) -> None:
         """With overlapped parameter gathering the gathers of the previous step run beside this forward."""
         if self.plan.sharding == "none" or not self.plan.overlap_parameter_gather:
             return
-        for bucket in reversed(self._gather_buckets()):
-            n_bytes = bucket.n_elements * self.plan.gathered_bytes
-            index = self.collective(tasks, "all_gather", "shard", n_bytes, (), "forward")
-            self._parameter_gathers[bucket.trigger] = index
+        for bucket in self._gather_buckets():
+            self._parameter_gathers[bucket.trigger] = self._gather_bucket(tasks, bucket, (), "forward")
 
     def before_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
         """Wait for the layer's parameters in the first forward."""
@@ -247,16 +259,12 @@ class Replicated(DataParallel):
             optimizer = self.copy(tasks, "from_host", n_bytes, (optimizer,), "optimizer")
         if self.plan.overlap_parameter_gather:
             return
-        if self._n_experts and self.communicators.size("expert_dp") > 1:
-            n_bytes = self._n_experts * self.plan.gathered_bytes
-            self.collective(tasks, "all_gather", "expert_dp", n_bytes, (optimizer,), "optimizer")
-        if self.plan.framework_spec.owners_broadcast and self._buckets:
-            self._broadcast_parameters(tasks, optimizer)
-            return
+        has_owners = bool(self.plan.framework_spec.owners_broadcast)
         for bucket in self._gather_buckets():
-            self.collective(
-                tasks, "all_gather", "shard", bucket.n_elements * self.plan.gathered_bytes, (optimizer,), "optimizer"
-            )
+            if bucket.is_expert or not has_owners:
+                self._gather_bucket(tasks, bucket, (optimizer,), "optimizer")
+        if has_owners and self.communicators.size("dp") > 1:
+            self._broadcast_parameters(tasks, optimizer)
 
     def _owned(self) -> list[list[int]]:
         tensors = [parameter.n_elements for layer in self.layers for parameter in layer.trained]

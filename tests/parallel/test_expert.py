@@ -383,3 +383,31 @@ def test_experts_have_replicas_where_dense_layers_have_none(sharding, unfold):
     memory = found.memory.by_category
     n_dense = memory["parameters"] // 2 - n_experts
     assert memory["optimizer"] == 12 * (n_dense + n_experts // (1 if sharding == "none" else 4))
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+def test_experts_are_reduced_and_gathered_beside_compute_as_dense_layers_are(sharding):
+    """Megatron-Core has bucket groups of its own for experts, which start and wait like the others
+    (``distributed_data_parallel.py``, ``expert_parallel_bucket_groups``): a step sends each gradient and parameter once either way.
+    """
+    plan = ParallelPlan(gpus=32, ep=8, micro_batch=1, global_batch=64, sequence_length=4096, framework="megatron-core",
+                        sharding=sharding, overlap=False)  # fmt: skip
+    spec = replace(SPEC, layers=4)
+    n_experts = 4 * SPEC.n_experts // 8 * 3 * SPEC.hidden * SPEC.expert_hidden
+    expected = (
+        {"all_reduce": 4 * n_experts}
+        if sharding == "none"
+        else {"reduce_scatter": 4 * n_experts, "all_gather": 2 * n_experts}
+    )
+    hidden = {}
+    for overlap, gathers_ahead in ((False, False), (True, False), (True, sharding != "none")):
+        changed = replace(plan, overlap=overlap, overlap_parameter_gather=gathers_ahead)
+        metrics = simulate(Scenario(topology="dgx-h100", model="x", plan=changed), spec=spec).metrics
+        rows = {row["collective"]: row for row in metrics.communication if row["axis"] == "expert_dp"}
+        assert {name: row["bytes"] for name, row in rows.items()} == expected
+        hidden[overlap, gathers_ahead] = metrics.breakdown["overlapped_communication_s"]
+        counts = {name: row["count"] for name, row in rows.items()}
+        assert all(
+            (count > 1) == (overlap and (gathers_ahead or name != "all_gather")) for name, count in counts.items()
+        )
+    assert sorted(hidden, key=hidden.__getitem__) == sorted(hidden)
