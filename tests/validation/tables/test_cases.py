@@ -308,3 +308,16 @@ def test_a_stated_batch_is_kept_where_recomputation_is_open():
     (left_open, _), (stated, _) = (case_of(training_row(**cells, recompute=word)) for word in ("", "full"))
     assert {plan.micro_batch for plan in left_open.alternatives} == {2}
     assert [plan.micro_batch for plan in stated.alternatives] == [1]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "nanotron/old_bench@d52503a:llama-1B/*/log_metrics.csv",  # logs of July 2024
+        "NVIDIA/TransformerEngine@d0067d0da6:docs/examples/te_llama/tutorial.ipynb",  # its figures: commit 8b210490b of 2024-05-31
+        "karpathy/llm.c@f1e2ace651:scripts/run_gpt2_1558M.sh",  # discussion 677, 2024-07-11
+    ],
+)
+def test_runs_of_mid_2024_had_the_libraries_of_cuda_12_4(source):
+    """NGC's PyTorch containers 24.03 to 24.05 came with CUDA 12.4 (NVIDIA, frameworks support matrix)."""
+    assert case_of(training_row(source=source))[0].plan.cuda == "12.4"
