@@ -32,16 +32,14 @@ from simulator.collectives.shape import GroupShape
 from simulator.collectives.table import Send, Table
 from simulator.network.base import Rounds, Step
 
-#: bytes of one ring step that the threads of one channel move in one go under LL (512 threads x 8 B)
+#: bytes of one ring step that the threads of one channel move in one go under LL (512 threads x 8 B). NCCL takes a second channel from
+#: twice as many for each rank on (``NCCL_LL_THREAD_THRESHOLD``), and a benchmark's broadcasts wait for each other from there on
+#: (abci2, split=fit: times jump at 64, 128 and 256 KiB on 2, 4 and 8 nodes of four ranks, at twice those on nodes of eight)
 LL_LINE_BYTES = 4096
 #: share of the wire that is payload under LL: four bytes of flag for four of data
 LL_WIRE_SHARE = 0.5
 #: largest chunk of a ring step on one channel under Simple
 SIMPLE_CHUNK_BYTES = 2 * 1024 * 1024
-#: what one channel buffers under LL on both sides of a hop: a benchmark's operations do not wait for each other below what the
-#: nodes of a chain buffer together (abci2, split=fit, where times jump at 64, 128 and 256 KiB on 2, 4 and 8 nodes of four channels,
-#: and at twice those on nodes of eight)
-LL_WINDOW_BYTES = 16 * 1024
 #: payload of one slot under LL: eight lines of 512 threads, eight bytes each (``src/include/device.h``)
 LL_SLOT_BYTES = 32 * 1024
 #: what a node takes in before it passes it on in a chain of nodes (broadcast, reduce), on one channel, by protocol
@@ -227,8 +225,8 @@ class Ring(Algorithm):
         """Steps within nodes and between nodes that follow one another."""
         n, nodes = case.shape.n_ranks, case.shape.n_nodes
         if case.collective in _CHAINS:
-            fits = case.protocol == "ll" and case.n_bytes < case.n_channels * nodes * LL_WINDOW_BYTES / 2
-            return (0, 0) if case.pipelined and (nodes == 1 or fits) else (n - nodes, nodes - 1)
+            has_one_channel = case.protocol == "ll" and case.n_bytes < 2 * LL_LINE_BYTES * n
+            return (0, 0) if case.pipelined and (nodes == 1 or has_one_channel) else (n - nodes, nodes - 1)
         n_between = (2 if case.collective == "all_reduce" else 1) * (nodes - 1)
         return n_steps(case.collective, n) - n_between, n_between
 
