@@ -148,6 +148,14 @@ def test_modules_that_cannot_wait_on_the_host(changes, text):
         ParallelPlan(**({"micro_batch": 1, "framework": "megatron-core"} | changes)).resolve(8)
 
 
+@pytest.mark.parametrize("recomputed", ["core_attn", "layernorm+mlp"])
+def test_inputs_of_experts_wait_beside_other_modules_that_are_recomputed(recomputed):
+    """Recomputing all of ``moe`` keeps the block's input alone; what else is recomputed leaves the inputs of its products to be moved."""
+    plan = ParallelPlan(micro_batch=1, framework="megatron-core", recompute="selective", recompute_modules=recomputed,
+                        offload_modules="expert_fc1+moe_act").resolve(8)  # fmt: skip
+    assert plan.offloaded_modules == ("expert_fc1", "moe_act")
+
+
 def test_a_pipeline_does_not_offload_by_layer():
     with pytest.raises(InfeasiblePlanError, match="offload_layers=2 with pp=2"):
         ParallelPlan(offload_layers=2, pp=2, micro_batch=1).resolve(8)

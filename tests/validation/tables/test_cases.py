@@ -144,6 +144,7 @@ class TestCases:
          ("sharding", "ZeRO-2", "zero2"), ("sharding", "zero_1", "zero1"), ("sharding", "ZeRO 3", "zero3"), ("sharding", "zero0", "none"),
          ("sharding", "FSDP2", "zero3"), ("sharding", "SHARD_GRAD_OP", "zero2"), ("sharding", "HYBRID_SHARD", "hsdp"),
          ("sharding", "distributed optimizer", "zero1"), ("sharding", "NO_SHARD", "none"), ("sharding", "DDP", "none"),
+         ("sharding", "MiCS", "hsdp"),
          ("recompute", "yes", "full"), ("recompute", "false", "none"), ("recompute", "selective op", "selective"),
          ("recompute", "core_attn", "selective"), ("recompute", "full block", "full"), ("schedule", "zb-h2", "zb-2p")],
     )  # fmt: skip
