@@ -131,10 +131,11 @@ def search(
     from simulator.explore.best_plans import describe
     from simulator.explore.energy import price_of
     from simulator.explore.evaluation import open_store
+    from simulator.explore.judged_plans import JudgedPlans
     from simulator.explore.named_settings import parse_axes, scenario_of
     from simulator.explore.objectives import answer_of, check_objective, search_counts
     from simulator.interop.written_plans import write_all
-    from simulator.report.sweep_page import check_output, write_search
+    from simulator.report.sweep_page import check_output, names_of, write_search
     from simulator.simulation import topology_of
 
     base, counts = settings_of(scenario)
@@ -149,15 +150,17 @@ def search(
     margin = margin_of(memory_margin)
     say_who_works(scheduler)
     store = open_store(out) if out else None
+    judged = JudgedPlans(out) if out and "parquet" in names_of(formats) else None
     with keeping(store, out), progress_line() as say:
         found = search_counts(
             base, axes, counts, top=top, n_jobs=jobs, scheduler=scheduler, observe=Progress(say).search, store=store,
-            objective=objective,
+            objective=objective, judged=judged,
         )  # fmt: skip
     answer, space, plans = answer_of(found, objective, request=request, margin=margin)
     per_node = space.topology.gpus_per_host
     written = write_all(plans, space.spec, Path(emit), gpus_per_node=per_node, describe=describe) if emit else []
-    _show_search(answer, written, write_search(answer, out, formats, plot), is_json=json_output)
+    files = [*write_search(answer, out, formats, plot), *(judged.close() if judged else ())]
+    _show_search(answer, written, files, is_json=json_output)
 
 
 def _show_search(answer: dict[str, Any], written: Sequence[Any], files: Sequence[Path], *, is_json: bool) -> None:

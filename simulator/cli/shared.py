@@ -172,12 +172,17 @@ class Progress:
             parts.append(f"about {clock(left_s)} left")
         self._show(", ".join(parts), is_last=is_last)
 
-    def search(self, *, n_simulated: int, n_left: int, best_s: float) -> None:
-        """Say how many plans are simulated, and how many are left."""
+    def search(self, *, n_judged: int, n_simulated: int, n_left: int, best_s: float) -> None:
+        """Say how many plans are judged by rules and memory, then how many are simulated, and how many are left."""
         elapsed = clock(time.monotonic() - self._started_s)
-        best = f", best {format_time(best_s)}" if n_simulated else ""
-        plans = f"{n_simulated} plan{'s' * (n_simulated != 1)}"
-        self._show(f"{plans} simulated in {elapsed}{best}, {n_left} not ruled out yet", is_last=not n_left)
+        if not n_simulated:
+            self._show(f"{n_judged:,} plans judged in {elapsed}, {n_left:,} of them fit", is_last=False)
+            return
+        plans = f"{n_simulated:,} plan{'s' * (n_simulated != 1)} of {n_judged:,} judged"
+        self._show(
+            f"{plans} simulated in {elapsed}, best {format_time(best_s)}, {n_left:,} not ruled out yet",
+            is_last=not n_left,
+        )
 
     def _show(self, line: str, *, is_last: bool) -> None:
         if not is_last and not is_due(self._said_s, is_terminal=self._is_terminal):

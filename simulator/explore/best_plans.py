@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
+
+import numpy as np
 
 from simulator.answer import Answer
 from simulator.config import notebook_table
@@ -14,6 +17,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.explore.bounds import Bounds, Layout
 from simulator.explore.energy import PowerModel, power_model
 from simulator.explore.evaluation import Pool, Record, Store, compute, look_up
+from simulator.explore.judged_plans import JudgedPlans
 from simulator.explore.space import AXES, Space
 from simulator.memory import MemoryReport
 from simulator.plan import ParallelPlan
@@ -23,33 +27,52 @@ from simulator.units import format_bytes, format_time
 
 #: kinds of plain data parallelism that every search reports
 PLAIN = {"DDP": "none", "FSDP": "zero3"}
+_KINDS = ("", *PLAIN)
 
 
-@dataclass(slots=True)
+def _order(values: array[float]) -> array[int]:
+    """Return the places of values, the least first."""
+    return array("Q", np.argsort(values, kind="stable").astype(np.uint64).tobytes())
+
+
 class Frontier:
-    """Plans, by number, by their bounds: the first, a quick one, for all, the next ones for those that come to the front."""
+    """Plans, by number, by their bounds: a quick one, known of all, and the next ones for those that come to the front."""
 
-    plans: Iterable[int]
-    bounds: Sequence[Callable[[int], float]]
-    heap: list[tuple[float, int, int]] = field(default_factory=list)
+    def __init__(self, plans: Sequence[int], quick: Sequence[float], bounds: Sequence[Callable[[int], float]]) -> None:
+        self._bounds = bounds
+        self._plans, self._quick = array("Q", plans), array("d", quick)
+        self._order = _order(self._quick)
+        self._n_seen = 0
+        self._heap: list[tuple[float, int, int]] = []
 
-    def __post_init__(self) -> None:
-        self.heap = [(self.bounds[0](index), 1, index) for index in self.plans]
-        heapq.heapify(self.heap)
+    @property
+    def n_left(self) -> int:
+        """Plans that are not ruled out."""
+        return len(self._order) - self._n_seen + len(self._heap)
+
+    def _next(self) -> tuple[float, int, int]:
+        """Remove the plan with the least bound, and say how many bounds it has been asked for."""
+        if self._n_seen < len(self._order):
+            place = self._order[self._n_seen]
+            first = (self._quick[place], 0, self._plans[place])
+            if not self._heap or first < self._heap[0]:
+                self._n_seen += 1
+                return first
+        return heapq.heappop(self._heap)
 
     def take(self, n_plans: int, limit: Callable[[int], float]) -> list[tuple[int, float]]:
         """Return the next plans that may be below their limit, with their bounds."""
         batch: list[tuple[int, float]] = []
-        while self.heap and len(batch) < n_plans:
-            bound, n_asked, index = heapq.heappop(self.heap)
+        while self.n_left and len(batch) < n_plans:
+            bound, n_asked, index = self._next()
             if bound >= limit(index):
                 continue
-            if n_asked == len(self.bounds):
+            if n_asked == len(self._bounds):
                 batch.append((index, bound))
                 continue
-            tighter = max(bound, self.bounds[n_asked](index))
+            tighter = max(bound, self._bounds[n_asked](index))
             if tighter < limit(index):
-                heapq.heappush(self.heap, (tighter, n_asked + 1, index))
+                heapq.heappush(self._heap, (tighter, n_asked + 1, index))
         return batch
 
 
@@ -82,60 +105,74 @@ def plain_kind(plan: ParallelPlan) -> str:
 
 
 #: layouts of candidates that are kept at a time
-MOST_LAYOUTS = 4096
+MOST_LAYOUTS = 2048
 
 
 class Candidates:
     """Plans that fit, by number: of each only what tells it apart, the most that it holds, its kind and its bounds.
 
     A plan with its layers takes 5 KB and a search may have hundreds of thousands: a layout is made again when somebody asks.
+    Kept of each are a number of two bytes for every setting that it changes and 42 bytes more.
     """
 
     def __init__(self, bounds: Bounds, base: ParallelPlan) -> None:
         self._bounds = bounds
         self._base = base
         self._names = tuple(one.name for one in fields(base))
-        self._changes: list[tuple[tuple[str, object], ...]] = []
-        self._shared: dict[tuple[str, object], tuple[str, object]] = {}
+        #: each change of a setting once; of every plan the numbers of its changes, and where they begin
+        self._settings: list[tuple[str, Any]] = []
+        self._numbers: dict[tuple[str, object], int] = {}
+        self._changes, self._begins = array("H"), array("Q", [0])
         self._layouts: dict[int, Layout] = {}
-        self._full_s: dict[int, float] = {}
-        self._run_s: dict[int, float] = {}
-        self.kinds: list[str] = []
+        self._full_s, self._run_s = array("d"), array("d")  # not a number where nobody has asked
+        self._kinds = array("H")
         self.peak_bytes = array("d")
         self.quick_s = array("d")
 
     def __len__(self) -> int:
-        return len(self._changes)
+        return len(self._kinds)
 
     def add(self, layout: Layout, peak_bytes: int) -> None:
         """Note a plan that fits."""
         if len(self._layouts) < MOST_LAYOUTS:
             self._layouts[len(self)] = layout
         settings = ((name, getattr(layout.plan, name)) for name in self._names)
-        changes = [one for one in settings if one[1] != getattr(self._base, one[0])]
-        self._changes.append(tuple(self._shared.setdefault(one, one) for one in changes))
-        self.kinds.append(plain_kind(layout.plan))
+        for one in settings:
+            if one[1] != getattr(self._base, one[0]):
+                if one not in self._numbers:
+                    self._numbers[one] = len(self._settings)
+                    self._settings.append(one)
+                self._changes.append(self._numbers[one])
+        self._begins.append(len(self._changes))
+        self._kinds.append(_KINDS.index(plain_kind(layout.plan)))
         self.peak_bytes.append(peak_bytes)
         self.quick_s.append(self._bounds.quick_s(layout))
+        self._full_s.append(math.nan)
+        self._run_s.append(math.nan)
+
+    def kind(self, index: int) -> str:
+        """Return which kind of plain data parallelism a plan is, empty for none."""
+        return _KINDS[self._kinds[index]]
 
     def __getitem__(self, index: int) -> Layout:
         layout = self._layouts.get(index)
         if layout is None:
             if len(self._layouts) == MOST_LAYOUTS:
                 self._layouts.clear()
-            changes: dict[str, Any] = dict(self._changes[index])
+            numbers = self._changes[self._begins[index] : self._begins[index + 1]]
+            changes = dict(self._settings[number] for number in numbers)
             layout = self._layouts[index] = self._bounds.layout(replace(self._base, **changes))
         return layout
 
     def full_s(self, index: int) -> float:
         """Return the bound with communication and the end of the step."""
-        if index not in self._full_s:
+        if math.isnan(self._full_s[index]):
             self._full_s[index] = self._bounds.full_s(self[index])
         return self._full_s[index]
 
     def run_s(self, index: int) -> float:
         """Return the bound with the engine's own time of passes."""
-        if index not in self._run_s:
+        if math.isnan(self._run_s[index]):
             self._run_s[index] = self._bounds.run_s(self[index], self.full_s(index))
         return self._run_s[index]
 
@@ -209,9 +246,13 @@ class Energy:
 class Observer(Protocol):
     """Is told how a search goes on."""
 
-    def __call__(self, *, n_simulated: int, n_left: int, best_s: float) -> None:
-        """Look at the counts: simulated, not ruled out yet, and the best time so far."""
+    def __call__(self, *, n_judged: int, n_simulated: int, n_left: int, best_s: float) -> None:
+        """Look at the counts: judged by memory and rules, simulated, not ruled out yet, and the best time so far."""
         ...
+
+
+#: plans that are judged between two looks of an observer
+_BETWEEN_LOOKS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +329,7 @@ def search(
     given: ParallelPlan | None = None,
     whole_front: bool = False,
     least_energy: bool = False,
+    judged: JudgedPlans | None = None,
 ) -> SearchResult:
     """Find the fastest plans that fit.
 
@@ -312,6 +354,8 @@ def search(
         Look for plans that need little memory however slow they are, not only up to :data:`FRONT_SLOWDOWN`.
     least_energy : bool
         Also simulate slow plans that wait much, until ``frugal`` is the one of all plans that draws the least.
+    judged : JudgedPlans, optional
+        A table of all plans, to which each is added when it is judged.
 
     Raises
     ------
@@ -319,9 +363,10 @@ def search(
         If no plan is valid, or none fits; the message says what the smallest one needs.
     """
     bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
-    candidates, unfit, n_hopeless = _fitting(bounds, space.plans(), space)
+    candidates, unfit, n_hopeless = _fitting(bounds, space, observe, judged)
+    n_plans = len(candidates) + unfit.n + n_hopeless
     with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
-        run = _Run(scenario=scenario, bounds=bounds, candidates=candidates, pool=pool, store=store)
+        run = _Run(scenario=scenario, bounds=bounds, candidates=candidates, n_judged=n_plans, pool=pool, store=store)
         run.best_first(top, observe)
         needed = run.needed(top) | run.complete_front(float("inf") if whole_front else FRONT_SLOWDOWN)
         energy = Energy.on(space.topology, bounds)
@@ -329,7 +374,7 @@ def search(
     ranked = _ranked(run.found[index] for index in needed & run.found.keys())
     n_failed = len(needed & run.failed.keys())
     return SearchResult(
-        ranked=ranked[:top], plain=_plain(ranked, unfit, space), n_plans=len(candidates) + unfit.n + n_hopeless,
+        ranked=ranked[:top], plain=_plain(ranked, unfit, space), n_plans=n_plans,
         n_unfit=unfit.n + n_hopeless,
         n_simulated=len(ranked), n_failed=n_failed, n_pruned=len(candidates) - len(ranked) - n_failed,
         pareto=[one for one in pareto(ranked) if whole_front or one.iteration_time_s <= FRONT_SLOWDOWN * ranked[0].iteration_time_s],
@@ -346,22 +391,38 @@ def _ranked(found: Iterable[Ranked]) -> list[Ranked]:
 
 
 #: settings of a search beside the micro-batch
-_OTHERS = tuple(name for name in (*AXES, "schedule") if name != "micro_batch")
+_OTHERS = (*(name for name in AXES if name not in ("micro_batch", "virtual_pp")), "virtual_pp", "schedule")
 
 
-def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tuple[Candidates, Unfit, int]:
+def _fitting(
+    bounds: Bounds, space: Space, observe: Observer | None, judged: JudgedPlans | None
+) -> tuple[Candidates, Unfit, int]:
     """Divide plans into those that fit and those that do not, each choice without effect made once; refuse if none fits.
 
     Where the states and one micro-batch's activations alone are too large, larger micro-batches are only counted.
     """
     fitting, unfit = Candidates(bounds, space.base), Unfit()
+
+    def note(plan: ParallelPlan, memory: MemoryReport | None, bound_s: float | None = None) -> None:
+        if judged is not None:
+            judged.add(space.topology.name, plan, memory, bound_s)
+
     takes_none = "none" in space.allowed.get("recompute", ("none",))
-    too_large: dict[tuple[object, ...], int] = {}
+    too_large: dict[
+        tuple[object, ...], int
+    ] = {}  # by the chunks, of plans that have all else in common and follow each other
+    shared: tuple[object, ...] = ()
     n_hopeless = 0
-    for plan in plans:
+    for n_judged, plan in enumerate(space.plans()):
+        if observe is not None and n_judged % _BETWEEN_LOOKS == 0:
+            observe(n_judged=n_judged, n_simulated=0, n_left=len(fitting), best_s=math.inf)
         others = tuple(getattr(plan, name) for name in _OTHERS)
+        if others[:-2] != shared:
+            shared = others[:-2]
+            too_large.clear()
         if plan.micro_batch >= too_large.get(others, plan.micro_batch + 1):
             n_hopeless += 1
+            note(plan, None)
             continue
         try:
             layout = bounds.layout(plan)
@@ -375,8 +436,10 @@ def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tup
             continue  # the same as none
         if fits:
             fitting.add(layout, memory.peak_bytes)
+            note(plan, memory, fitting.quick_s[-1])
             continue
         unfit.add(plan, memory)
+        note(plan, memory)
         if _least_bytes(memory, layout) > memory.capacity_bytes:
             too_large[others] = plan.micro_batch + 1
     if not len(fitting):
@@ -397,6 +460,7 @@ class _Run:
     scenario: Scenario
     bounds: Bounds
     candidates: Candidates
+    n_judged: int
     pool: Pool
     store: Store | None
     found: dict[int, Ranked] = field(default_factory=dict)
@@ -406,16 +470,16 @@ class _Run:
     def best_first(self, top: int, observe: Observer | None) -> None:
         """Simulate plans in the order of their bounds until no other one can be among the best."""
         some = self.candidates
-        frontier = Frontier(range(len(some)), (some.quick_s.__getitem__, some.full_s, some.run_s))
+        frontier = Frontier(range(len(some)), some.quick_s, (some.full_s, some.run_s))
         board = Board(top)
         n_taken = self._n_at_once()
-        while batch := frontier.take(n_taken, lambda index: board.limit_s(some.kinds[index])):
+        while batch := frontier.take(n_taken, lambda index: board.limit_s(some.kind(index))):
             for index in self._simulate(dict(batch)):
                 if index in self.found:
-                    board.add(some.kinds[index], self.found[index].iteration_time_s)
+                    board.add(some.kind(index), self.found[index].iteration_time_s)
             if observe is not None:
                 best_s = min(board.best_s, default=float("inf"))
-                observe(n_simulated=len(self.found), n_left=len(frontier.heap), best_s=best_s)
+                observe(n_judged=self.n_judged, n_simulated=len(self.found), n_left=frontier.n_left, best_s=best_s)
 
     def _n_at_once(self) -> int:
         """Return how many plans to begin together: alone, none before its turn has come."""
@@ -427,15 +491,15 @@ class _Run:
         for one in self.found.values():
             board.add(one.label, one.iteration_time_s)
         bounds_s = self.failed | {index: one.bound_s for index, one in self.found.items()}
-        return {index for index, bound_s in bounds_s.items() if bound_s < board.limit_s(self.candidates.kinds[index])}
+        return {index for index, bound_s in bounds_s.items() if bound_s < board.limit_s(self.candidates.kind(index))}
 
     def complete_front(self, slowdown: float) -> set[int]:
         """Simulate what may be beaten by no other plan in both time and memory, the leanest first; return what had to be."""
-        lean = sorted(range(len(self.candidates)), key=self.candidates.peak_bytes.__getitem__)
+        lean = _order(self.candidates.peak_bytes)
         best_s = slowdown * min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
         needed = set()
         for place, index in enumerate(lean):
-            self._simulate_ahead(lean[place:], best_s)
+            self._simulate_ahead(lean, place, best_s)
             bound_s = self.found[index].bound_s if index in self.found else self.failed.get(index, float("inf"))
             if bound_s < best_s:
                 needed.add(index)
@@ -443,10 +507,11 @@ class _Run:
                 best_s = min(best_s, self.found[index].iteration_time_s)
         return needed
 
-    def _simulate_ahead(self, indices: Sequence[int], limit_s: float) -> None:
-        """Simulate the first plan, if it may be faster than a limit, and with it as many of the others as there are workers."""
+    def _simulate_ahead(self, lean: Sequence[int], first: int, limit_s: float) -> None:
+        """Simulate a plan, if it may be faster than a limit, and with it as many of those behind it as there are workers."""
         bounds_s: dict[int, float] = {}
-        for index in indices:
+        for place in range(first, len(lean)):
+            index = lean[place]
             is_known = index in self.found or index in self.failed
             if (
                 not is_known
@@ -464,7 +529,8 @@ class _Run:
         """Simulate plans in the order of the energy that they draw at least until no other one can draw less."""
         some = self.candidates
         left = [index for index in range(len(some)) if index not in self.found and index not in self.failed]
-        frontier = Frontier(left, (lambda index: energy.quick_j(some[index]), lambda index: energy.full_j(some[index])))
+        quick_j = array("d", (energy.quick_j(some[index]) for index in left))
+        frontier = Frontier(left, quick_j, (lambda index: energy.full_j(some[index]),))
 
         def least(_: int = 0) -> float:
             return min((energy.joules(one.answer) for one in self.found.values()), default=float("inf"))
@@ -474,7 +540,7 @@ class _Run:
                 pass
             if observe is not None:
                 best_s = min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
-                observe(n_simulated=len(self.found), n_left=len(frontier.heap), best_s=best_s)
+                observe(n_judged=self.n_judged, n_simulated=len(self.found), n_left=frontier.n_left, best_s=best_s)
         return min(self.found.values(), key=lambda one: (energy.joules(one.answer), one.iteration_time_s))
 
     def _simulate(self, bounds_s: Mapping[int, float]) -> Iterator[int]:
@@ -487,7 +553,7 @@ class _Run:
             if record["status"] == "ok":
                 self.found[index] = Ranked(
                     plan=self.candidates[index].plan, bound_s=bounds_s[index], answer=record["answer"],
-                    label=self.candidates.kinds[index],
+                    label=self.candidates.kind(index),
                 )  # fmt: skip
             else:
                 self.failed[index] = bounds_s[index]

@@ -69,6 +69,8 @@ Chunks = tuple[tuple[tuple[Layer, ...], ...], ...]
 SLACK = 1.0 - 1e-7
 #: plans of which something is remembered at a time
 MOST_PLANS = 4096
+#: layers that are kept with their times
+MOST_LAYERS = 2048
 #: what a device is busy with while its host runs ahead
 AHEAD_S = 100.0
 
@@ -179,6 +181,8 @@ class Bounds:
             forward = self._kernels_s(layer, plan, "forward")
             recompute, backward = (self._kernels_s(layer, plan, phase) for phase in ("recompute", "backward"))
             time = LayerTime(forward[0], recompute[0] + backward[0], forward[1], recompute[1] + backward[1])
+            if len(self._layer_times) >= MOST_LAYERS:
+                self._layer_times.clear()
             known = self._layer_times[key] = (layer, time)
         return known[1]
 

@@ -14,6 +14,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.explore.best_plans import Observer, Ranked, SearchResult, describe, search
 from simulator.explore.energy import price_of
 from simulator.explore.evaluation import Store
+from simulator.explore.judged_plans import JudgedPlans
 from simulator.explore.space import Space, search_space
 from simulator.explore.spending import spending
 from simulator.explore.training_run import RunRequest
@@ -166,6 +167,7 @@ def search_counts(
     observe: Observer | None = None,
     store: Store | None = None,
     objective: str = "time",
+    judged: JudgedPlans | None = None,
 ) -> list[CountResult]:
     """Search for every number of GPUs, on every cluster.
 
@@ -178,6 +180,8 @@ def search_counts(
         Numbers of GPUs; empty means those of ``base``.
     objective : str
         One of :data:`OBJECTIVES`: plans that are slower than the best ones but may win by it are simulated too.
+    judged : JudgedPlans, optional
+        A table of all plans of all searches.
     """
     found: list[CountResult] = []
     last: SimulatorError | None = None
@@ -190,7 +194,7 @@ def search_counts(
             given = replace(scenario.plan, gpus=space.n_gpus) if set(PLAN_FILES) & set(base) else None
             result = search(
                 scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe, store=store, given=given,
-                whole_front=objective == "memory", least_energy=objective == "energy",
+                whole_front=objective == "memory", least_energy=objective == "energy", judged=judged,
             )  # fmt: skip
             found.append(
                 CountResult(

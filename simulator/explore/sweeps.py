@@ -168,22 +168,12 @@ def stream_sweep(
     in the folder ``sweep`` of ``folder``: pandas, Dask and others read such a folder as one table. Whatever ends it early, the
     next call takes from the store what is there, does the rest, and writes the same parts.
     """
-    check_formats(formats)
-    parts = Path(folder) / "sweep"
-    parts.mkdir(parents=True, exist_ok=True)
-    for old in parts.glob("part-*"):
-        old.unlink()
-    kinds = column_kinds(sweep.axes)
-    files: list[Path] = []
-
-    def keep(piece: Rows) -> None:
-        files.extend(write_rows(piece, parts, f"part-{len(files) // len(formats):05}", formats, kinds))
-
+    parts = Parts(Path(folder) / "sweep", formats, column_kinds(sweep.axes))
     counts = _simulated(
-        sweep, store, keep, request=request, n_jobs=n_jobs, scheduler=scheduler, observe=observe, work=work,
+        sweep, store, parts.write, request=request, n_jobs=n_jobs, scheduler=scheduler, observe=observe, work=work,
         margin=margin, n_together=n_together,
     )  # fmt: skip
-    return counts, files
+    return counts, parts.files
 
 
 def _simulated(
@@ -395,3 +385,20 @@ def write_rows(
             place.write_bytes(write(rows, kinds))
         written.append(path)
     return written
+
+
+class Parts:
+    """A table of any length that is written piece by piece, all with the same columns; it replaces what stands in its folder."""
+
+    def __init__(self, folder: Path, formats: Sequence[str], kinds: Kinds) -> None:
+        check_formats(formats)
+        self._folder, self._formats, self._kinds = folder, formats, kinds
+        self.files: list[Path] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("part-*"):
+            old.unlink()
+
+    def write(self, rows: Rows) -> None:
+        """Write the next piece."""
+        stem = f"part-{len(self.files) // len(self._formats):05}"
+        self.files += write_rows(rows, self._folder, stem, self._formats, self._kinds)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from array import array
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from simulator.explore.best_plans import (
 from simulator.explore.bounds import Bounds
 from simulator.explore.energy import parse_price, power_model
 from simulator.explore.evaluation import Store
+from simulator.explore.judged_plans import JudgedPlans
 from simulator.explore.named_settings import Sweep
 from simulator.explore.objectives import answer_of, differences_s, explain, search_counts, to_dict
 from simulator.explore.space import search_space
@@ -199,8 +201,9 @@ def test_an_interrupted_search_goes_on(tmp_path):
     store, seen = Store(tmp_path), []
 
     def stop(*, n_simulated, **_):
-        seen.append(n_simulated)
-        raise KeyboardInterrupt
+        if n_simulated:
+            seen.append(n_simulated)
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         search(scenario, space, top=3, n_jobs=1, store=store, observe=stop)
@@ -423,6 +426,32 @@ def test_candidates_come_back_as_they_were_and_few_layouts_are_held(monkeypatch)
     assert list(some.quick_s) == [bounds.quick_s(layout) for layout in layouts]
     assert [some.full_s(index) for index in range(4)] == [bounds.full_s(layout) for layout in layouts[:4]]
     assert [some.run_s(index) for index in range(4)] == [bounds.run_s(layout) for layout in layouts[:4]]
+    kept = sum(one.itemsize * len(one) for one in vars(some).values() if isinstance(one, array))
+    assert kept < 100 * len(some)
+
+
+def test_every_judged_plan_is_a_row_of_a_table_that_is_written_piece_by_piece(tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("simulator.explore.judged_plans.TOGETHER", 7)
+    scenario, space = request_of(gpus=4)
+    judged, told = JudgedPlans(tmp_path), []
+    found = search(scenario, space, top=1, n_jobs=1, judged=judged, observe=lambda **counts: told.append(counts))
+    pieces = [parquet.read_table(file).to_pylist() for file in judged.close()]
+    rows = [row for piece in pieces for row in piece]
+    assert [len(piece) for piece in pieces] == [7] * (found.n_plans // 7) + [found.n_plans % 7] * (
+        found.n_plans % 7 > 0
+    )
+    assert sum(row["fits"] for row in rows) == found.n_plans - found.n_unfit
+    assert all((row["bound_s"] is not None) == row["fits"] for row in rows)
+    best = found.ranked[0]
+    settings = {name: getattr(best.plan, name) for name in ("dp", "tp", "pp", "sharding", "micro_batch", "recompute")}
+    (row,) = (row for row in rows if settings.items() <= row.items() and row["virtual_pp"] == best.plan.virtual_pp
+              and row["sequence_parallel"] == best.plan.sequence_parallel)  # fmt: skip
+    assert (row["topology"], row["peak_bytes"]) == ("bigred200", best.peak_bytes)
+    assert 0.0 < row["bound_s"] <= best.bound_s <= best.iteration_time_s
+    # how far it is is told from the first plan on
+    assert told[0]["n_simulated"] == told[1]["n_simulated"] == 0 < told[-1]["n_simulated"]
+    assert (told[0]["n_judged"], told[1]["n_judged"], told[-1]["n_judged"]) == (0, 100, found.n_plans)
 
 
 def test_of_plans_that_do_not_fit_the_smallest_are_kept():
