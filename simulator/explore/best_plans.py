@@ -363,8 +363,8 @@ def search(
         If no plan is valid, or none fits; the message says what the smallest one needs.
     """
     bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
-    candidates, unfit, n_hopeless = _fitting(bounds, space, observe, judged)
-    n_plans = len(candidates) + unfit.n + n_hopeless
+    candidates, unfit, n_unfit = _fitting(bounds, space, observe, judged)
+    n_plans = len(candidates) + n_unfit
     with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
         run = _Run(scenario=scenario, bounds=bounds, candidates=candidates, n_judged=n_plans, pool=pool, store=store)
         run.best_first(top, observe)
@@ -374,8 +374,7 @@ def search(
     ranked = _ranked(run.found[index] for index in needed & run.found.keys())
     n_failed = len(needed & run.failed.keys())
     return SearchResult(
-        ranked=ranked[:top], plain=_plain(ranked, unfit, space), n_plans=n_plans,
-        n_unfit=unfit.n + n_hopeless,
+        ranked=ranked[:top], plain=_plain(ranked, unfit, space), n_plans=n_plans, n_unfit=n_unfit,
         n_simulated=len(ranked), n_failed=n_failed, n_pruned=len(candidates) - len(ranked) - n_failed,
         pareto=[one for one in pareto(ranked) if whole_front or one.iteration_time_s <= FRONT_SLOWDOWN * ranked[0].iteration_time_s],
         frugal=frugal, given=None if given is None else run.compare(given), n_stored=len(needed & run.stored),
@@ -397,7 +396,7 @@ _OTHERS = (*(name for name in AXES if name not in ("micro_batch", "virtual_pp"))
 def _fitting(
     bounds: Bounds, space: Space, observe: Observer | None, judged: JudgedPlans | None
 ) -> tuple[Candidates, Unfit, int]:
-    """Divide plans into those that fit and those that do not, each choice without effect made once; refuse if none fits.
+    """Divide plans into those that fit and those that do not, and count these, each choice without effect made once; refuse if none fits.
 
     Where the states and one micro-batch's activations alone are too large, larger micro-batches are only counted.
     """
@@ -444,7 +443,7 @@ def _fitting(
             too_large[others] = plan.micro_batch + 1
     if not len(fitting):
         raise _nothing(unfit)
-    return fitting, unfit, n_hopeless
+    return fitting, unfit, unfit.n + n_hopeless
 
 
 def _least_bytes(memory: MemoryReport, layout: Layout) -> int:
