@@ -340,8 +340,6 @@ def search(
 
     Parameters
     ----------
-    top : int
-        How many plans to rank.
     n_jobs : int
         Processes; 0 means one per core.
     scheduler : str
@@ -355,7 +353,7 @@ def search(
     least_energy : bool
         Also simulate slow plans that wait much, until ``frugal`` is the one of all plans that draws the least.
     judged : JudgedPlans, optional
-        A table of all plans, to which each is added when it is judged.
+        A table to which each plan is added.
 
     Raises
     ------
