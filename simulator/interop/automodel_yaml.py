@@ -21,6 +21,13 @@ KEYS = shipped_table("automodel")
 _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+def _named(data: dict[str, Any]) -> dict[str, Any]:
+    """Name the strategy after the class that a recipe gives in its place: ``...distributed.ddp.DDPManager``."""
+    target = "distributed._target_"
+    named = str(data.get(target) or "").rpartition(".")[2].removesuffix("Manager").lower()
+    return data | ({target: named} if named else {})
+
+
 def _describe(found: Found) -> Described:
     """Return what a recipe says."""
     reader = found.reader
@@ -100,6 +107,6 @@ AUTOMODEL = Format(
     gives="plan and model",
     what="YAML of NeMo AutoModel",
     sniff=having(r"^step_scheduler\s*:", r"^distributed\s*:", r"^model\s*:"),
-    read=reader_of("automodel", KEYS, _describe),
+    read=reader_of("automodel", KEYS, _describe, _named),
     table=KEYS,
 )

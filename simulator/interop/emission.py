@@ -45,6 +45,23 @@ def effective(plan: ParallelPlan) -> dict[str, Any]:
     }
 
 
+#: fields that a file may say otherwise: names, styles, sizes that follow from the plan, and what the kinds of blocks say
+_SAID_OTHERWISE = {
+    "name", "architecture", "activation", "vocab", "max_positions", "dense_layers", "dense_blocks", "full_attention_blocks", "pattern",
+}  # fmt: skip
+
+
+def facts(spec: ModelSpec) -> dict[str, Any]:
+    """Return what a file has to say of a model, which any file that describes it says alike."""
+    fields = {name: value for name, value in spec.to_dict().items() if name not in _SAID_OTHERWISE}
+    has_mlp = spec.shared_expert_hidden > 0 or any("-" in block for block in spec.blocks)
+    return fields | {
+        "blocks": spec.blocks,
+        "activation": spec.activation.removesuffix("_new"),
+        "mlp_bias": spec.mlp_bias and has_mlp,
+    }
+
+
 def completed(settings: Mapping[str, Any], emission: Emission) -> ParallelPlan:
     """Return the plan that a file means, with what it does not say taken from the emission."""
     said = {name: value for name, value in settings.items() if name not in emission.unsaid}

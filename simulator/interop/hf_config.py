@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from simulator.config import near_misses, parse_yaml, read_text
 from simulator.interop.format import Format, Imported, Part
@@ -68,7 +69,7 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
     for key in _LAYERS:
         if inner.has(key) and inner.integer(key) > MOST_LAYERS:
             inner.fault(key, f"no model has more than {MOST_LAYERS} layers")
-    fields = FAMILIES[known](inner)
+    fields = _with_layers_of_their_own(inner, FAMILIES[known](inner))
     refuse_if(inner, "add_cross_attention", "cross-attention in a decoder")
     if count := inner.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0):
         inner.assume("mtp_layers", 0, f"{count} multi-token-prediction module left out, as in the published counts")
@@ -79,6 +80,26 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
     inner.finish()
     spec = ModelSpec(name=name or _name(inner, Path(reader.file)), **fields)
     return Imported(kind="hf-config", file=reader.file, spec=spec, report=reader.account.report())
+
+
+#: keys that single layers override (Gemma 4) -> fields of the model
+_OF_LAYERS = {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}
+
+
+def _with_layers_of_their_own(reader: Reader, fields: dict[str, Any]) -> dict[str, Any]:
+    """Add what ``per_layer_config`` overrides: layer -> keys (transformers 5.23, ``configuration_utils.py``)."""
+    named = reader.raw("per_layer_config") or {}
+    own = {name: list(values) for name, values in fields.get("of_blocks", ())}
+    for index in range(fields["layers"]):
+        changes = named.get(str(index), {}) if isinstance(named, dict) else named
+        if not isinstance(changes, dict) or not all(key in _OF_LAYERS for key in changes):
+            hint = f"of each layer {', '.join(_OF_LAYERS)}"
+            reader.fault("per_layer_config", f"{changes!r:.60} of layer {index} is not modelled", hint=hint)
+        inner = Reader(changes, reader.file, path=(*reader.path, f"per_layer_config.{index}"), account=reader.account)
+        for key in changes:
+            field = _OF_LAYERS[key]
+            own.setdefault(field, [fields.get(field, 0)] * fields["layers"])[index] = inner.positive(key)
+    return fields | {"of_blocks": tuple((name, tuple(values)) for name, values in own.items())}
 
 
 def _by_architecture(reader: Reader) -> str:

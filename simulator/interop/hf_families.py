@@ -131,6 +131,7 @@ def _starcoder2(r: Reader) -> dict[str, Any]:
 
 
 def _opt(r: Reader) -> dict[str, Any]:
+    refuse_if(r, "layer_norm_elementwise_affine", "a norm without weights", when=False)
     found = sizes(r, {"ffn_hidden": "ffn_dim"}, vocab=50272, max_positions=2048, tied=True)
     width = r.positive("word_embed_proj_dim", default=found["hidden"])
     norm_first, no_final = r.boolean("do_layer_norm_before", default=True), r.boolean("_remove_final_layer_norm")

@@ -67,9 +67,9 @@ def activation(reader: Reader, *keys: str, default: str) -> Activation:
     return ACTIVATIONS[reader.text(*keys, default=default, one_of=ACTIVATIONS)]
 
 
-def refuse_if(r: Reader, key: str, what: str) -> None:
-    """End the import where a switch of the configuration means something that is not modelled."""
-    if r.boolean(key):
+def refuse_if(r: Reader, key: str, what: str, *, when: bool = True) -> None:
+    """End the import where a switch of the configuration, which is off or on by default, means something that is not modelled."""
+    if r.boolean(key, default=not when) is when:
         r.fault(key, f"{what} is not modelled for this family", hint=RECORD)
 
 

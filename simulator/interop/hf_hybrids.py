@@ -30,16 +30,22 @@ _PURE = {
 }
 
 
+def _plain_mixers(r: Reader) -> None:
+    """Account for what mixers of both generations share: kernels, steps, and biases, which are those that are published."""
+    for key in ("mamba_proj_bias", "use_bias", "projectors_bias"):
+        refuse_if(r, key, "a bias of the mixers' projections")
+    for key in ("mamba_conv_bias", "use_conv_bias"):
+        refuse_if(r, key, "a convolution without bias", when=False)
+    r.irrelevant(
+        words("chunk_size mamba_chunk_size mamba_hidden_act mamba_ssm_cache_dtype rescale_prenorm_residual residual_in_fp32 "
+              "time_step_floor time_step_limit time_step_max time_step_min time_step_rank use_mamba_kernels num_logits_to_keep expand "
+              "rms_norm mamba_expand time_step_scale time_step_init_scheme use_mambapy use_associative_scan mixer_rms_eps")
+    )  # fmt: skip
+
+
 def _mamba(r: Reader, prefix: str = "mamba_") -> dict[str, Any]:
     """Return the sizes of Mamba-2 mixers, whose keys some families prefix."""
-    r.irrelevant(
-        [
-            "chunk_size", "mamba_chunk_size", "mamba_hidden_act", "mamba_proj_bias", "mamba_ssm_cache_dtype", "rescale_prenorm_residual",
-            "residual_in_fp32", "time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank",
-            "use_mamba_kernels", "use_conv_bias", "num_logits_to_keep", "expand", "rms_norm", "mamba_conv_bias", "mamba_expand",
-            "mamba_ssm_dtype", "time_step_scale", "time_step_init_scheme", "use_mambapy", "use_associative_scan", "mixer_rms_eps",
-        ]
-    )  # fmt: skip
+    _plain_mixers(r)
     return {
         "ssm_heads": r.positive(f"{prefix}num_heads", "mamba_n_heads", default=128),
         "ssm_head_dim": r.positive(f"{prefix}head_dim", "mamba_d_head", default=64),
@@ -91,13 +97,14 @@ def _mamba2(r: Reader) -> dict[str, Any]:
         "ssm_heads": r.positive("num_heads", default=128),
         "ssm_head_dim": r.positive("head_dim", default=64),
     }
-    r.irrelevant(["hidden_act", "use_bias", "layer_norm_epsilon"])
-    found = sizes(r, _PURE, heads=fields["ssm_heads"], ffn_hidden=0, max_positions=2048)
-    return LLAMA_STYLE | fields | found | {
-        "head_dim": fields["ssm_head_dim"],
-        "positions": "none",
-        "pattern": ("M",) * found["layers"],
-    }  # fmt: skip
+    return fields | _pure(r, "M", heads=fields["ssm_heads"]) | {"head_dim": fields["ssm_head_dim"]}
+
+
+def _pure(r: Reader, letter: str, **usual: Any) -> dict[str, Any]:
+    """Return what a model has whose blocks are all one mixer."""
+    r.irrelevant(["hidden_act"])
+    found = sizes(r, _PURE, ffn_hidden=0, max_positions=2048, **usual)
+    return LLAMA_STYLE | found | {"positions": "none", "pattern": (letter,) * found["layers"]}
 
 
 def _step_rank(r: Reader, key: str, hidden: int) -> int:
@@ -110,20 +117,15 @@ def _mamba1(r: Reader) -> dict[str, Any]:
     """Mamba of the first generation; Falcon's norms of step, B and C have no weights."""
     hidden = r.positive("hidden_size", "d_model")
     width = r.positive("intermediate_size", default=hidden * r.positive("expand", default=2))
-    r.irrelevant(words("expand hidden_act use_bias"))
     rank = _step_rank(r, "time_step_rank", hidden)
-    state, taps = r.positive("state_size", default=16), r.positive("conv_kernel", default=4)
-    _mamba(r)
-    found = sizes(r, _PURE, heads=1, ffn_hidden=0, max_positions=2048, tied=True)
-    return LLAMA_STYLE | found | {
-        "positions": "none",
-        "pattern": ("m",) * found["layers"],
+    _plain_mixers(r)
+    return _pure(r, "m", heads=1, tied=True) | {
         "ssm_heads": width,
         "ssm_head_dim": 1,
-        "ssm_state": state,
+        "ssm_state": r.positive("state_size", default=16),
         "ssm_dt_rank": rank,
         "ssm_norm": False,
-        "conv_kernel": taps,
+        "conv_kernel": r.positive("conv_kernel", default=4),
     }  # fmt: skip
 
 
@@ -159,8 +161,7 @@ def _granite_hybrid(r: Reader) -> dict[str, Any]:
 def _falcon_h1(r: Reader) -> dict[str, Any]:
     """Falcon-H1: attention and Mamba-2 read the same norm in every block."""
     r.irrelevant([key for key in r.data if key.endswith(("_multiplier", "_multipliers"))])
-    r.irrelevant(words("mamba_norm_before_gate mamba_use_mlp attn_layer_indices mlp_expansion_factor projectors_bias "
-                       "attention_in_multiplier rope_type"))  # fmt: skip
+    r.irrelevant(words("mamba_norm_before_gate mamba_use_mlp attn_layer_indices mlp_expansion_factor rope_type"))  # fmt: skip
     fields, heads = decoder(r) | _mamba(r), r.positive("mamba_n_heads", default=128)
     width = r.positive("mamba_d_ssm", default=fields["hidden"] * r.positive("mamba_expand", default=2))
     return fields | {
@@ -237,7 +238,7 @@ def _jamba(r: Reader) -> dict[str, Any]:
     layers, hidden = r.positive("num_hidden_layers"), r.positive("hidden_size")
     attention = (r.positive("attn_layer_period", default=8), r.integer("attn_layer_offset", default=4))
     expert = (r.positive("expert_layer_period", default=2), r.integer("expert_layer_offset", default=1))
-    r.irrelevant(["mamba_conv_bias", "mamba_proj_bias", "use_mamba_kernels", "num_logits_to_keep"])
+    _plain_mixers(r)
     fields = decoder(r) | experts(r, n=16, top_k=2)
     return fields | {
         "positions": "none",

@@ -62,11 +62,12 @@ def _granitemoe(r: Reader) -> dict[str, Any]:
 
 def _shared_and_dense(r: Reader, expert: int, *, shared: int = 0, dense: int = 0) -> dict[str, Any]:
     """Return what DeepSeek's relatives say of experts of one width: routed, shared, and layers without any."""
+    r.irrelevant(words("first_k_dense_replace num_dense_layers") if r.has("mlp_layer_types") else ())
     layers, freq = range(r.positive("num_hidden_layers")), r.raw("moe_layer_freq")
     every = 1 if isinstance(freq, list) else r.positive("moe_layer_freq", default=1)
     named = layer_list(r, "mlp_layer_types", letters={"dense": "-", "sparse": "E"})
     marks = [kind == "E" for kind in named] or (freq if isinstance(freq, list) else [not i % every for i in layers])
-    first = r.integer("first_k_dense_replace", "num_dense_layers", default=0 if named else dense)
+    first = r.integer("first_k_dense_replace", "num_dense_layers", default=dense) if not named else 0
     return {
         "expert_hidden": expert,
         "shared_expert_hidden": expert * r.integer(
@@ -91,6 +92,7 @@ def latent_deepseek(r: Reader, *, dense: int = 0, shared: int = 0) -> dict[str, 
 
 def _latent(r: Reader) -> dict[str, Any]:
     """Latent attention before a dense MLP (MiniCPM3)."""
+    refuse_if(r, "attention_bias", "a bias of latent attention")
     return decoder(r) | {
         "head_dim": r.positive("qk_nope_head_dim", default=128),
         "kv_heads": 0,
@@ -192,11 +194,12 @@ def _ernie_moe(r: Reader) -> dict[str, Any]:
     r.irrelevant(words("moe_norm_min moe_use_aux_free moe_gate moe_capacity use_bias compression_ratio"))
     layers = r.positive("num_hidden_layers")
     first, every = r.integer("moe_layer_start_index", default=1), r.positive("moe_layer_interval", default=1)
-    last, bias = r.integer("moe_layer_end_index", default=-1) % layers, bool(r.data.get("use_bias"))
+    last, bias = r.integer("moe_layer_end_index", default=-1), bool(r.data.get("use_bias"))
     expert = r.positive("moe_intermediate_size", default=1536)
     return llama(r, tied=True) | experts(r, n=64, top_k=6) | _shared_and_dense(r, expert, shared=2) | biases(bias) | {
         "router_bias": True,
-        "dense_blocks": tuple(i for i in range(layers) if not first <= i <= last or (i + 1) % every),
+        "dense_blocks": tuple(i for i in range(layers) if i < first or (0 <= last < i) or (i + 1) % every),
+        "head_bias": bias,
     }  # fmt: skip
 
 
@@ -204,6 +207,7 @@ def _afmoe(r: Reader) -> dict[str, Any]:
     """Trinity: gated attention in windows, norms before and after, a bias that balances experts."""
     r.irrelevant(words("route_scale mup_enabled load_balance_coeff score_func route_norm use_grouped_mm num_expert_groups "
                        "num_limited_groups global_attn_every_n_layers"))  # fmt: skip
+    refuse_if(r, "attention_bias", "a bias of gated attention")
     expert = r.positive("moe_intermediate_size", default=1408)
     return llama(r) | experts(r, n=64, top_k=6) | _shared_and_dense(r, expert, shared=2, dense=1) | {
         "qk_norm": True, "attention_gate": True, "norm_position": "around", "router_bias": True,
@@ -279,7 +283,8 @@ def _mimo_v2(r: Reader) -> dict[str, Any]:
     r.irrelevant(words("swa_num_attention_heads swa_head_dim swa_v_head_dim swa_rope_theta sliding_window_size attention_chunk_size "
                        "attention_value_scale layernorm_epsilon attention_projection_layout"))  # fmt: skip
     r.data.pop("layer_types", None)
-    shares = (r.positive("swa_num_key_value_heads", default=8), r.positive("num_key_value_heads", default=4))
+    few = r.positive("num_key_value_heads", default=4)
+    shares = (r.positive("swa_num_key_value_heads", default=2 * few), few)
     fields = _glm4_moe(r, dense=0) | {"qk_norm": False, "v_head_dim": r.positive("v_head_dim", default=128)}
     return fields | {
         "shared_expert_hidden": 0,
@@ -301,7 +306,7 @@ def _gemma4(r: Reader) -> dict[str, Any]:
     fields = _gemma(r, 6, qk_norm=True)
     is_whole = [kind[0] == "*" for kind in fields["pattern"]]
     same, shares = bool(r.boolean("attention_k_eq_v")), fields["kv_heads"]
-    narrow, wide = fields["head_dim"], r.positive("global_head_dim", default=fields["head_dim"])
+    narrow, wide = fields["head_dim"], r.positive("global_head_dim", default=512)
     few = r.positive("num_global_key_value_heads", default=shares) if same else shares
     own = by_window(is_whole, head_dim=(narrow, wide), kv_heads=(shares, few), value_is_key=(False, same))
     fields |= {"of_blocks": own}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ def write_megatron(request: Request) -> Emission:
         f"sharding {plan.sharding}": plan.sharding not in _SHARDING and not is_deepspeed,
         f"sharding {plan.sharding} of groups": plan.sharding == "hsdp",
         f"schedule {plan.schedule}": plan.schedule not in ("1f1b", "1f1b-interleaved", "1f1b-combined"),
-        f"an {spec.architecture} model": spec.architecture not in ("gpt", "llama") or spec.encoder_layers > 0,
+        f"architecture {spec.architecture}": spec.architecture not in ("gpt", "llama"),
+        "an encoder": spec.has_encoder,
         f"chunks of {spec.layers} layers over {plan.pp} x {plan.virtual_pp}": spec.layers % (plan.pp * plan.virtual_pp) > 0
         and plan.virtual_pp > 1 and plan.pipeline_layout is None,
     })  # fmt: skip
@@ -67,23 +68,46 @@ def _model_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
         "group-query-attention": spec.kv_heads != spec.heads,
         "squared-relu": spec.activation == "relu2",
         "untie-embeddings-and-output-weights": not spec.tied,
-        "disable-bias-linear": not spec.mlp_bias,
-        "add-qkv-bias": spec.attention_bias and not spec.mlp_bias,
+        "disable-bias-linear": not spec.attention_output_bias,
+        "add-qkv-bias": spec.attention_bias and not spec.attention_output_bias,
         "attention-dropout": spec.dropout,
     }
+    if spec.scales_rotation:
+        flags["position-embedding-type"] = "yarn"
     if spec.kv_heads != spec.heads:
         flags["num-query-groups"] = spec.kv_heads
     if spec.n_experts:
+        flags |= {"num-experts": spec.n_experts, "moe-router-topk": spec.top_k}
+    return flags | _block_flags(spec)
+
+
+def _block_flags(spec: ModelSpec) -> dict[str, Any]:
+    """Return which blocks are of which kind, where they are not all attention and MLP."""
+    blocks, flags = spec.blocks, dict[str, Any]()
+    if spec.is_latent_attention:
+        flags |= {"multi-latent-attention": True, "qk-head-dim": spec.head_dim, "kv-channels": False}
+    if spec.index_top_k:
+        flags["experimental-attention-variant"] = "dsa"
+    if {"M"} & {*blocks}:
+        return flags | {"hybrid-layer-pattern": f"'{''.join(blocks)}'"}
+    if spec.n_experts and not all("E" in block for block in blocks):
+        flags["moe-layer-freq"] = _runs("E" in block for block in blocks)
+    if any("G" in block for block in blocks):
         flags |= {
-            "num-experts": spec.n_experts,
-            "moe-router-topk": spec.top_k,
-            "moe-ffn-hidden-size": spec.expert_hidden,
+            "experimental-attention-variant": "gated_delta_net",
+            "linear-attention-freq": _runs("G" in block for block in blocks),
         }
-        has_experts = [int(spec.has_experts(index)) for index in range(spec.layers)]
-        if not all(has_experts):
-            runs = (f"[{flag}]*{len(list(run))}" for flag, run in groupby(has_experts))
-            flags["moe-layer-freq"] = f"'({'+'.join(runs)})'"
+    if spec.sliding_window:
+        flags |= {
+            "window-size": f"{spec.sliding_window - 1},0",
+            "window-attn-skip-freq": _runs("w" in block for block in blocks),
+        }
     return flags
+
+
+def _runs(marks: Iterable[bool]) -> str:
+    """Write 1 or 0 for every layer, quoted for the shell."""
+    return "'({})'".format("+".join(f"[{int(mark)}]*{len(list(run))}" for mark, run in groupby(marks)))
 
 
 def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
@@ -123,6 +147,10 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
             flags["moe-expert-capacity-factor"] = f"{plan.moe_capacity_factor:g}"
         flags["moe-pad-expert-input-to-capacity"] = plan.moe_pad_to_capacity
         flags["moe-shared-expert-overlap"] = plan.moe_shared_expert_overlap
+    if spec.n_experts and is_deepspeed:
+        limit = plan.moe_capacity_factor
+        told = {"moe-train-capacity-factor": f"{limit:g}"} if limit else {"disable-moe-token-dropping": True}
+        flags |= {"expert-interval": 1, "moe-expert-capacity-factor": False} | told
     ranks, group = plan.dp * plan.cp, plan.sharding_group
     if plan.sharding == "zero1" and group and group < ranks:
         flags["num-distributed-optimizer-instances"] = ranks // group
@@ -361,7 +389,7 @@ def _settings(found: Found, nodes: int | None, gpus_per_node: int | None) -> dic
     framework = "megatron" if is_local or (found.given("use-flash-attn") and not is_core) else "megatron-core"
     settings["framework"] = "megatron-deepspeed" if with_deepspeed else framework
     settings["attention"] = _attention(found, is_local=is_local or with_deepspeed)
-    settings |= _graphs(found) | _states(found)
+    settings |= _graphs(found) | _states(found) | _offload(found)
     if settings.get("cp", 1) > 1 and (with_deepspeed or found["cp-comm-type"] == "a2a+p2p"):
         settings["cp_comm_type"] = "a2a" if with_deepspeed else "p2p"
     settings |= _recompute(found) | _precision(found) | {"sharding": _sharding(found)} | _experts_travel(found)
@@ -457,7 +485,7 @@ def _recompute(found: Found) -> dict[str, Any]:
             modules = [*(before if isinstance(before, list) else [before]), "moe"]
             granularity = "selective"
         told = {"recompute_modules": SETTINGS["recompute_modules"].parse(modules)} if modules else {}
-        return {"recompute": granularity} | told | _offload(found)
+        return {"recompute": granularity} | told
     if method == "block":
         return {"recompute": "full", "recompute_method": method, "recompute_layers": count}
     return {

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,8 @@ def _spread(letters: list[str], letter: str, every: float) -> None:
                 left -= 1
 
 
-def _mixers(found: Found, hidden: int, layers: int) -> dict[str, Any]:
-    """Return the pattern of a hybrid, and the sizes of its layers that are not attention."""
+def _mixers(found: Found, given: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Return the pattern of a hybrid, and the sizes that are ``given`` of its layers that are not plain attention."""
     letters = "".join(_LETTERS[letter] for letter in str(found[PATTERNS[0]] or ""))
     fields: dict[str, Any] = {"pattern": tuple(letters)} if letters else {}
     if letters and max(expert_counts(found)) > 1 and "E" not in letters:
@@ -113,23 +114,16 @@ def _mixers(found: Found, hidden: int, layers: int) -> dict[str, Any]:
         linear = _pattern_of(found, "linear-attention-freq", layers)
         fields["pattern"] = tuple(("G" if linear[i] else "*") + ("-" if i in dense else "E") for i in range(layers))
     if found["experimental-attention-variant"] == "dsa":
-        fields |= {
-            "index_heads": found["dsa-indexer-n-heads"], "index_head_dim": found["dsa-indexer-head-dim"],
-            "index_top_k": found["dsa-indexer-topk"],
-        }  # fmt: skip
+        fields |= _those(given, "index_")
     if "M" in letters:
-        width = found["mamba-head-dim"]
-        fields |= {
-            "ssm_heads": found["mamba-num-heads"] or 2 * hidden // width, "ssm_head_dim": width,
-            "ssm_state": found["mamba-state-dim"], "ssm_groups": found["mamba-num-groups"],
-        }  # fmt: skip
+        fields |= {"ssm_heads": 2 * given["hidden"] // given["ssm_head_dim"]} | _those(given, "ssm_")
     if any("G" in block for block in fields.get("pattern", ())):
-        fields |= {
-            "delta_key_heads": found["linear-num-key-heads"], "delta_value_heads": found["linear-num-value-heads"],
-            "delta_key_dim": found["linear-key-head-dim"], "delta_value_dim": found["linear-value-head-dim"],
-            "attention_gate": found["attention-output-gate"],
-        }  # fmt: skip
+        fields |= _those(given, "delta_")
     return fields
+
+
+def _those(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name.startswith(prefix)}
 
 
 # ---- sizes -------------------------------------------------------------------------------------------------------
@@ -152,12 +146,12 @@ def model_of(found: Found, family: str, settings: dict[str, Any]) -> ModelSpec:
             "architecture": "t5" if family == "t5" else "llama" if gated and given["norm"] == "rms_norm" else "gpt",
             "activation": "silu" if glu == "swiglu" else "relu2" if found["squared-relu"] else "gelu",
             "positions": _positions(found, given["positions"]),
+            "scales_rotation": found["position-embedding-type"] == "yarn",
             "norm": given["norm"],
             "attention_bias": bias or found["add-qkv-bias"],
             "attention_output_bias": bias,
             "mlp_bias": bias,
-            "qk_norm": given["qk_norm"],
-            "embedding_norm": given["embedding_norm"],
+            **{name: given[name] for name in ("qk_norm", "embedding_norm", "attention_sinks", "attention_gate")},
         }
     if not found["ffn-hidden-size"]:
         given["ffn_hidden"] = int(8 * given["hidden"] / 3 / 64) * 64 if gated else 4 * given["hidden"]
@@ -176,7 +170,7 @@ def model_of(found: Found, family: str, settings: dict[str, Any]) -> ModelSpec:
         "mtp_layers": given.get("mtp_layers", 0),
     }
     fields |= (
-        _experts(found, layers) | _latent(found) | _window(found, layers) | _mixers(found, given["hidden"], layers)
+        _experts(found, given, layers) | _latent(found, given) | _window(found, layers) | _mixers(found, given, layers)
     )
     return ModelSpec(name=f"megatron-{Path(r.file).stem}", **fields)
 
@@ -236,7 +230,7 @@ def expert_counts(found: Found) -> list[int]:
     return counts if len(set(counts)) > 1 else counts[:1]
 
 
-def _experts(found: Found, layers: int) -> dict[str, Any]:
+def _experts(found: Found, given: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the experts: which blocks have some, and how many."""
     reader, counts = found.reader, expert_counts(found)
     if max(counts) < 2:
@@ -245,8 +239,10 @@ def _experts(found: Found, layers: int) -> dict[str, Any]:
         "n_experts": max(counts),
         "top_k": found["moe-router-topk"] or (1 if is_deepspeed(found) else 2),
         "expert_hidden": found["moe-ffn-hidden-size"] or 0,
-        "shared_expert_hidden": found["moe-shared-expert-intermediate-size"] or 0,
-        "expert_latent": found["moe-latent-size"] or 0,
+        **{name: given.get(name, 0) for name in ("shared_expert_hidden", "expert_latent")},
+        "shared_expert_gate": given["shared_expert_gate"],
+        # NVIDIA/Megatron-LM, ``core/transformer/moe/router.py`` and ``experts.py``
+        **dict.fromkeys(("router_bias", "expert_bias"), not found["disable-bias-linear"] and not is_deepspeed(found)),
     }
     if found.given(*PATTERNS):
         return fields
@@ -290,16 +286,11 @@ def _window(found: Found, layers: int) -> dict[str, Any]:
     }
 
 
-def _latent(found: Found) -> dict[str, Any]:
+def _latent(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
     if not found["multi-latent-attention"]:
         return {}
-    return {
-        "q_lora_rank": found["q-lora-rank"] or 0,
-        "kv_lora_rank": found["kv-lora-rank"],
-        "head_dim": found["qk-head-dim"],
-        "qk_rope_head_dim": found["qk-pos-emb-head-dim"],
-        "v_head_dim": found["v-head-dim"],
-    }
+    names = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
+    return {"head_dim": found["qk-head-dim"]} | {name: given.get(name, 0) for name in names}
 
 
 def _dense_blocks(found: Found, layers: int) -> tuple[int, ...]:
@@ -311,7 +302,7 @@ def _dense_blocks(found: Found, layers: int) -> tuple[int, ...]:
 
 
 def _pattern_of(found: Found, name: str, layers: int) -> list[int]:
-    """Return 1 or 0 for every layer: of a list such as ``([0]*3+[1]*58)``, or 0 for every so manieth and 1 for the others."""
+    """Return 1 or 0 for every layer: of a list such as ``([0]*3+[1]*58)``, or 0 for every n-th and 1 for the others."""
     text = str(found[name]).strip("'\" ")
     if re.fullmatch(r"0*[1-9]\d{0,5}", text):
         return [int((i + 1) % int(text) != 0) for i in range(layers)]

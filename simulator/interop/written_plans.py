@@ -10,7 +10,8 @@ from pathlib import Path
 from simulator.config import write_file
 from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.interop import FORMATS
-from simulator.interop.emission import Emission, Request, completed, effective
+from simulator.interop.emission import Emission, Request, completed, effective, facts
+from simulator.interop.format import Imported
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 
@@ -39,9 +40,14 @@ def emit(kind: str, request: Request) -> Emission:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / chosen.file
         file.write_text(emission.text, encoding="utf-8")
-        settings = chosen.read(file).settings  # type: ignore[union-attr]
-    found, meant = effective(completed(settings, emission)), effective(emission.plan)
-    lost = [f"{name} {meant[name]} comes back as {found[name]}" for name in meant if meant[name] != found[name]]
+        imported = chosen.read(file)
+    assert isinstance(imported, Imported)
+    found, meant = effective(completed(imported.settings, emission)), effective(emission.plan)
+    if imported.spec is not None:
+        found, meant = found | facts(imported.spec), meant | facts(request.spec)
+    lost = [
+        f"{name} {meant[name]!s:.40} comes back as {found[name]!s:.40}" for name in meant if meant[name] != found[name]
+    ]
     if lost:
         raise InfeasiblePlanError(f"{chosen.file} would not say the same: {', '.join(lost)}")
     return emission

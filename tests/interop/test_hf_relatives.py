@@ -91,6 +91,19 @@ COUNTS = [
     ("gemma4_text", GROUPED | {"head_dim": 64, "hidden_size_per_layer_input": 0, "layer_types": LAST_WHOLE, "global_head_dim": 128,
         "num_global_key_value_heads": 1, "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
         "moe_intermediate_size": 256, "tie_word_embeddings": True}, 21836824),
+    ("gemma4_text", GROUPED | {"head_dim": 64, "hidden_size_per_layer_input": 0, "layer_types": LAST_WHOLE,
+        "num_global_key_value_heads": 1, "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
+        "moe_intermediate_size": 256}, 25179928),
+    ("gemma4_text", GROUPED | {"head_dim": 64, "hidden_size_per_layer_input": 0, "layer_types": LAST_WHOLE,
+        "per_layer_config": {"2": {"head_dim": 128, "num_key_value_heads": 1}}, "attention_k_eq_v": True, "enable_moe_block": True,
+        "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 256}, 21836824),
+    ("mimo_v2_flash", GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 96, "v_head_dim": 64,
+        "n_routed_experts": 8, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "mlp_layer_types": FIRST_DENSE}, 13258256),
+    ("ernie4_5_moe", GROUPED | {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 256, "moe_num_shared_experts": 1,
+        "moe_layer_end_index": 4, "use_bias": True}, 12724984),
+    ("exaone_moe", GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "num_experts": 8, "layer_types": LAST_WHOLE,
+        "mlp_layer_types": FIRST_DENSE, "first_k_dense_replace": 2, "sliding_window": 64}, 13225856),
     ("granitemoehybrid", GROUPED | {"intermediate_size": 256, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 32,
         "layer_types": ["mamba", "mamba", "attention"], "num_local_experts": 8, "num_experts_per_tok": 2,
         "shared_intermediate_size": 512}, 16732384),
@@ -123,6 +136,32 @@ def test_parameters_as_transformers_counts_them(tmp_path, family, keys, count):
     found = read(tmp_path, family, keys)
     assert found.spec.n_parameters == count
     assert found.report.unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("granitemoehybrid", "mamba_proj_bias", True),
+        ("bamba", "mamba_conv_bias", False),
+        ("falcon_h1", "projectors_bias", True),
+        ("mamba", "use_bias", True),
+        ("falcon_mamba", "use_conv_bias", False),
+        ("kimi_linear", "attention_bias", True),
+        ("afmoe", "attention_bias", True),
+    ],
+)
+def test_biases_that_are_not_modelled_are_refused(tmp_path, family, key, value):
+    """Each changes the parameters that transformers 5.23 counts."""
+    keys, count = next((keys, count) for name, keys, count in COUNTS if name == family)
+    with pytest.raises(ConfigError, match=f"{key}: .* is not modelled for this family"):
+        read(tmp_path, family, keys | {key: value})
+    assert read(tmp_path, family, keys | {key: not value}).spec.n_parameters == count
+
+
+@pytest.mark.parametrize("named", [{"1": {"hidden_size": 64}}, {"1": 64}, [64]])
+def test_layers_that_override_other_keys_are_refused(tmp_path, named):
+    with pytest.raises(ConfigError, match=r"per_layer_config: .* is not modelled"):
+        read(tmp_path, "gemma4_text", GROUPED | {"layer_types": LAST_WHOLE, "per_layer_config": named})
 
 
 @pytest.mark.parametrize(

@@ -476,6 +476,12 @@ def test_recomputed_modules_of_megatron(flags, expected):
     [
         ("--fine-grained-activation-offloading --offload-modules expert_fc1 moe_act", "expert_fc1+moe_act", False),
         ("--offload-modules core_attn --use-nccl-ub", None, True),
+        (
+            "--fine-grained-activation-offloading --offload-modules attn_norm --recompute-granularity full "
+            "--recompute-method uniform --recompute-num-layers 1",
+            "attn_norm",
+            False,
+        ),
     ],
 )
 def test_what_megatron_offloads_and_registers(flags, modules, registers):

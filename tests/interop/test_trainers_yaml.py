@@ -336,6 +336,12 @@ def test_automodel_drains_its_pipeline_after_each_local_batch(tmp_path):
         ("  tp_size: 1", "  dp_replicate_size: 2\n  tp_size: 1", {"sharding": "hsdp", "sharding_group": 8}),
         ("  pp_size: 8", "  pp_size: 1", {"micro_batch": 8, "pipeline_batch": None, "framework": "automodel-liger"}),
         ("strategy: fsdp2", "strategy: ddp", {"sharding": "none"}),
+        ("strategy: fsdp2", "_target_: nemo_automodel.components.distributed.ddp.DDPManager", {"sharding": "none"}),
+        (
+            "strategy: fsdp2",
+            "_target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manager",
+            {"sharding": "zero3"},
+        ),
         ("strategy: fsdp2", "strategy: fsdp2\n  activation_checkpointing: true", {"recompute": "full"}),
         (
             "dataset:",
@@ -361,6 +367,17 @@ def test_what_recipes_of_automodel_say(tmp_path, old, new, wanted):
     path.write_text(AUTOMODEL.replace(old, new, 1))
     settings = import_any(path).settings
     assert {name: settings.get(name) for name in wanted} == wanted
+
+
+def test_what_is_not_known_of_an_automodel_recipe_is_named(tmp_path):
+    """Recipes of 2025 gave micro-batches of a step in place of the global batch."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(AUTOMODEL.replace("step_scheduler:", "step_scheduler:\n  grad_acc_steps: 4\n  max_steps: 10"))
+    (unknown,) = import_any(path).report.unknown
+    assert unknown.startswith("step_scheduler.grad_acc_steps")
+    path.write_text(AUTOMODEL.replace("strategy: fsdp2", "_target_: own.parallel.ZeroManager"))
+    with pytest.raises(ConfigError, match=r"distributed\._target_: 'zero' is not known here"):
+        import_any(path)
 
 
 def test_a_degree_of_automodel_is_a_number_or_none(tmp_path):

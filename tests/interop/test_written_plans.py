@@ -95,16 +95,58 @@ def test_most_native_plans_can_be_said(kind):
     assert said >= 5
 
 
-@pytest.mark.parametrize("model", ["gpt3-175b", "llama3-8b", "mixtral-8x7b", "qwen2-7b"])
-def test_megatrons_arguments_describe_the_model_too(model, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "framework"),
+    [
+        ("gpt3-175b", "megatron"),
+        ("llama3-8b", "megatron-core"),
+        ("mixtral-8x7b", "megatron-core"),
+        ("mixtral-8x7b", "megatron-deepspeed"),
+        ("qwen2-7b", "megatron-core"),
+        ("deepseek-v2-lite", "megatron-core"),
+        ("deepseek-v3.2", "megatron-core"),
+        ("glm-4.5", "megatron-core"),
+        ("kimi-k2", "megatron-core"),
+        ("nemotron-3-super", "megatron-core"),
+        ("qwen3-next-80b-a3b", "megatron-core"),
+        ("gpt-oss-20b", "megatron-core"),
+    ],
+)
+def test_megatrons_arguments_describe_the_model_too(model, framework, tmp_path):
     spec = find_spec(model)
-    plan = ParallelPlan(gpus=16, tp=4, pp=4, micro_batch=1, global_batch=16, sequence_length=2048).resolve(16)
+    plan = ParallelPlan(gpus=16, micro_batch=1, global_batch=16, sequence_length=2048, framework=framework).resolve(16)
     file = tmp_path / "train.sh"
     file.write_text(emit("megatron", request(plan, model)).text, encoding="utf-8")
     imported = FORMATS["megatron"].read(file).spec
     assert imported.n_parameters == spec.n_parameters
     same = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "gated_mlp", "norm", "positions", "tied")
+    same += (
+        "blocks",
+        "n_active_parameters",
+        "shared_expert_hidden",
+        "attention_gate",
+        "is_latent_attention",
+        "index_top_k",
+    )
     assert {name: getattr(imported, name) for name in same} == {name: getattr(spec, name) for name in same}
+
+
+@pytest.mark.parametrize(
+    ("model", "lost"),
+    [
+        ("gemma-4-31b", "of_blocks"),
+        ("llama4-scout", "attention_chunk"),
+        ("falcon-h1-7b", "ssm_heads"),
+        ("minimax-m2", "qk_norm_width True comes back as False"),
+        ("grok1-314b", "activation gelu comes back as silu"),
+        ("bert-base", "architecture bert"),
+        ("whisper-tiny", "an encoder"),
+    ],
+)
+def test_a_model_that_megatrons_arguments_cannot_say_is_refused(model, lost):
+    plan = ParallelPlan(gpus=8, micro_batch=1, global_batch=8, sequence_length=512).resolve(8)
+    with pytest.raises(InfeasiblePlanError, match=lost):
+        emit("megatron", request(plan, model))
 
 
 def test_a_plan_of_another_framework_keeps_its_degrees_and_says_so(tmp_path):
