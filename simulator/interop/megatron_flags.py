@@ -138,19 +138,7 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     else:
         flags |= _SHARDING[plan.sharding]
     if spec.n_experts:
-        is_hybrid = plan.moe_dispatcher == "hybridep"
-        kind = "deepep" if is_hybrid else plan.moe_dispatcher
-        flags["moe-token-dispatcher-type"] = KEYS.named("moe-token-dispatcher-type").theirs(kind)
-        flags["moe-flex-dispatcher-backend"] = "hybridep" if is_hybrid else False
-        flags["moe-enable-deepep"] = plan.moe_dispatcher == "deepep"
-        if plan.moe_capacity_factor:
-            flags["moe-expert-capacity-factor"] = f"{plan.moe_capacity_factor:g}"
-        flags["moe-pad-expert-input-to-capacity"] = plan.moe_pad_to_capacity
-        flags["moe-shared-expert-overlap"] = plan.moe_shared_expert_overlap
-    if spec.n_experts and is_deepspeed:
-        limit = plan.moe_capacity_factor
-        told = {"moe-train-capacity-factor": f"{limit:g}"} if limit else {"disable-moe-token-dropping": True}
-        flags |= {"expert-interval": 1, "moe-expert-capacity-factor": False} | told
+        flags |= _expert_flags(plan, is_deepspeed=is_deepspeed)
     ranks, group = plan.dp * plan.cp, plan.sharding_group
     if plan.sharding == "zero1" and group and group < ranks:
         flags["num-distributed-optimizer-instances"] = ranks // group
@@ -173,6 +161,24 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     elif plan.attention == "eager":
         flags["attention-backend"] = "unfused"
     return flags
+
+
+def _expert_flags(plan: ParallelPlan, *, is_deepspeed: bool) -> dict[str, Any]:
+    """Return how tokens of experts travel, and how many of them an expert takes."""
+    kind, limit = plan.moe_dispatcher, plan.moe_capacity_factor
+    factor = f"{limit:g}" if limit else False
+    flags = {
+        "moe-token-dispatcher-type": KEYS.named("moe-token-dispatcher-type").theirs(
+            "deepep" if kind == "hybridep" else kind
+        ),
+        "moe-flex-dispatcher-backend": kind == "hybridep" and kind,
+        "moe-enable-deepep": kind == "deepep",
+        "moe-pad-expert-input-to-capacity": plan.moe_pad_to_capacity,
+        "moe-shared-expert-overlap": plan.moe_shared_expert_overlap,
+    }
+    if not is_deepspeed:
+        return flags | {"moe-expert-capacity-factor": factor}
+    return flags | {"expert-interval": 1, "moe-train-capacity-factor": factor, "disable-moe-token-dropping": not limit}
 
 
 def import_megatron(
