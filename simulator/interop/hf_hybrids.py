@@ -186,7 +186,7 @@ def _lfm2(r: Reader) -> dict[str, Any]:
     kinds = layer_list(r, "layer_types", letters=letters) or tuple("*" if i in whole else "s" for i in range(layers))
     r.irrelevant(words("block_dim conv_dim conv_dim_out block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu "
                        "block_use_xavier_init use_pos_enc conv_use_xavier_init full_attn_idxs theta num_heads"))  # fmt: skip
-    r.data.setdefault("intermediate_size", r.data.get("block_ff_dim"))
+    r.data["intermediate_size"] = r.raw("block_ff_dim") or r.data.get("intermediate_size")
     tied = r.boolean("tie_embedding", "tie_word_embeddings", default=True)
     fields = decoder(r) | {"tied": tied}
     width, step = fields["ffn_hidden"], r.positive("block_multiple_of", default=256)

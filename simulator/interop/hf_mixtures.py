@@ -109,14 +109,21 @@ def _deepseek_v2(r: Reader) -> dict[str, Any]:
     return latent_deepseek(r)
 
 
-def _sparse_deepseek(r: Reader) -> dict[str, Any]:
-    r.irrelevant(["indexer_rope_interleave", "index_share_for_mtp_iteration", "index_skip_topk_offset"])
-    if r.data.get("index_topk_pattern") or r.integer("index_topk_freq", default=1) > 1:
-        r.miss("index_topk_freq", "layers that share the choice of keys: every layer is taken to choose its own")
-    return latent_deepseek(r) | {
-        "index_heads": r.positive("index_n_heads", default=64),
+def _sparse_deepseek(r: Reader, *, heads: int = 64, **usual: int) -> dict[str, Any]:
+    """Latent attention to keys that an index chooses, in some layers of GLM-5.2 that of a layer before."""
+    r.irrelevant(["indexer_rope_interleave", "index_share_for_mtp_iteration"])
+    fields, heads = latent_deepseek(r, **usual), r.positive("index_n_heads", default=heads)
+    every, first = r.positive("index_topk_freq", default=1), r.integer("index_skip_topk_offset", default=2)
+    spread = ["shared" if max(i - first + 1, 0) % every else "full" for i in range(fields["layers"])]
+    kinds = r.raw("indexer_types", "index_topk_pattern") or spread
+    if not isinstance(kinds, list | str) or len(kinds) != len(spread):
+        r.fault("indexer_types", f"{kinds!r:.60} is not full or shared for each of {len(spread)} layers")
+    own = tuple(heads if str(kind)[:1] in "fF" else 0 for kind in kinds)
+    return fields | {
+        "index_heads": heads,
         "index_head_dim": r.positive("index_head_dim", default=128),
         "index_top_k": r.positive("index_topk", default=2048),
+        "of_blocks": (("index_heads", own),) if 0 in own else (),
     }
 
 
@@ -308,6 +315,7 @@ def _gemma4(r: Reader) -> dict[str, Any]:
     same, shares = bool(r.boolean("attention_k_eq_v")), fields["kv_heads"]
     narrow, wide = fields["head_dim"], r.positive("global_head_dim", default=512)
     few = r.positive("num_global_key_value_heads", default=shares) if same else shares
+    r.irrelevant(["num_global_key_value_heads"])  # of layers whose keys are values
     own = by_window(is_whole, head_dim=(narrow, wide), kv_heads=(shares, few), value_is_key=(False, same))
     fields |= {"of_blocks": own}
     if not r.boolean("enable_moe_block"):
@@ -441,7 +449,7 @@ MIXTURES: dict[str, Family] = {
     "deepseek_v3": latent_deepseek,
     "deepseek_v32": _sparse_deepseek,
     "deepseek_v4": _deepseek_v4,
-    "glm_moe_dsa": _sparse_deepseek,
+    "glm_moe_dsa": partial(_sparse_deepseek, heads=32, dense=3, shared=1),
     "kimi_k2": latent_deepseek,
     "glm4_moe_lite": partial(latent_deepseek, dense=1, shared=1),
     "youtu": like(_latent, tied=True),

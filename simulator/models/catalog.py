@@ -68,7 +68,6 @@ ALIASES = {
     "minimax-m2.5": "minimax-m2",
     "minimax-m2.7": "minimax-m2",
     "glm-5.1": "glm-5",
-    "glm-5.2": "glm-5",
     "qwen2.5-0.5b": "qwen2-0.5b",
     "qwen2.5-1.5b": "qwen2-1.5b",
     "qwen2.5-7b": "qwen2-7b",

@@ -95,7 +95,7 @@ def _attention_weights(spec: ModelSpec, kind: str) -> float:
     weights += spec.kv_lora_rank * spec.heads * (spec.head_dim + spec.v_head_dim)
     weights += spec.heads * spec.v_head_dim * spec.hidden
     weights += rank * (spec.hidden + query) if rank else spec.hidden * query
-    if spec.index_top_k:
+    if spec.index_heads:
         width = spec.index_heads * spec.index_head_dim
         weights += (rank or spec.hidden) * width + spec.hidden * (spec.index_head_dim + spec.index_heads)
     return float(weights)
@@ -109,7 +109,7 @@ def _score_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
     if spec.output_groups:
         return _compressed_score_flops(spec, kind, sequence_length)
     limit = {"w": spec.sliding_window, "c": spec.attention_chunk}.get(kind, 0) or spec.index_top_k or sequence_length
-    index = 2.0 * spec.index_heads * spec.index_head_dim * sequence_length if spec.index_top_k else 0.0
+    index = 2.0 * spec.index_heads * spec.index_head_dim * sequence_length
     return 4.0 * spec.heads * head_dim * min(limit, sequence_length) + index
 
 

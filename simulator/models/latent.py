@@ -28,7 +28,7 @@ def latent_attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
     shape = style.attention_shape(causal=causal, head_dim=(query_dim + spec.v_head_dim) // 2)
     shape = replace(shape, kv_heads=style.heads)
     if spec.index_top_k:
-        k = _chosen(style, x, k, shape)
+        k = _chosen(style, x, k, shape) if spec.index_heads else k
         shape = replace(shape, window=spec.index_top_k if spec.index_top_k < shape.seq_k else 0)
     with style.offloaded("core_attn"):
         context = style.core_attention(q, k, values, shape)

@@ -23,6 +23,11 @@ _DEEPSEEK_V3 = _facts(
 
 _INDEX = _facts(index_heads=64, index_head_dim=128, index_top_k=2048)
 
+_GLM_5 = _facts(
+    _facts(_DEEPSEEK_V3, **_INDEX), layers=78, hidden=6144, heads=64, vocab=154880, max_positions=202752, head_dim=192,
+    ffn_hidden=12288, q_lora_rank=2048, v_head_dim=256, index_heads=32,
+)  # fmt: skip
+
 _GPT_OSS = _facts(
     hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn_hidden=2880, vocab=201088, max_positions=131072, top_k=4,
     attention_bias=True, attention_output_bias=True, attention_sinks=True, router_bias=True, expert_bias=True, sliding_window=128,
@@ -122,9 +127,9 @@ MIXTURES: dict[str, Facts] = {
         _GLM_4_5, layers=46, hidden=4096, ffn_hidden=10944, n_experts=128, expert_hidden=1408, shared_expert_hidden=1408,
         qk_norm=False, dense_layers=1,
     ),
-    "glm-5": _facts(
-        _facts(_DEEPSEEK_V3, **_INDEX), layers=78, hidden=6144, heads=64, vocab=154880, max_positions=202752, head_dim=192,
-        ffn_hidden=12288, q_lora_rank=2048, v_head_dim=256, index_heads=32,
+    "glm-5": _GLM_5,
+    "glm-5.2": _facts(
+        _GLM_5, max_positions=1_048_576, of_blocks=(("index_heads", tuple(0 if max(i - 2, 0) % 4 else 32 for i in range(78))),),
     ),
     "gpt-oss-20b": _facts(_GPT_OSS, layers=24, n_experts=32, full_attention_blocks=tuple(range(1, 24, 2))),
     "gpt-oss-120b": _facts(_GPT_OSS, layers=36, n_experts=128, full_attention_blocks=tuple(range(1, 36, 2))),

@@ -83,7 +83,7 @@ def _latent_attention_parameters(spec: ModelSpec, tp: int, name: str) -> list[Pa
     tensors += _linear(f"{name}.kv_up", kv_up, spec.kv_lora_rank, bias=False, tp=tp, split="column")
     values = spec.heads * spec.v_head_dim
     tensors += _linear(f"{name}.output", spec.hidden, values, bias=False, tp=tp, split="row")
-    return tensors + (_index_parameters(spec, f"{name}.index") if spec.index_top_k else [])
+    return tensors + (_index_parameters(spec, f"{name}.index") if spec.index_heads else [])
 
 
 def _index_parameters(spec: ModelSpec, name: str) -> list[Parameter]:

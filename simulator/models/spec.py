@@ -117,7 +117,8 @@ class ModelSpec:
     attention_gate: bool = False
     #: Whether sines and cosines are multiplied by a factor (YaRN's, of positions stretched; gpt-oss).
     scales_rotation: bool = False
-    #: Sparse attention: a small index attention chooses so many keys for each query (DeepSeek-V3.2).
+    #: Sparse attention: a small index attention chooses so many keys for each query (DeepSeek-V3.2); a block whose index has no
+    #: heads takes the choice of the block before (GLM-5.2).
     index_heads: int = 0
     index_head_dim: int = 0
     index_top_k: int = 0

@@ -21,6 +21,10 @@ FIRST_DENSE = ["dense", "sparse", "sparse"]
 EVERY_SECOND = ["full_attention", "sliding_attention", "full_attention"]
 LAST_WHOLE = ["sliding_attention", "sliding_attention", "full_attention"]
 
+LATENT = LLAMA_LIKE | {"num_key_value_heads": 8, "q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16,
+    "v_head_dim": 64, "num_experts_per_tok": 2, "moe_intermediate_size": 256}  # fmt: skip
+SPARSE = LATENT | {"n_routed_experts": 8, "first_k_dense_replace": 1}
+
 #: what AutoModelForCausalLM.from_config(AutoConfig.for_model(...)) holds
 COUNTS = [
     ("gptj", GPTJ, 10473960),
@@ -62,9 +66,7 @@ COUNTS = [
     ("mimo_v2_flash", GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 96, "v_head_dim": 64,
         "n_routed_experts": 8, "swa_num_key_value_heads": 4, "layer_types": ["full_attention", "sliding_attention",
         "sliding_attention"], "mlp_layer_types": FIRST_DENSE}, 13258256),
-    ("glm4_moe_lite", LLAMA_LIKE | {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "q_lora_rank": 96, "kv_lora_rank": 64,
-        "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64, "num_key_value_heads": 8, "n_routed_experts": 8,
-        "mlp_layer_types": FIRST_DENSE}, 12636128),
+    ("glm4_moe_lite", LATENT | {"n_routed_experts": 8, "mlp_layer_types": FIRST_DENSE}, 12636128),
     ("youtu", LLAMA_LIKE | {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64,
         "num_key_value_heads": 8}, 11329504),
     ("minicpm3", LLAMA_LIKE | {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16,
@@ -104,6 +106,10 @@ COUNTS = [
         "moe_layer_end_index": 4, "use_bias": True}, 12724984),
     ("exaone_moe", GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 256, "num_experts": 8, "layer_types": LAST_WHOLE,
         "mlp_layer_types": FIRST_DENSE, "first_k_dense_replace": 2, "sliding_window": 64}, 13225856),
+    ("glm_moe_dsa", SPARSE | {"index_topk_freq": 2}, 13586912),
+    ("glm_moe_dsa", SPARSE | {"index_topk_pattern": "FSS"}, 13111520),
+    ("glm_moe_dsa", SPARSE | {"indexer_types": ["full", "full", "full"]}, 14062304),
+    ("glm_moe_dsa", LATENT | {"num_hidden_layers": 5, "n_routed_experts": 8}, 22224416),
     ("granitemoehybrid", GROUPED | {"intermediate_size": 256, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 32,
         "layer_types": ["mamba", "mamba", "attention"], "num_local_experts": 8, "num_experts_per_tok": 2,
         "shared_intermediate_size": 512}, 16732384),
@@ -122,6 +128,31 @@ COUNTS = [
     ("olmo_hybrid", LLAMA_LIKE | {"layer_types": ["linear_attention", "linear_attention", "full_attention"],
         "num_key_value_heads": 8, "linear_num_key_heads": 8, "linear_num_value_heads": 8, "linear_key_head_dim": 48,
         "linear_value_head_dim": 96}, 14688992),
+]  # fmt: skip
+
+
+def keys_of(family, without="", **more):
+    """The first keys above of a family, with some left out and others given."""
+    own = next(keys for name, keys, _ in COUNTS if name == family)
+    return {key: value for key, value in own.items() if key not in without.split()} | more
+
+
+COUNTS += [
+    ("granitemoehybrid", keys_of("granitemoehybrid", num_local_experts=0), 7282912),
+    ("falcon_h1", keys_of("falcon_h1", "mamba_d_state"), 17986704),
+    ("lfm2", keys_of("lfm2", "layer_types", full_attn_idxs=[1], block_ff_dim=1024), 6810240),
+    (
+        "kimi_linear",
+        keys_of(
+            "kimi_linear", "linear_num_heads linear_head_dim layer_types mlp_layer_types", model_max_length=512, first_k_dense_replace=1,
+            linear_attn_config={"kda_layers": [1, 2], "full_attn_layers": [3], "num_heads": 8, "head_dim": 64, "short_conv_kernel_size": 4},
+        ),
+        14262992,
+    ),
+    ("gemma4_text", keys_of("gemma4_text", "attention_k_eq_v"), 22033432),
+    ("cohere2_moe", keys_of("cohere2_moe", prefix_dense_intermediate_size=1024, mlp_layer_types=FIRST_DENSE), 10352640),
+    ("ernie4_5_moe", keys_of("ernie4_5_moe", moe_layer_end_index=1), 12316168),
+    ("phimoe", GROUPED | {"num_local_experts": 4, "lm_head_bias": True}, 40753128),
 ]  # fmt: skip
 
 
@@ -148,14 +179,34 @@ def test_parameters_as_transformers_counts_them(tmp_path, family, keys, count):
         ("falcon_mamba", "use_conv_bias", False),
         ("kimi_linear", "attention_bias", True),
         ("afmoe", "attention_bias", True),
+        ("hunyuan_v1_moe", "use_cla", True),
     ],
 )
-def test_biases_that_are_not_modelled_are_refused(tmp_path, family, key, value):
-    """Each changes the parameters that transformers 5.23 counts."""
+def test_switches_that_are_not_modelled_are_refused(tmp_path, family, key, value):
+    """Each changes the parameters that transformers 5.23, or the model's own code, counts."""
     keys, count = next((keys, count) for name, keys, count in COUNTS if name == family)
     with pytest.raises(ConfigError, match=f"{key}: .* is not modelled for this family"):
         read(tmp_path, family, keys | {key: value})
     assert read(tmp_path, family, keys | {key: not value}).spec.n_parameters == count
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("gemma4_text", "hidden_size_per_layer_input", 64),
+        ("gemma4_text", "num_kv_shared_layers", 1),
+        ("mimo_v2_flash", "swa_head_dim", 64),
+        ("kimi_linear", "attn_res_block_size", 4),
+        ("lfm2", "conv_dim", 64),
+        ("nemotron_h", "num_hidden_layers", 7),
+        ("glm_moe_dsa", "indexer_types", ["full", "shared"]),
+    ],
+)
+def test_sizes_that_are_not_modelled_are_refused(tmp_path, family, key, value):
+    """Each changes tensors of some layers: see ``configuration_*.py`` of the family."""
+    keys = GROUPED | {"hybrid_override_pattern": "M*-"} if family == "nemotron_h" else keys_of(family)
+    with pytest.raises(ConfigError, match=f"{key}: "):
+        read(tmp_path, family, keys | {key: value})
 
 
 @pytest.mark.parametrize("named", [{"1": {"hidden_size": 64}}, {"1": 64}, [64]])
@@ -182,7 +233,7 @@ def test_infinities_do_not_hide_what_a_file_is(tmp_path):
     """Python writes the limits of Mamba's steps as ``Infinity``, which is no JSON (nvidia/Nemotron-H on the hub)."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "mamba", "hidden_size": 512, "num_hidden_layers": 3, "vocab_size": 1000,
-                                "time_step_limit": [0.0, float("inf")]}))  # fmt: skip
+                                "time_step_limit": [0.0, float("inf")], "time_step_floor": float("nan")}))  # fmt: skip
     assert import_any(path).spec.blocks == ("m", "m", "m")
 
 
@@ -192,11 +243,12 @@ def test_cross_attention_is_refused_in_any_family(tmp_path):
     assert read(tmp_path, "qwen3", GROUPED | {"add_cross_attention": False, "pruned_heads": {}}).report.unknown == ()
 
 
-@pytest.mark.parametrize("family", ["cohere", "granitemoe", "falcon_h1"])
+@pytest.mark.parametrize("family", ["cohere", "granitemoe", "falcon_h1", "gptj"])
 def test_a_kind_that_is_not_known_is_read_by_its_architecture(tmp_path, family):
     """sgl-project/DeepSeek-V4-Flash-FP8 calls itself ``deepseek_ref``; its class is transformers' own."""
     keys, count = next((keys, count) for name, keys, count in COUNTS if name == family)
-    named = {"cohere": "CohereForCausalLM", "granitemoe": "GraniteMoeForCausalLM", "falcon_h1": "FalconH1ForCausalLM"}
+    named = {"cohere": "CohereForCausalLM", "granitemoe": "GraniteMoeForCausalLM", "falcon_h1": "FalconH1ForCausalLM",
+             "gptj": "GPTJLMHeadModel"}  # fmt: skip
     found = read(tmp_path, "own", keys | {"architectures": [named[family]]})
     assert found.spec.n_parameters == count
     assert f"model_type={family}" in str(found.report.assumed)
@@ -210,8 +262,9 @@ def test_an_architecture_that_says_too_little_is_no_kind(tmp_path, architectures
         read(tmp_path, "own", GROUPED | {"architectures": architectures})
 
 
-def test_further_predictions_are_left_out_and_said_in_any_family(tmp_path):
-    found = read(tmp_path, "mimo", GROUPED | {"num_nextn_predict_layers": 1})
+@pytest.mark.parametrize("key", ["num_nextn_predict_layers", "mtp_num_hidden_layers"])
+def test_further_predictions_are_left_out_and_said_in_any_family(tmp_path, key):
+    found = read(tmp_path, "mimo", GROUPED | {key: 1})
     assert found.spec.mtp_layers == 0
     assert "1 multi-token-prediction module left out" in str(found.report.assumed)
 
@@ -260,14 +313,16 @@ def test_hunyuan_gives_counts_once_for_every_layer(tmp_path):
     spec = read(tmp_path, "hunyuan_v1_moe", keys).spec
     assert spec.n_parameters == pytest.approx(80.4e9, rel=1e-3)
     assert spec.n_active_parameters == pytest.approx(13e9, rel=0.05)
+    without = read(tmp_path, "hunyuan_v1_moe", keys | {"use_mixed_mlp_moe": False}).spec
+    assert spec.n_parameters - without.n_parameters == 32 * 3 * 4096 * 3072
     with pytest.raises(ConfigError, match=r"moe_topk: .* layers that differ are not modelled"):
         read(tmp_path, "hunyuan_v1_moe", keys | {"moe_topk": [8] * 31 + [1]})
 
 
 def test_every_third_layer_of_modernbert_sees_all(tmp_path):
     """Warner et al., arXiv:2412.13663, section 2.1.2; transformers' ``ModernBertConfig`` begins with one that does."""
-    spec = read(tmp_path, "modernbert", LLAMA_LIKE | {"num_hidden_layers": 4}).spec
-    assert spec.blocks == ("*-", "w-", "w-", "*-")
+    spec = read(tmp_path, "modernbert", LLAMA_LIKE | {"num_hidden_layers": 4, "local_attention": 64}).spec
+    assert (spec.blocks, spec.sliding_window) == (("*-", "w-", "w-", "*-"), 64)
     kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
     spec = read(tmp_path, "modernbert", LLAMA_LIKE | {"num_hidden_layers": 4, "layer_types": kinds}).spec
     assert spec.blocks == ("*-", "w-", "*-", "w-")

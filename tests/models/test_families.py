@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from simulator.interop.hf_config import FAMILIES, import_hf_config
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec, rename
+from simulator.models.flops import forward_flops_per_token, model_flops_per_sequence
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
@@ -24,6 +25,7 @@ PUBLISHED = {
     "deepseek-v4-flash": 284_332_230_231,
     "deepseek-v2": 235_741_434_880,
     "glm-5": 743_911_199_232,
+    "glm-5.2": 743_377_000_704,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "minimax-m2": 228_689_748_992,
@@ -67,7 +69,7 @@ def test_active_parameters_are_those_in_the_models_names():
 def small(name, **changes):
     spec = CATALOG[name]
     cut = {"layers": 4} if len(spec.blocks) > 4 else {}
-    return rename(spec, "x", **cut, **changes)
+    return rename(spec, "x", **(cut | changes))
 
 
 def matrix_elements(spec):
@@ -108,6 +110,30 @@ def test_products_are_two_for_every_matrix_element_a_token_meets(name, kernels):
     assert sum(item.n_flops for item in products) == pytest.approx(2.0 * 3 * 1024 * matrix_elements(spec), rel=2e-3)
 
 
+@pytest.mark.parametrize("name", [*PUBLISHED, "llama3-8b", "mixtral-8x7b"])
+def test_flops_of_a_token_are_those_of_its_products_and_scores(name):
+    """Chowdhery et al., arXiv:2204.02311, appendix B; states, the mixing of streams, and scores
+    of an index, whose kernel leaves out later keys, add up to two per cent.
+    """
+    spec = small(name, layers=8) if len(CATALOG[name].blocks) > 8 else small(name)
+    model = build_model(spec, Setting(micro_batch=3, sequence_length=512, kernels="fused"))
+    items = [item for layer in model.layers for item in layer.forward]
+    products = sum(item.n_flops for item in items if isinstance(item, GemmShape))
+    counted = products + sum(item.whole_flops for item in items if isinstance(item, AttentionShape))
+    has_more = (
+        spec.residual_streams or spec.index_heads or any(kind in block for block in spec.blocks for kind in "MmGdps")
+    )
+    assert 0.999 < 3 * 512 * forward_flops_per_token(spec, 512) / counted < (1.02 if has_more else 1.001)
+
+
+def test_frozen_weights_have_no_gradients_and_scores_have():
+    """Without products for the gradients of weights two passes are left of three, and scores, which have no weights, keep theirs."""
+    spec = find_spec("falcon-h1-7b-4layers")
+    scores = 4 * 4 * spec.heads * spec.head_dim * 1024
+    forward = forward_flops_per_token(spec, 1024)
+    assert model_flops_per_sequence(spec, 1024, is_frozen=True) == pytest.approx(1024 * (2 * forward + scores))
+
+
 @pytest.mark.parametrize(
     ("tp", "window", "whole"), [(2, 16 + 2 * 8, 16 + 2), (4, 16 + 2 * 8, 16 + 4), (8, 16 + 2 * 8, 16 + 8)]
 )
@@ -117,6 +143,16 @@ def test_ranks_hold_a_key_value_head_of_each_block_however_few_it_has(tp, window
     projections = [item for layer in model.layers for item in layer.forward if getattr(item, "name", "") == "qkv"]
     columns = 25 * window * 256 + 5 * whole * 512
     assert sum(item.n_flops for item in projections) == 2.0 * 512 * 2816 * columns / tp
+
+
+def test_layers_that_share_a_choice_of_keys_have_no_index():
+    """GLM-5.2, ``indexer_types``: three layers choose, then every fourth; all see as many keys."""
+    model = build_model(find_spec("glm-5.2-12layers"), Setting(micro_batch=1, sequence_length=4096, kernels="fused"))
+    blocks = [layer for layer in model.layers if "block" in layer.name]
+    chooses = [any(getattr(item, "name", "") == "index_scores" for item in layer.forward) for layer in blocks]
+    assert chooses == [True, True, True, False, False, False, True, False, False, False, True, False]
+    windows = {item.window for layer in blocks for item in layer.forward if isinstance(item, AttentionShape)}
+    assert windows == {2048}
 
 
 def test_a_window_and_chunks_leave_out_scores():
