@@ -109,6 +109,15 @@ def test_automodel_steps_16_bit_weights():
         assert (state.parameter, state.gradient, state.optimizer) == (2, 2, 4)
 
 
+def test_modules_of_transformer_engine_are_called_whoever_owns_the_loop():
+    """NVIDIA-NeMo/Automodel, ``backend: {linear: te, attn: te, rms_norm: te}``: those of Megatron-Core; ``linear: torch`` calls none."""
+    called = {
+        name: ParallelPlan(framework=name).framework_spec.calls_modules
+        for name in ("automodel", "automodel-te", "megatron-core")
+    }
+    assert called == {"automodel": False, "automodel-te": True, "megatron-core": True}
+
+
 def test_what_is_said_wins_over_a_published_recipe():
     """16 stages of a layout are 4 x 4 and 2 x 8, not 8 x 1 or a pipeline of one stage; output in 8 bits belongs to 8 bits."""
     job = {"framework": "megatron-bridge", "model": "deepseek-v3", "topology": "gb300-nvl72", "gpus": 256}
