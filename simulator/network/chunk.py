@@ -89,8 +89,7 @@ class ChunkNetwork:
     def start(self, flow: Flow, now_ps: int) -> int:
         """Begin a flow at ``now_ps`` and return its handle."""
         assert now_ps >= self._now_ps, "time never goes back"
-        self._wake(now_ps)
-        self._move_to(now_ps)
+        self._disturb(now_ps)
         handle = self._next_handle
         self._next_handle += 1
         if flow.rounds is not None:
@@ -160,8 +159,7 @@ class ChunkNetwork:
         flight = self._flights.get(handle) or self._rounds.get(handle)
         if flight is None or flight.factor == factor:
             return
-        self._wake(now_ps)
-        self._move_to(now_ps)
+        self._disturb(now_ps)
         flight.factor = factor
         self._crowd.set_factor(handle, factor)
 
@@ -215,9 +213,15 @@ class ChunkNetwork:
         self._waiting = [(at_ps + passed_ps, handle, index + n_messages) for at_ps, handle, index in self._waiting]
         self._now_ps += passed_ps
         if now_ps < sleep.until_ps:
-            flight.looks = []
             finished = self.advance(now_ps)
             assert not finished, "rounds that sleep have some to go"
+
+    def _disturb(self, now_ps: int) -> None:
+        """Move to ``now_ps``, where something changes: a state from before that comes again tells nothing about a period."""
+        self._wake(now_ps)
+        self._move_to(now_ps)
+        for flight in self._rounds.values():
+            flight.looks = []
 
     def _arrive_lane(self, handle: int, index: int) -> bool:
         """Release who waits for a message of a round; tell whether its flow has ended."""

@@ -198,6 +198,32 @@ def test_rounds_that_repeat_take_what_all_their_messages_take(name, n_gpus):
         assert found == expected
 
 
+@pytest.mark.parametrize("name", ["selene", "hgx-h200"])
+def test_rounds_that_were_disturbed_are_not_taken_for_a_period(name):
+    """In its second round a short ring comes and goes, or the rate is halved: afterwards all is where it was, but later."""
+    topology = load_topology(name, 8)
+    ring, short = (plan(topology, "all_reduce", n_bytes, 8, algorithm="ring") for n_bytes in (2**26, 2**16))
+    one_by_one = replace(ring, rounds=None)
+    (alone_ps,) = ends_ps(NETWORKS["chunk"](topology), [(0, one_by_one)])
+    second = (alone_ps * 3 // 28, short)  # of 14 rounds
+    expected = ends_ps(NETWORKS["chunk"](topology), [(0, one_by_one), second])
+    assert expected[1] < alone_ps // 3 and ends_ps(NETWORKS["chunk"](topology), [(0, ring), second]) == expected
+    slowed = [slowed_ps(NETWORKS["chunk"](topology), flow, second[0]) for flow in (ring, one_by_one)]
+    assert slowed[0] == slowed[1] > alone_ps * 3 // 2
+
+
+def slowed_ps(network, flow, since_ps):
+    """Return when a flow ends that has half of its rate from some time on."""
+    handle = network.start(flow, 0)
+    while network.next_completion_ps() <= since_ps:
+        network.advance(network.next_completion_ps())
+    network.set_slowdown(handle, 0.5, since_ps)
+    while (wake_ps := network.next_completion_ps()) is not None:
+        end_ps = wake_ps
+        network.advance(wake_ps)
+    return end_ps
+
+
 def test_a_ring_costs_its_transient_and_not_its_rounds():
     topology = load_topology("polaris", 64)
     network = NETWORKS["chunk"](topology)
