@@ -26,9 +26,9 @@ from simulator.models.recorded import RecordedModule
 from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
-from simulator.network import NETWORKS, FlowNetwork, NetworkModel
+from simulator.network import NETWORKS, ChunkNetwork, FlowNetwork, NetworkModel
 from simulator.network.base import Flow
-from simulator.network.even import Evenness, EvenNetwork, UnevenError
+from simulator.network.even import EvenChunkNetwork, Evenness, EvenNetwork, UnevenError
 from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of, split
 from simulator.parallel.expert import expert_load, expert_refusal, sorts_arrivals
 from simulator.parallel.loading import loading_of
@@ -299,6 +299,8 @@ def _networks(scenario: Scenario, topology: Topology) -> Callable[[], NetworkMod
     if is_foldable and isinstance(new, type) and issubclass(new, FlowNetwork):
         evenness = Evenness(topology, contends=new.contends)
         return lambda: EvenNetwork(topology, evenness)
+    if is_foldable and new is ChunkNetwork:
+        return lambda: EvenChunkNetwork(topology)
     return lambda: new(topology)
 
 

@@ -261,7 +261,7 @@ class Machine:
         Raises
         ------
         TouchedError
-            If other traffic takes links of the pass, or a collective slows its compute down, or what follows need not wait for all.
+            If other traffic, or another pass, takes links of the pass, or a collective slows its compute down, or what follows need not wait for all.
         """
         states = [(rank, rank.streams[COMPUTE], rank.streams[COMPUTE].running) for rank, _ in participants]
         first_ps = min(running.since_ps for _, _, running in states if running)
@@ -292,6 +292,8 @@ class Machine:
         end_ps = max(running.end_ps for _, _, running in states if running)
         circle = self.circle_of[states[0][0].number]
         still = [one for one in self.joint.get(circle, ()) if one[0] > self.clock.now_ps]
+        if any(not used.isdisjoint(found.links) for _, used in still):
+            raise TouchedError
         self.joint[circle] = [*still, (end_ps, found.links)]
         for communication in self.in_flight.values():
             links = self.costs.flow(communication.op).links

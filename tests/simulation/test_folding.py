@@ -109,6 +109,32 @@ def test_a_class_is_split_where_its_ranks_share_links_unequally(cluster, plan, n
     assert_equal(folded.timeline, simulated(plan, cluster=cluster, unfold=True), plan["gpus"])
 
 
+@pytest.mark.parametrize(
+    ("cluster", "network", "plan"),
+    [
+        # rings of tensor parallelism, disturbed by gradients that are reduced at the same time
+        ("hgx-h200", "chunk", {"gpus": 8, "tp": 4, "dp": 2, "framework": "fsdp", "micro_batch": 4}),
+        # groups over one node and over two, done at different times
+        ("dgx-h100", "chunk", {"gpus": 9, "tp": 3, "dp": 3, "framework": "megatron", "sharding": "zero3"}),
+        # stages of three quarters of a node
+        ("hgx-h200", "chunk", {"gpus": 12, "cp": 2, "dp": 3, "pp": 2, "framework": "hf-eager", "sharding": "hsdp",
+                               "rank_order": "tp-cp-ep-pp-dp"}),
+        # passes of two groups behind one NIC
+        ("bigred200", "flow", {"gpus": 9, "tp": 3, "dp": 3, "framework": "megatron", "rank_order": "tp-cp-ep-pp-dp"}),
+        ("bigred200", "chunk", {"gpus": 9, "tp": 3, "dp": 3, "framework": "megatron", "rank_order": "tp-cp-ep-pp-dp"}),
+    ],
+)  # fmt: skip
+def test_what_a_fold_shares_with_others_is_what_its_ranks_share(cluster, network, plan):
+    plan = {
+        "micro_batch": 2,
+        "sequence_length": 960,
+        "global_batch": 2 * plan.get("micro_batch", 2) * plan["dp"],
+        **plan,
+    }
+    found = [simulated(plan, cluster=cluster, network=network, unfold=unfold) for unfold in (False, True)]
+    assert_equal(*found, plan["gpus"])
+
+
 def test_every_rank_is_simulated_where_classes_are_split_too_often(monkeypatch):
     monkeypatch.setattr("simulator.simulation.MOST_SPLITS", 0)
     plan = {
