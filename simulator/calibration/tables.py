@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simulator.config import read_text
 from simulator.errors import CalibrationError
 
 if TYPE_CHECKING:
@@ -16,19 +17,14 @@ if TYPE_CHECKING:
 def read_rows(path: Path, needed: Sequence[str], optional: Sequence[str]) -> list[dict[str, str]]:
     """Read the rows of a table, optional columns filled up with blanks."""
     try:
-        with path.open(encoding="utf-8", newline="") as handle:
-            reader = csv.DictReader(handle)
-            missing = [name for name in needed if name not in (reader.fieldnames or ())]
-            if missing:
-                raise CalibrationError(
-                    f"{path}: no column {', '.join(missing)}", hint=f"needed are {', '.join(needed)}"
-                )
-            blank = dict.fromkeys(optional, "")
-            return [blank | {key: value or "" for key, value in row.items() if key} for row in reader]
-    except OSError as error:
-        raise CalibrationError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error):
-        raise CalibrationError(f"{path}: is not a CSV table in UTF-8") from None
+        reader = csv.DictReader(read_text(path).splitlines(keepends=True))
+        missing = [name for name in needed if name not in (reader.fieldnames or ())]
+        if missing:
+            raise CalibrationError(f"{path}: no column {', '.join(missing)}", hint=f"needed are {', '.join(needed)}")
+        blank = dict.fromkeys(optional, "")
+        return [blank | {key: value or "" for key, value in row.items() if key} for row in reader]
+    except csv.Error:
+        raise CalibrationError(f"{path}: is not a CSV table") from None
 
 
 def plain_yaml() -> YAML:

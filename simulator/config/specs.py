@@ -60,7 +60,7 @@ class Spec(BaseModel):
     What checks a file is built when the first of its kind is read: most of them never are.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
 
 def load_spec(path: str | Path, model: type[SpecT]) -> SpecT:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from simulator.config.names import is_shipped
 from simulator.errors import ConfigError
@@ -139,14 +139,36 @@ def dotted_path(path: KeyPath) -> str:
     return text
 
 
-def read_text(path: str | Path) -> str:
-    """Read a user's file."""
+def _unblocked(path: str, flags: int) -> int:
+    """Open a file, as an ``opener``: a pipe into which nobody writes is empty, and not waited for."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+@contextmanager
+def open_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a user's file."""
     try:
-        if Path(path).stat().st_size > MOST_BYTES:
-            raise ConfigError(f"{path}: is larger than {MOST_BYTES >> 20} MiB")
-        return Path(path).read_text(encoding="utf-8")
+        with open(path, "rb", opener=_unblocked) as file:
+            yield file
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_text(path: str | Path) -> str:
+    """Read a user's file."""
+    with open_file(path) as file:
+        is_plain = Path(path).is_file()
+        if is_plain and os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise ConfigError(f"{path}: is larger than {MOST_BYTES >> 20} MiB")
+        data = file.read(-1 if is_plain else MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ConfigError(f"{path}: is larger than {MOST_BYTES >> 20} MiB")
+    if not data and not is_plain:
+        raise ConfigError(f"{path}: is a pipe or a device that gives nothing", hint="write a file")
+    try:
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import re
+from itertools import accumulate
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -15,6 +17,8 @@ from simulator.errors import ConfigError
 
 #: what aliases and merge keys of YAML may add to the nodes that are written
 MOST_ALIASED = 100_000
+#: brackets that a line may leave open; each costs the scanner a look at all others, up to the end of the line
+MOST_OPEN = 100
 
 
 def _composer() -> YAML:
@@ -27,9 +31,18 @@ def _composer() -> YAML:
 def compose(text: str) -> Node | None:
     """Return a document's nodes. JSON is YAML but for tabs between tokens; where it is not, nothing has a place."""
     try:
+        _check_brackets(text)
         return _composer().compose(io.StringIO(text.replace("\t", " ")))  # type: ignore[no-any-return]
     except (YAMLError, ValueError, RecursionError):
         return None
+
+
+def _check_brackets(text: str) -> None:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count("[") + line.count("{") > MOST_OPEN:
+            steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", line))
+            if max(accumulate(steps)) > MOST_OPEN:
+                raise ValueError(f"line {number}: brackets are nested more than {MOST_OPEN} deep")
 
 
 def note_places(
@@ -109,6 +122,7 @@ def construct(text: str, locator: Locator, *, later_wins: bool) -> Any:
     """Return what a text says as plain data, with its places noted; see :func:`simulator.config.text.parse_yaml`."""
     yaml = _composer()
     try:
+        _check_brackets(text)
         root = yaml.compose(io.StringIO(text))
         if root is None:
             return None
@@ -123,5 +137,7 @@ def construct(text: str, locator: Locator, *, later_wins: bool) -> Any:
         place = Place(file=locator.file, line=line, column=column)
         message = f"not YAML: {error.problem or error.context}"
         raise_faults([Fault(place=place, path=(), message=message)], locator)
-    except (YAMLError, ValueError, RecursionError, TypeError) as error:  # TypeError: a list or a mapping as a key
+    except RecursionError:
+        raise ConfigError(f"{locator.file}: not YAML that can be read: nested too deeply") from None
+    except (YAMLError, ValueError, TypeError) as error:  # TypeError: a list or a mapping as a key
         raise ConfigError(f"{locator.file}: not YAML: {str(error).splitlines()[0]}") from None

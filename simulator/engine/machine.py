@@ -261,7 +261,7 @@ class Machine:
         Raises
         ------
         TouchedError
-            If other traffic, or another pass, takes links of the pass, or a collective slows its compute down, or what follows need not wait for all.
+            If others take links of the pass, or a collective slows its compute down, or what follows need not wait for all.
         """
         states = [(rank, rank.streams[COMPUTE], rank.streams[COMPUTE].running) for rank, _ in participants]
         first_ps = min(running.since_ps for _, _, running in states if running)

@@ -37,7 +37,7 @@ def sniff(text: str) -> bool:
     if text.lstrip().startswith("{"):
         keys = set(re.findall(r'"(devices|instances|components)"\s*:', text))
         return keys == {"devices", "instances", "components"}
-    keys = set(re.findall(r'^[\s{]*"?(devices|instances|components)"?\s*:', text, re.MULTILINE))
+    keys = set(re.findall(r'^[ \t{]*+"?(devices|instances|components)"?[ \t]*:', text, re.MULTILINE))
     return "devices" in keys and "components" in keys
 
 
@@ -192,7 +192,7 @@ class _Reader:
     def slice(self, text: str, key: str, path: KeyPath) -> list[str]:
         """Expand ``nic[0:4]`` to ``nic.0`` to ``nic.3``; without brackets, all there are."""
         match = _SLICE.match(text.strip())
-        count = self.counts.get(key.format(match["name"])) if match else None
+        count = self.counts.get(key.replace("{}", match["name"])) if match else None
         if match is None or count is None:
             self.complain(path, f"{text!r} names nothing that is described here")
             return []

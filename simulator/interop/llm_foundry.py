@@ -108,7 +108,7 @@ def _spec(found: Found, name: str) -> ModelSpec | None:
 LLM_FOUNDRY = Format(
     gives="plan and model",
     what="YAML of LLM Foundry",
-    sniff=having(r"^device_train_microbatch_size\s*:", r"^\s+name\s*:\s*(mpt_causal_lm|hf_causal_lm|hf_\w+)"),
+    sniff=having(r"^device_train_microbatch_size\s*:", r"^[ \t]++name[ \t]*:\s*(mpt_causal_lm|hf_causal_lm|hf_\w+)"),
     read=reader_of("llm-foundry", KEYS, _describe, _filled),
     table=KEYS,
 )

@@ -247,7 +247,7 @@ def is_megatron(text: str) -> bool:
     flags = bool(re.search(r"--(?:encoder[-_])?num[-_]layers\b|--hybrid[-_]\w+[-_]pattern\b", text)) and bool(
         re.search(r"--hidden[-_]size\b", text)
     )
-    keys = re.search(r"(?m)^\s*num_layers\s*:", text) and re.search(r"(?m)^\s*hidden_size\s*:", text)
+    keys = re.search(r"(?m)^[ \t]*+num_layers[ \t]*:", text) and re.search(r"(?m)^[ \t]*+hidden_size[ \t]*:", text)
     if re.search(r"(?m)^(MODEL_ARGS|modules|trainer)\s*:", text):
         return False  # a recipe around Megatron
     return flags or bool(keys) or bool(re.match(r"#!.*\b(?:ba)?sh\b", text))

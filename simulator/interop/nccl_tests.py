@@ -27,7 +27,7 @@ PROGRAMS = {
     "sendrecv": "send_recv", "gather": "gather", "scatter": "scatter", "hypercube": "all_gather",
 }  # fmt: skip
 #: what launchers put before the lines of a rank
-PREFIX = r"^\s*(?:\[?[\w.,\- ]*\]?(?:<\w+>:|:\s))?\s*"
+PREFIX = r"^\s*+(?:\[?[\w.,\- ]*\]?(?:<\w+>:|:\s))?\s*+"
 _PROGRAM = re.compile(r"\b(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf\b")
 _DEVICE = re.compile(r"(?m)(?:#|^)\s*Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)")
 _VERSION = re.compile(r"NCCL version\s+(\d+\.\d+)|nccl-library=(\d)(\d\d)\d\d|nccl[_-](\d+)[._](\d+)", re.IGNORECASE)

@@ -175,13 +175,13 @@ def is_recipe(text: str) -> bool:
     """Whether a text has the sections of one of these recipes."""
 
     def has(*patterns: str) -> bool:
-        return all(re.search(rf"(?m)^\s*[\"']?{pattern}[\"']?\s*:", text) for pattern in patterns)
+        return all(re.search(rf"(?m)^[ \t]*+[\"']?{pattern}[\"']?[ \t]*:", text) for pattern in patterns)
 
     is_nemo = has("trainer", "model", "micro_batch_size") and has("tensor_model_parallel_size")
     is_test = has("MODEL_ARGS") and (has("trainer\\.num_nodes") or has("--num-layers"))
     is_primus = has("modules", r"\w+_trainer", "framework")
     is_bridge = has("train") and bool(
-        re.search(r"(?m)^train:\s*\n(?:\s+.*\n)*?\s+(train_iters|global_batch_size)\s*:", text)
+        re.search(r"(?m)^train:[ \t]*\n(?:(?:[ \t].*)?\n)*?[ \t]+(train_iters|global_batch_size)[ \t]*:", text)
     )
     return (
         is_nemo

@@ -75,7 +75,7 @@ def _spec(found: Found, settings: dict[str, Any], name: str) -> ModelSpec | None
 OLMO_CORE = Format(
     gives="plan and model",
     what="a configuration of OLMo-core, YAML or JSON",
-    sniff=having(*(rf'^[\s{{]*"?{name}"?\s*:' for name in ("model", "train_module", "data_loader"))),
+    sniff=having(*(rf'^[ \t{{]*+"?{name}"?[ \t]*:' for name in ("model", "train_module", "data_loader"))),
     read=reader_of("olmo-core", KEYS, _describe),
     table=KEYS,
 )

@@ -59,9 +59,11 @@ class SlurmTree:
 
 def sniff(text: str) -> bool:
     """Tell whether a text is a Slurm topology."""
-    if re.search(r"^\s*(SwitchName|BlockName|RingName)\s*=", text, re.IGNORECASE | re.MULTILINE):
+    if re.search(r"^[ \t]*+(SwitchName|BlockName|RingName)[ \t]*=", text, re.IGNORECASE | re.MULTILINE):
         return True
-    return bool(re.search(r"^\s*-?\s*topology\s*:", text, re.MULTILINE)) and any(f"{k}:" in text for k in _KINDS)
+    return bool(re.search(r"^[ \t]*+(-[ \t]*)?topology[ \t]*:", text, re.MULTILINE)) and any(
+        f"{k}:" in text for k in _KINDS
+    )
 
 
 def import_slurm(

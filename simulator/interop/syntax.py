@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,18 @@ if TYPE_CHECKING:
 #: a machine's description nests its buses and objects some ten deep
 MOST_DEPTH = 100
 MOST_ELEMENTS = 1_000_000
+_LONG_KEY = re.compile(rf"(?<![\w\"'.-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){{{MOST_DEPTH}}}")
 
 
 def load_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file that is not nested too deeply and has no number that cannot be meant."""
     import tomllib
 
+    text = read_text(path)
+    if _LONG_KEY.search(text):
+        raise ConfigError(f"{path}: a key of more than {MOST_DEPTH} parts")
     try:
-        data = tomllib.loads(read_text(path))
+        data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     except (RecursionError, ValueError):

@@ -66,7 +66,7 @@ def is_torchtitan(text: str) -> bool:
     """Whether a text has torchtitan's sections, as TOML or as JSON."""
     if {"training", "parallelism"} <= json_keys(text):
         return True
-    sections = set(re.findall(r"(?m)^\s*\[(\w+)\]", text))
+    sections = set(re.findall(r"(?m)^[ \t]*+\[(\w+)\]", text))
     return "training" in sections and bool(sections & {"parallelism", "experimental", "activation_checkpoint"})
 
 

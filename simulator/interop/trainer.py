@@ -101,7 +101,9 @@ def is_trainer(text: str) -> bool:
     keys = json_keys(text)
 
     def has(*names: str) -> bool:
-        return bool(keys & set(names)) or any(re.search(rf"(?m)^[\s{{]*[\"']?{name}[\"']?\s*:", text) for name in names)
+        return bool(keys & set(names)) or any(
+            re.search(rf"(?m)^[ \t{{]*+[\"']?{name}[\"']?[ \t]*:", text) for name in names
+        )
 
     model = has("base_model", "model_name_or_path")
     return has("per_device_train_batch_size") or (

@@ -33,7 +33,7 @@ _ARGUMENTS = {
     "virtual_pipeline_model_parallel_size": "virtual_pp", "context_parallel_size": "cp", "expert_model_parallel_size": "ep",
     "micro_batch_size": "micro_batch", "global_batch_size": "global_batch", "num_experts": "experts", "moe_router_topk": "top_k",
 }  # fmt: skip
-_ARGUMENT = re.compile(r"(?m)^(?:\S{0,20}[:\]]?)?\s*([a-z][a-z0-9_]{1,60}) \.{3,120} (\S{1,80})\s*$")
+_ARGUMENT = re.compile(r"(?m)^(?:\S{0,20}[:\]]?)?[ \t]*+([a-z][a-z0-9_]{1,60}) \.{3,120} (\S{1,80})\s*$")
 #: steps that are left out at the start, of at least so many
 _LEAST_WARM_UP, _SHARE_OF_WARM_UP = 3, 10
 _LINE = 4000

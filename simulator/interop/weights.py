@@ -16,7 +16,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from simulator.config import parse_json, read_text
+from simulator.config import open_file, parse_json, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Format, Imported, Part
 from simulator.interop.hf_config import import_hf_config, read_hf_config
@@ -111,7 +111,7 @@ def _json(path: Path, text: str, key: str = "") -> dict[str, Any]:
 
 def _header(path: Path) -> Counter[str]:
     """Return the parameters of one file by their type."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         size = int.from_bytes(file.read(8), "little")
         text = file.read(min(size, _MOST_HEADER))
     if len(text) != size:
@@ -151,15 +151,15 @@ class _Bytes:
         """Return a string."""
         return self.take(self.number("<Q")).decode("utf-8", "replace")
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         """Return a value; of an array its length, or its first numbers."""
         if kind == 8:
             return self.text()
         if kind == 9:
             inner, n = self.number("<I"), self.number("<Q")
-            if n > _MOST_ITEMS:
-                raise ConfigError(f"{self.path}: an array of {n} values is beyond any header")
-            return [self.value(inner) for _ in range(n)]
+            if n > _MOST_ITEMS or depth > _MOST_DIMS:
+                raise ConfigError(f"{self.path}: an array of {n} values, {depth} arrays deep, is beyond any header")
+            return [self.value(inner, depth + 1) for _ in range(n)]
         if kind not in _SCALARS:
             raise ConfigError(f"{self.path}: a value of type {kind}: GGUF has 0 to 12")
         return self.number(_SCALARS[kind])
@@ -168,7 +168,7 @@ class _Bytes:
 def import_gguf(path: str | Path) -> Imported:
     """Read the model of a GGUF file from its keys; of its header alone the tensors are counted to check them."""
     path = Path(path)
-    with path.open("rb") as file:
+    with open_file(path) as file:
         keys, tensors = _gguf(_Bytes(file, path))
     name = str(keys.get("general.architecture", ""))
     if name not in _ARCHITECTURES:

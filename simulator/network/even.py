@@ -132,8 +132,10 @@ class _Whole(NamedTuple):
 
 
 class EvenChunkNetwork(ChunkNetwork):
-    """A :class:`ChunkNetwork` that moves the messages of each group as the group would by itself, and refuses to go on where not
-    all groups that a flow stands for are done at the same time."""
+    """A :class:`ChunkNetwork` that moves the messages of each group as the group would by itself.
+
+    It refuses to go on where not all groups that a flow stands for are done at the same time.
+    """
 
     def __init__(self, topology: LinkSource) -> None:
         super().__init__(topology)

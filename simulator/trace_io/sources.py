@@ -172,8 +172,10 @@ def members(paths: Iterable[str | Path]) -> tuple[Member, ...]:
                     raise TraceError(f"{file}: links to nothing")
                 if file.is_file():
                     found.extend(_members_of(file))
-        else:
+        elif path.is_file():
             found.extend(_members_of(path))
+        else:
+            raise TraceError(f"{path}: is a pipe or a device; a trace is read more than once: write a file")
     return tuple(found)
 
 

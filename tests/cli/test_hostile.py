@@ -63,6 +63,13 @@ def test_rates_that_nothing_has(monkeypatch, capsys, rate):
     assert "bandwidth" in refused(monkeypatch, capsys, *JOB, "--set", f"node.nics.bandwidth={rate}")
 
 
+@pytest.mark.parametrize("ratio", ["nan", "inf"])
+def test_ratios_that_nothing_has(monkeypatch, capsys, ratio):
+    assert "a finite number" in refused(
+        monkeypatch, capsys, "--topology", "dgx-h100", *JOB[2:], "--set", f"fabric.oversubscription={ratio}"
+    )
+
+
 def test_sizes_of_a_model_have_bounds():
     sizes = {"name": "x", "architecture": "gpt", "layers": 2, "hidden": 64, "heads": 2, "vocab": 10, "max_positions": 8}
     for name, value in (("layers", 10_001), ("vocab", 10**10), ("ffn_hidden", -1)):

@@ -27,7 +27,7 @@ from tests.fuzz.mutating import NASTY, mutated
 
 #: of one input, on the processor
 SECONDS = 10
-GIBIBYTES = 3
+BYTES = 3 << 30
 #: of a command: done, usage, invalid, infeasible, threshold
 _STATUS = (0, 2, 3, 4, 5)
 
@@ -55,8 +55,8 @@ class Findings:
 
 
 @contextlib.contextmanager
-def limits() -> Iterator[None]:
-    """Bound the memory of this process, and have SIGPROF end an input that takes too long."""
+def limits(n_bytes: int = BYTES) -> Iterator[None]:
+    """Bound what this process takes beyond what it has, and have SIGPROF end an input that takes too long."""
 
     def stop(_signal: int, _frame: Any) -> None:
         raise TooSlowError
@@ -65,7 +65,7 @@ def limits() -> Iterator[None]:
     used = (
         int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if sys.platform == "linux" else 0
     )
-    resource.setrlimit(resource.RLIMIT_AS, (used + (GIBIBYTES << 30), before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (used + n_bytes, before[1]))
     try:
         yield
     finally:
