@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulator.engine.circles import put_off
 from simulator.engine.state import RankState, Running, Stream
+from simulator.engine.steady import _free_state, _rank_state
 from simulator.program.op import HostWork, Kernel
 from simulator.program.program import COMPUTE, HOST, RankProgram, Stretch, Task
 from simulator.timeline import Span
@@ -80,3 +81,31 @@ def test_a_rank_that_is_put_off_is_later_all_that_it_was():
         running = rank.streams[name].running
         assert (running.since_ps, running.floor_ps, running.end_ps, running.span.start_ps) == (105, 107, 108, 105)
         assert running.left_ps == 3
+
+
+def waiting(indices, issued_ps, *, host_ps=12):
+    """A rank whose compute stream holds tasks that were issued at these times."""
+    rank = growing(())
+    rank.host_ps = host_ps
+    stream = rank.streams[COMPUTE] = Stream()
+    for index, time_ps in zip(indices, issued_ps, strict=True):
+        rank.issued_ps[index] = time_ps
+        stream.put(index)
+    return rank
+
+
+def test_a_state_repeats_where_all_that_waits_was_issued_as_long_ago():
+    """Of two tasks a period, both wait: a period later they are tasks 2 and 3, and the later one counts as much as the first."""
+    stretch = Stretch(0, 4, 2)
+    first = _rank_state(waiting((0, 1), (7, 9)), stretch, 0, 10)
+    assert first is not None
+    assert _rank_state(waiting((2, 3), (107, 109), host_ps=112), stretch, 2, 110) == first
+    assert _rank_state(waiting((2, 3), (107, 108), host_ps=112), stretch, 2, 110) != first
+    assert _rank_state(waiting((2,), (107,), host_ps=112), stretch, 2, 110) != first
+
+
+def test_what_waits_from_before_the_periods_is_no_state_of_theirs():
+    """Task 0 stands before a stretch that begins with task 2, whatever its host has got to."""
+    for state in (_rank_state, _free_state):
+        assert state(waiting((0,), (7,)), Stretch(2, 4, 2), 2, 10) is None
+        assert state(waiting((2,), (7,)), Stretch(2, 4, 2), 2, 10) is not None
