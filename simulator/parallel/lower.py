@@ -260,8 +260,7 @@ def lower(
         whole=not classes.is_apart and not classes.is_split, classes=classes,
         jointly=jointly and not (unfold and is_whole), loading=loading, on_processors=on_processors,
     )  # fmt: skip
-    is_written = is_whole or plan.drains_every is not None
-    short = ShortTable(build(plan.n_micro_batches)) if is_written else shorten(build, plan.pp, plan.n_micro_batches)
+    short = ShortTable(build(plan.n_micro_batches)) if is_whole else shorten(build, plan.pp, plan.n_micro_batches)
     program = write(short)
     if any(rank.stretch is None for rank in program.ranks) and short.n_omitted:
         short = ShortTable(build(plan.n_micro_batches))

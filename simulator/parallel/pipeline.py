@@ -208,9 +208,8 @@ class StageLowering:
             return self._ends.get(("V", self.placement.n_chunks, action.micro_batch), ()) if action.kind == "B" else ()
         if route.source_stage == self.stage:
             whose = self.placement.chunk(route.source), action.micro_batch
-            return next(
-                found for kind in ("FV" if action.kind == "F" else "IB") if (found := self._ends.get((kind, *whose)))
-            )
+            kinds = "F" if action.kind == "F" else "IB"
+            return next(self._ends[kind, *whose] for kind in kinds if (kind, *whose) in self._ends)
         received = self._transfer(action, route.source, route.virtual, sends=False)
         if self._is_blocking and waits:
             self.tasks.add(_SYNCHRONISE, HOST, (received,))

@@ -82,13 +82,14 @@ def makespan(p, m, *, schedule="1f1b", v=1, dp=1, **settings):
 @pytest.mark.parametrize(("p", "v", "batch"), [(3, 2, 3), (4, 3, 4), (3, 2, 6), (2, 2, 2)])
 @pytest.mark.parametrize("overlap_p2p", [True, False])
 def test_interleaved_pipelines_that_drain_within_a_step_have_their_bubble_each_time(p, v, batch, overlap_p2p):
-    """Twelve micro-batches, whose messages block or not.
+    """Twelve micro-batches or many, whose messages block or not.
 
     In a batch of one micro-batch a stage all forwards run ahead, and none shares an exchange with a backward, although the next
     batch's forwards come behind the last backward.
     """
-    found = makespan(p, 12, v=v, pipeline_batch=batch, overlap_p2p=overlap_p2p)
-    assert found == (12 * v + 12 // batch * (p - 1)) * (FORWARD_PS + BACKWARD_PS)
+    for m in (12, 96):
+        found = makespan(p, m, v=v, pipeline_batch=batch, overlap_p2p=overlap_p2p)
+        assert found == (m * v + m // batch * (p - 1)) * (FORWARD_PS + BACKWARD_PS)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
