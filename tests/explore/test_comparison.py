@@ -1,6 +1,7 @@
 """Two answers side by side: the parts add up to the difference, which is that of the answers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -9,10 +10,14 @@ from simulator.analysis.metrics import exposed_by_axis
 from simulator.cli.main import app, register_commands
 from simulator.errors import ConfigError
 from simulator.explore.comparison import compare, side_of, side_of_result
+from simulator.faults import Faults
+from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel
 from simulator.program.program import COMPUTE
 from simulator.report.charts import figure
 from simulator.report.comparison_page import comparison_page, comparison_tables, waterfall
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
 from simulator.timeline import Span, Timeline
 
 SHARED = {"topology": "dgx-a100-40g", "model": "gpt2", "micro_batch": 1, "gpus": 8}
@@ -72,6 +77,18 @@ def test_axes_are_named_beside_one_gpu_which_has_none():
     parts = {row["part"]: row["b_s"] for row in found["parts"]}
     assert parts["exposed communication over dp"] == pytest.approx(b.answer["breakdown"]["exposed_communication_s"])
     assert sum(row["a_s"] for row in found["parts"]) == pytest.approx(a.answer["iteration_time_s"])
+
+
+def test_waiting_for_a_slow_gpu_is_a_part():
+    """One of four replicas computes twice as long: the others wait, three quarters of the ranks for half of its time."""
+    plan = ParallelPlan.of({"gpus": 4, "micro_batch": 4, "framework": "megatron"})
+    slow = simulate(Scenario(topology="bigred200", model="gpt2", plan=plan, faults=Faults(slow_ranks=((2, 2.0),))))
+    found = compare(side_of_result(simulate(replace(slow.scenario, faults=Faults()))), side_of_result(slow))
+    parts = {row["part"]: row for row in found["parts"]}
+    waiting, compute = parts["waiting for slower ranks"], parts["compute"]
+    assert waiting["a_s"] == 0.0
+    assert waiting["b_s"] == pytest.approx(0.75 * compute["a_s"], rel=0.1)
+    assert sum(row["b_s"] for row in found["parts"]) == pytest.approx(slow.answer["iteration_time_s"])
 
 
 def test_equal_answers_have_no_shares(small):

@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from simulator import ParallelPlan, Scenario, simulate
+from simulator.changes import MachineChange
 from simulator.cli.main import app
 from simulator.explore.energy import list_prices, parse_price
-from simulator.explore.nearby_answers import nearby_answers
+from simulator.explore.nearby_answers import _Around, nearby_answers
 from simulator.faults import Faults
 from simulator.topology import Topology
 
@@ -165,3 +166,29 @@ def test_another_board_has_its_own_price():
             expected = price or list_prices().get(device)
             hours, cost = answer["gpu_hours_per_billion_tokens"], answer["cost_per_billion_tokens"]
             assert cost == (expected and pytest.approx(hours * expected.gpu_hour)), device
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("bigred200", ()),
+        (
+            "bigred200",
+            (("fabric.global_bandwidth", "10 GB/s"), ("fabric.groups", "2"), ("fabric.switches_per_group", "4")),
+        ),
+        ("dgx-h100", ()),
+        ("gb200-nvl72", ()),
+    ],
+)
+def test_changed_keys_of_a_file_change_the_links_that_they_are_called_by(name, overrides):
+    """The same links as where the links themselves are changed, none more and none less."""
+    plan = ParallelPlan.of({"gpus": 160, "micro_batch": 1})
+    result = simulate(Scenario(topology=name, model="gpt2", plan=plan, overrides=overrides))
+    kinds = {"NIC bandwidth": ("nic", "fabric"), "NVLink bandwidth": ("nvlink", "nvswitch")}
+    places = [place for place in _Around(result, None).singles() if place.choices[0][0] in kinds]
+    assert len(places) >= 3
+    for place in places:
+        ((what, word),) = place.choices
+        change = MachineChange(bandwidth=dict.fromkeys(kinds[what], float(word.removeprefix("x "))))
+        expected = change.apply(result.topology).arrays.bandwidth_bytes_per_s
+        assert place.topology.arrays.bandwidth_bytes_per_s == pytest.approx(expected)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.explore.neighbourhood import Site, neighbours
+import pytest
+
+from simulator.explore.neighbourhood import Site, chunk_rule, neighbours
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 from simulator.plan.stage_layout import parse_layout
@@ -38,3 +40,14 @@ def test_a_plan_without_the_predictions_of_a_layout_trains_something_else():
         assert {one.plan.pipeline_layout is not None for one in had} == {True, False}
         for one in had:
             assert one.same_training == is_same[one.plan.pipeline_layout is not None], one.name
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "refused"), [(None, ""), (1, ""), (2, "6 micro-batches"), (4, "3 micro-batches")]
+)
+def test_interleaved_stages_take_groups_of_micro_batches(micro_batch, refused):
+    """Megatron-LM wants micro-batches that are a multiple of the stages: 12, but not 6 or 3, on four stages."""
+    plan = ParallelPlan(gpus=4, pp=4, dp=1, virtual_pp=3, micro_batch=micro_batch, global_batch=12)
+    site = Site(topology=load_topology("dgx-h100", 4), spec=find_spec("gpt2"))
+    said = chunk_rule(plan, site)
+    assert said.startswith(refused) and bool(said) == bool(refused)

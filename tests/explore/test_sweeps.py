@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import joblib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -200,6 +201,21 @@ def test_a_streamed_sweep_that_was_ended_writes_the_same_files(tmp_path, stop):
     counts, resumed = run("parts")
     assert (counts.n_stored, counts.n_computed) == (stop, 9 - stop)
     assert resumed == whole
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.999])
+def test_rows_are_marked_by_the_margin_that_is_asked_for(tmp_path, margin):
+    """GPT-2 takes a tenth of the memory: all rows leave more than nothing free, and less than 99.9 %."""
+    sweep, store = Sweep(base={**BASE, "gpus": 1}, axes={"micro_batch": (1, 2)}), Store(tmp_path)
+    rows = run_sweep(sweep, store, n_jobs=1, margin=margin).rows
+    _, (file,) = stream_sweep(sweep, store, tmp_path, ["jsonl"], n_jobs=1, margin=margin)
+    rows += [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [row["is_tight"] for row in rows] == [margin > 0.5] * 4
+
+
+def test_as_many_work_as_there_are_cores_unless_it_is_said():
+    with Pool() as pool, Pool(n_jobs=3) as three:
+        assert (pool.n_workers, three.n_workers) == (joblib.cpu_count(), 3)
 
 
 def test_columns_of_a_streamed_sweep_are_those_of_any_row():
