@@ -260,11 +260,9 @@ def requirements(
         check_page(plot)
     with progress_line() as say:
         found = solve(scenario_of(base), counts, target=target, request=request, say=say)
-    rows = [one.to_dict() for one in found]
     if plot:
-        files = requirements_page(found[0].scenario.model, str(found[0].scenario.topology), target, rows).save(plot)
-        say_written(files)
+        say_written(requirements_page(found).save(plot))
     if json_output:
-        print_json({"requirements": rows})
+        print_json({"requirements": [one.to_dict() for one in found]})
     else:
         print_requirements(found)

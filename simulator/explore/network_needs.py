@@ -242,14 +242,14 @@ class Requirement:
         """Whether the network as it is reaches the target."""
         return self.efficiency >= self.target
 
-    def speed_up(self, factor: float, efficiency: float) -> dict[str, float]:
-        """Return by how much training is faster with so much more bandwidth: simulated, and as a profile projects it.
+    def speed_up(self, bytes_per_s: float, efficiency: float) -> dict[str, float]:
+        """Return by how much training is faster with another bandwidth: simulated, and as a profile projects it.
 
         The projection is Amdahl's law over the share of the time that a free network would save: every second of it
         shrinks with the bandwidth. That is how studies go from a network's measured efficiency to a better one's; the
         simulation knows that latencies stay, and what hides behind compute.
         """
-        share = 1.0 - self.efficiency
+        share, factor = 1.0 - self.efficiency, bytes_per_s / self.present_bytes_per_s
         return {
             "speed_up": efficiency / self.efficiency,
             "projected_speed_up": 1.0 / (1.0 - share + share / factor),
@@ -310,7 +310,7 @@ class Requirement:
             "least_node_storage_bytes_per_s": self.node_storage_bytes_per_s,
             "present_storage_bytes_per_s": self.present_storage_bytes_per_s, "least_loader_workers": self.loader_workers,
             "curve": [
-                {"bytes_per_s": rate, "efficiency": value, **self.speed_up(rate / self.present_bytes_per_s, value)}
+                {"bytes_per_s": rate, "efficiency": value, **self.speed_up(rate, value)}
                 for rate, value in self.curve
             ],
             "rule_of_thumb": {**self.rule.to_dict(), "verdict": self.verdict} if self.rule else None,

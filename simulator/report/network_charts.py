@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simulator.collectives.benchmark import BenchmarkRow
 from simulator.report.answer_tables import money_columns
@@ -25,6 +26,9 @@ from simulator.report.grid import Grid
 from simulator.report.markup import element
 from simulator.report.page import Part, Report, Section, make_page
 from simulator.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from simulator.explore.network_needs import Requirement
 
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 _GBPS = 8e-9
@@ -87,13 +91,13 @@ def bandwidth_page(collective: str, topology: str, series: Mapping[str, Sequence
 # -- what a target needs -----------------------------------------------------------------------------------------
 
 
-def requirements_charts(target: float, requirements: Sequence[Mapping[str, Any]]) -> tuple[Chart, Chart]:
+def requirements_charts(requirements: Sequence[Requirement]) -> tuple[Chart, Chart]:
     """Return efficiency over bandwidth, a line per number of GPUs, and the bandwidth that the target needs."""
-    curves = [one for one in requirements if one["curve"]]
-    rates = sorted({point["bytes_per_s"] * _GBPS for one in curves for point in one["curve"]})
+    target, curves = requirements[0].target, [one for one in requirements if one.curve]
+    rates = sorted({rate * _GBPS for one in curves for rate, _ in one.curve})
     lines = [
         _line(
-            f"{one['gpus']} GPUs", [p["bytes_per_s"] * _GBPS for p in one["curve"]], [p["efficiency"] for p in one["curve"]],
+            f"{one.scenario.plan.gpus} GPUs", [rate * _GBPS for rate, _ in one.curve], [value for _, value in one.curve],
             _COLOURS[i % len(_COLOURS)], "%{x:,.4g} Gb/s: %{y:.1%}",
         )
         for i, one in enumerate(curves)
@@ -114,16 +118,18 @@ def requirements_charts(target: float, requirements: Sequence[Mapping[str, Any]]
     return efficiency, _needed_chart(target, requirements)
 
 
-def _needed_chart(target: float, requirements: Sequence[Mapping[str, Any]]) -> Chart:
-    rules = [(one["gpus"], one["rule_of_thumb"] or {}) for one in requirements]
-    every = [(one["gpus"], one) for one in requirements]
+def _needed_chart(target: float, requirements: Sequence[Requirement]) -> Chart:
+    counts = [one.scenario.plan.gpus for one in requirements]
+    rules = [one.rule for one in requirements]
     lines = []
-    for name, rows, key, colour, dash in (
-        ("needed", every, "least_bytes_per_s", BLUE, "solid"), ("present", every, "present_bytes_per_s", GREY, "solid"),
-        ("rule of thumb, N x P", rules, "rule_bytes_per_s", VERMILLION, "dot"),
-        ("the rule's own assumptions, simulated", rules, "simulated_bytes_per_s", ORANGE, "dot"),
+    for name, rates, colour, dash in (
+        ("needed", [one.least_bytes_per_s for one in requirements], BLUE, "solid"),
+        ("present", [one.present_bytes_per_s for one in requirements], GREY, "solid"),
+        ("rule of thumb, N x P", [rule.rule_bytes_per_s if rule else 0.0 for rule in rules], VERMILLION, "dot"),
+        ("the rule's own assumptions, simulated", [rule.simulated_bytes_per_s if rule else 0.0 for rule in rules], ORANGE, "dot"),
     ):  # fmt: skip
-        known = [(gpus, row[key] * _GBPS) for gpus, row in rows if row.get(key)]  # a logarithm has no place for others
+        # a logarithm has no place for others
+        known = [(gpus, rate * _GBPS) for gpus, rate in zip(counts, rates, strict=True) if 0 < rate < math.inf]
         x, y = [gpus for gpus, _ in known], [rate for _, rate in known]
         lines.append(_line(name, x, y, colour, "%{x:,} GPUs: %{y:,.4g} Gb/s", dash=dash))
     worst = max(lines[0]["y"], default=0.0)
@@ -134,43 +140,43 @@ def _needed_chart(target: float, requirements: Sequence[Mapping[str, Any]]) -> C
         summary=f"up to {_digits(worst)} Gb/s per node",
         traces=tuple(lines),
         layout=layout(
-            _log_axis("GPUs", [gpus for gpus, _ in every]),
+            _log_axis("GPUs", counts),
             _log_axis("bandwidth per node, Gb/s", round_values(low / 1.5, high * 1.5)),
         ),
         height_px=380,
     )
 
 
-def requirements_page(model: str, topology: str, target: float, requirements: Sequence[Mapping[str, Any]]) -> Report:
-    """Return :func:`requirements_charts` with a table as a page, which can also be saved as images."""
-    charts = requirements_charts(target, requirements)
-    title = f"The network that {model} needs on {topology}"
-    head = element("p", f"for {target:.0%} of the throughput that a free network between nodes gives", class_="plan")
+def requirements_page(requirements: Sequence[Requirement]) -> Report:
+    """Return the plots as a page, with the rows below them and, where they were reckoned, what training takes."""
+    scenario, charts = requirements[0].scenario, requirements_charts(requirements)
+    title = f"The network that {scenario.model} needs on {scenario.topology}"
+    goal = f"for {requirements[0].target:.0%} of the throughput that a free network between nodes gives"
     sections = [Section(chart.key, chart.key.capitalize(), chart.title, [chart]) for chart in charts]
     tables: list[Part] = list(requirement_tables(requirements))
     sections.append(Section("rows", "Rows", "What is needed, and what training takes now", tables))
-    return make_page(title, head, sections, document={"requirements": list(requirements)})
+    document = {"requirements": [one.to_dict() for one in requirements]}
+    return make_page(title, element("p", goal, class_="plan"), sections, document=document)
 
 
-def requirement_tables(requirements: Sequence[Mapping[str, Any]]) -> list[Grid]:
+def requirement_tables(requirements: Sequence[Requirement]) -> list[Grid]:
     """Return what is needed by number of GPUs, what training takes now, and what more or less bandwidth would give."""
     columns = ("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", "storage",
                "rule of thumb", "its assumptions")  # fmt: skip
     found = [Grid("What is needed", columns, [_needs(one) for one in requirements])]
-    spent = [one["spending"] or {} for one in requirements]
+    counts = [one.scenario.plan.gpus for one in requirements]
+    spent: list[Mapping[str, Any]] = [one.spending or {} for one in requirements]
     if money := money_columns(spent):
-        rows = [
-            (one["gpus"], *(write(row) for write in money.values()))
-            for one, row in zip(requirements, spent, strict=True)
-        ]
+        rows = [(gpus, *(write(row) for write in money.values())) for gpus, row in zip(counts, spent, strict=True)]
         found.append(Grid("On the network as it is", ("GPUs", *money), rows))
-    curves = {one["gpus"]: one["curve"] for one in requirements if one["curve"]}
+    curves = [(gpus, one) for gpus, one in zip(counts, requirements, strict=True) if one.curve]
     if curves:
-        rates = ("GPUs", *(_gigabits(point["bytes_per_s"]) for point in next(iter(curves.values()))))
-        efficiencies = [(gpus, *(f"{point['efficiency']:.1%}" for point in curve)) for gpus, curve in curves.items()]
+        rates = ("GPUs", *(_gigabits(rate) for rate, _ in curves[0][1].curve))
+        efficiencies = [(gpus, *(f"{value:.1%}" for _, value in one.curve)) for gpus, one in curves]
+        gains = [(gpus, [one.speed_up(rate, value) for rate, value in one.curve]) for gpus, one in curves]
         faster = [
-            (gpus, *(f"{point['speed_up']:.2f} ({point['projected_speed_up']:.2f})" for point in curve))
-            for gpus, curve in curves.items()
+            (gpus, *(f"{gain['speed_up']:.2f} ({gain['projected_speed_up']:.2f})" for gain in row))
+            for gpus, row in gains
         ]
         projected = (
             "Speed-up by bandwidth per node (in brackets: by Amdahl's law, from the share that a free network saves)"
@@ -179,18 +185,17 @@ def requirement_tables(requirements: Sequence[Mapping[str, Any]]) -> list[Grid]:
     return found
 
 
-def _needs(one: Mapping[str, Any]) -> tuple[object, ...]:
+def _needs(one: Requirement) -> tuple[object, ...]:
     """Return what one number of GPUs needs as the cells of a row."""
-    rule, latency_s, stored = one["rule_of_thumb"], one["most_additional_latency_s"], one["present_storage_bytes_per_s"]
+    rule, present, stored = one.rule, one.present_bytes_per_s, one.present_storage_bytes_per_s
     of_stored = "" if stored is None else f" of {format_bytes(stored)}/s"
-    simulated, present = rule and rule["simulated_bytes_per_s"], one["present_bytes_per_s"]
     return (
-        one["gpus"], one["n_nodes"], _gigabits(one["least_bytes_per_s"]) if present else "none",
-        _gigabits(present) if present else "none", f"{one['efficiency']:.1%}",
-        "-" if latency_s is None else f"up to {format_time(latency_s)}",
-        f"{format_bytes(one['least_storage_bytes_per_s'])}/s{of_stored}",
-        _gigabits(rule["rule_bytes_per_s"]) if rule else "-",
-        "-" if not rule else "no bandwidth" if simulated is None else _gigabits(simulated),
+        one.scenario.plan.gpus, one.n_nodes, _gigabits(one.least_bytes_per_s) if present else "none",
+        _gigabits(present) if present else "none", f"{one.efficiency:.1%}",
+        "-" if one.most_latency_s is None else f"up to {format_time(one.most_latency_s)}",
+        f"{format_bytes(one.storage_bytes_per_s)}/s{of_stored}",
+        _gigabits(rule.rule_bytes_per_s) if rule else "-",
+        "-" if not rule else _gigabits(rule.simulated_bytes_per_s) if rule.simulated_bytes_per_s < math.inf else "no bandwidth",
     )  # fmt: skip
 
 

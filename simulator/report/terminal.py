@@ -398,7 +398,7 @@ def print_requirements(found: Sequence[Requirement]) -> None:
     out = make_console()
     target = found[0].target
     out.print(f"{target:.0%} of the throughput that a free network between nodes would give needs\n", highlight=False)
-    for grid in requirement_tables([one.to_dict() for one in found]):
+    for grid in requirement_tables(found):
         print_grid(grid, out)
         out.print()
     for one in found:

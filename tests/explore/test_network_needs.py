@@ -22,6 +22,8 @@ from simulator.explore.network_needs import (
     MOST_LATENCY_S,
     TOLERANCE,
     NetworkNeeds,
+    Requirement,
+    RuleOfThumb,
     closed_form_bytes_per_s,
     compute_s,
     least_factor,
@@ -122,7 +124,7 @@ def test_the_requirement_reaches_its_target_and_less_does_not():
 def test_a_projection_from_a_profile_is_amdahls_law_over_the_network():
     """At 40 % of a free network's throughput, twice the bandwidth takes 0.4 + 0.6 / 2 of the time: 1.43 times as fast."""
     found = replace(requirement(scenario_of(), target=0.8, with_curve=False), efficiency=0.4)
-    gain = found.speed_up(2.0, 0.6)
+    gain = found.speed_up(2.0 * found.present_bytes_per_s, 0.6)
     assert gain == pytest.approx({"speed_up": 1.5, "projected_speed_up": 1.0 / 0.7})
 
 
@@ -253,48 +255,48 @@ def test_the_verdict_says_what_differs():
 
 
 def test_the_chart_has_a_line_per_number_of_gpus_and_the_rule(tmp_path):
-    found = [one.to_dict() for one in requirements(scenario_of(), (8, 16), target=0.7)]
-    traces = [trace for chart in requirements_charts(0.7, found) for trace in chart.traces]
+    found = requirements(scenario_of(), (8, 16), target=0.7)
+    traces = [trace for chart in requirements_charts(found) for trace in chart.traces]
     names = [trace["name"] for trace in traces]
     assert names[:2] == ["8 GPUs", "16 GPUs"]
     assert {"needed", "present", "rule of thumb, N x P"} <= set(names)
     needed = next(trace for trace in traces if trace["name"] == "needed")
-    assert needed["y"] == [one["least_bytes_per_s"] * 8e-9 for one in found]
-    free = [{**found[0], "least_bytes_per_s": 0.0, "present_bytes_per_s": 0.0, "rule_of_thumb": None}, found[1]]
-    _, chart = requirements_charts(0.7, free)  # what is nothing has no place on a logarithmic axis
+    assert needed["y"] == [one.least_bytes_per_s * 8e-9 for one in found]
+    free = [replace(found[0], least_bytes_per_s=0.0, present_bytes_per_s=0.0, rule=None), found[1]]
+    _, chart = requirements_charts(free)  # what is nothing has no place on a logarithmic axis
     assert [trace["x"] for trace in chart.traces[:3]] == [[16]] * 3
     path = tmp_path / "plot.html"
-    requirements_page("gpt2-medium", "bigred200", 0.7, found).save(path)
+    requirements_page(found).save(path)
     page = path.read_text(encoding="utf-8")
     assert 'id="plot-needed"' in page
-    assert f"{found[1]['efficiency']:.1%}" in page and f"{found[1]['least_bytes_per_s'] * 8e-9:.4g} Gb/s" in page
-    axes = [chart.layout[name] for chart in requirements_charts(0.7, found) for name in ("xaxis", "yaxis")]
+    assert f"{found[1].efficiency:.1%}" in page and f"{found[1].least_bytes_per_s * 8e-9:.4g} Gb/s" in page
+    axes = [chart.layout[name] for chart in requirements_charts(found) for name in ("xaxis", "yaxis")]
     assert not any("e+" in text for axis in axes for text in axis.get("ticktext", ()))
 
 
 def test_the_table_says_what_the_answer_says():
     """One node needs nothing of a network; two need 25 GB/s, 200 Gb/s; half of the time of a step is twice as fast."""
-    one = {
-        "gpus": 8, "n_nodes": 2, "least_bytes_per_s": 25e9, "present_bytes_per_s": 12.5e9, "efficiency": 0.5, "spending": None,
-        "most_additional_latency_s": 3e-6, "least_storage_bytes_per_s": 2 << 30, "present_storage_bytes_per_s": 4 << 30,
-        "rule_of_thumb": {"rule_bytes_per_s": 1e9, "simulated_bytes_per_s": None},
-        "curve": [{"bytes_per_s": 25e9, "efficiency": 1.0, "speed_up": 2.0, "projected_speed_up": 1.5}],
-    }  # fmt: skip
-    alone = {
-        **one, "gpus": 4, "n_nodes": 1, "present_bytes_per_s": 0.0, "most_additional_latency_s": None, "rule_of_thumb": None,
-        "present_storage_bytes_per_s": None, "curve": [],
-    }  # fmt: skip
+    rule = RuleOfThumb(
+        n_nodes=2, n_parameters=10, rule_bytes_per_s=1e9, closed_form_bytes_per_s=1e9, simulated_bytes_per_s=math.inf, tokens_per_gpu=1,
+    )  # fmt: skip
+    one = Requirement(
+        scenario=scenario_of(gpus=8), n_nodes=2, target=0.9, efficiency=0.5, iteration_time_s=2.0, free_s=1.0, tokens_per_s=1.0,
+        free_wan_s=None, present_bytes_per_s=12.5e9, least_bytes_per_s=25e9, most_latency_s=3e-6, storage_bytes_per_s=2 << 30,
+        present_storage_bytes_per_s=4 << 30, curve=[(25e9, 1.0)], rule=rule,
+    )  # fmt: skip
+    alone = replace(
+        one, scenario=scenario_of(gpus=4), n_nodes=1, present_bytes_per_s=0.0, most_latency_s=None, rule=None, curve=[],
+        present_storage_bytes_per_s=None,
+    )  # fmt: skip
     needs, efficiency, faster = requirement_tables([alone, one])
     assert needs.rows == [
         (4, 1, "none", "none", "50.0%", "-", "2 GiB/s", "-", "-"),
         (8, 2, "200 Gb/s", "100 Gb/s", "50.0%", "up to 3 us", "2 GiB/s of 4 GiB/s", "8 Gb/s", "no bandwidth"),
     ]
     assert (efficiency.columns, efficiency.rows) == (("GPUs", "200 Gb/s"), [(8, "100.0%")])
-    assert faster.rows == [(8, "2.00 (1.50)")]
-    priced = {
-        **one,
-        "spending": {"cost_per_billion_tokens": 3.0, "gpu_hours_per_billion_tokens": 1.0, "currency": "USD"},
-    }
+    assert faster.rows == [(8, "2.00 (1.33)")]  # Amdahl: the half that a free network saves shrinks to a quarter
+    spending = {"cost_per_billion_tokens": 3.0, "gpu_hours_per_billion_tokens": 1.0, "currency": "USD"}
+    priced = replace(one, spending=spending)
     assert requirement_tables([priced])[1].rows == [(8, "3.00 USD")]
 
 
