@@ -93,6 +93,14 @@ def test_a_block_is_what_is_inside_it_and_what_slows_it_down_is_compute(length, 
     assert exposed_by_axis(line) == {"tp": 4}
 
 
+def test_passes_of_one_block_count_as_what_happened_inside_each():
+    """Eight of ten seconds of the first compute, and two wait for a message; the second computes all the time."""
+    block, work = Block(name="forward", tasks=()), kernel()
+    first = (span(work, 0, 8), span(collective(), 8, 10, "dp"))
+    line = timeline(span(block, 0, 10, inner=first), span(block, 10, 20, inner=(span(work, 0, 10),)), end=20)
+    assert parts(line) == {"compute": 18.0, "exposed_communication": 2.0}
+
+
 def test_a_joint_block_waits_for_other_ranks_where_its_host_is_not_late():
     """Kernels from 1 to 3 and 6 to 8 of a block that ranks of several classes share: of the 4 in which nothing runs the host says it
     was late for 1; the other 3 are a pipeline's bubble. Beside 2 by which the block was stretched."""
