@@ -126,6 +126,12 @@ def test_a_steady_state_counts_as_often_as_it_comes():
     assert exposed_by_axis(line) == {"dp": 4}
 
 
+def test_a_host_is_late_in_every_period_of_a_steady_state():
+    """From 2 to 6 a second of waiting and a kernel of 3; three times more, and a second of waiting for others at the end."""
+    line = timeline(span(kernel(), 0, 2), span(kernel(), 3, 6, host_wait_ps=1), end=7, cycle=Cycle(2 * S, 6 * S, 3, 1))
+    assert parts(line, pipelined=True) == {"compute": 2 + 4 * 3, "host": 4, "bubble": 1}
+
+
 def test_of_a_pipelines_idle_time_the_host_has_what_it_was_late():
     line = timeline(span(kernel(), 3, 4, host_wait_ps=2), end=5)
     assert parts(line, pipelined=True) == {"compute": 1, "host": 2, "bubble": 2}

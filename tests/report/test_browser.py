@@ -9,6 +9,7 @@ from simulator.analysis.metrics import PARTS
 from simulator.explore import full_answer as documents
 from simulator.explore.evaluation import Store
 from simulator.explore.named_settings import Sweep
+from simulator.explore.nearby_answers import nearby_answers
 from simulator.explore.presets import presets
 from simulator.explore.sweeps import run_sweep
 from simulator.report import answer_page
@@ -207,6 +208,19 @@ def test_the_page_of_a_sweep(browser, tmp_path):
         round(row["tokens_per_s"] / row["gpus"], 2) for row in result.rows if row["sharding"] == "zero1"
     ]
     assert made.sideways() <= 0
+    made.context.close()
+
+
+@pytest.mark.parametrize(("rate", "text"), [(0.3146, "0.3146"), (12_345.6, "12,346")])
+def test_rates_of_neighbours_have_four_digits_however_small(browser, large, tmp_path, rate, text):
+    answer = {**nearby_answers(large, 0)[0], "tokens_per_s": None, "samples_per_s": rate}
+    nearby = [answer, {**answer, "choices": {"micro_batch": "2"}}]
+    (file,) = answer_page.report([large], nearby=nearby).save(tmp_path / "nearby.html")
+    made = Visit(browser, file)
+    assert made.messages == []
+    made.page.locator("table.nearby").first.wait_for(state="attached", timeout=10_000)
+    rows = made.page.eval_on_selector_all("table.nearby tr", "all => all.map(row => row.textContent)")
+    assert f"samples/s{text}" in rows
     made.context.close()
 
 

@@ -57,6 +57,7 @@ window.addEventListener("DOMContentLoaded", async () => {
     if (limit) pieces.push(make("b", "", { class: "limit", style: `left:${(100 * limit) / whole}%`, title: `capacity ${bytesText(limit)}` }));
     return make("span", pieces, { class: "stack" });
   }
+  const rateText = (value) => value.toLocaleString("en", value < 1e4 ? { maximumSignificantDigits: 4 } : { maximumFractionDigits: 0 });
   const percent = (value, from) => (from && Math.abs(value / from - 1) >= 5e-4 ? ` (${value > from ? "+" : "\u2212"}${Math.abs(100 * (value / from - 1)).toFixed(1)} %)` : "");
   function draw() {
     selectors();
@@ -68,7 +69,7 @@ window.addEventListener("DOMContentLoaded", async () => {
     const rows = [
       ["iteration", (a) => timeText(a.iteration_time_s) + percent(a.iteration_time_s, base.iteration_time_s)],
       ["where the time goes", (a) => bar(a, data.parts, (part) => a.breakdown[part.key], slowest)],
-      [`${counted}/s`, (a) => Math.round(a[`${counted}_per_s`]).toLocaleString("en") + percent(a[`${counted}_per_s`], base[`${counted}_per_s`])],
+      [`${counted}/s`, (a) => rateText(a[`${counted}_per_s`]) + percent(a[`${counted}_per_s`], base[`${counted}_per_s`])],
       ["MFU", (a) => `${(100 * a.mfu).toFixed(1)} %`],
       ["memory", (a) => `${bytesText(a.memory.peak_bytes)} of ${bytesText(a.memory.capacity_bytes)}${a.memory.fits ? "" : ": does not fit"}${a.memory.is_tight ? ", tight" : ""}`],
       ["by category", (a) => bar(a, data.memory, (part) => a.memory[part.key] || 0, fullest, a.memory.capacity_bytes)],
