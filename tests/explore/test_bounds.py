@@ -247,7 +247,7 @@ def test_of_single_plans_little_is_remembered_at_a_time(monkeypatch):
     for plan in plans[:10]:
         alone = Bounds(scenario, cluster, spec)
         assert shared.run_s(shared.layout(plan)) == alone.run_s(alone.layout(plan))
-        assert all(len(memory) <= 3 for memory in (shared._mesh_of, shared._settings, shared._alone))
+        assert all(len(list(memory.items())) <= 3 for memory in (shared._mesh_of, shared._settings, shared._alone))
 
 
 @given(pp=st.integers(2, 8), n_groups=st.integers(SATURATED_GROUPS, 8), virtual_pp=st.integers(1, 4))

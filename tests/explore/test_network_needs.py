@@ -295,6 +295,7 @@ def test_the_table_says_what_the_answer_says():
     ]
     assert (efficiency.columns, efficiency.rows) == (("GPUs", "200 Gb/s"), [(8, "100.0%")])
     assert faster.rows == [(8, "2.00 (1.33)")]  # Amdahl: the half that a free network saves shrinks to a quarter
+    assert requirement_tables([replace(one, least_bytes_per_s=0.0)])[0].rows[0][2] == "any"
     spending = {"cost_per_billion_tokens": 3.0, "gpu_hours_per_billion_tokens": 1.0, "currency": "USD"}
     priced = replace(one, spending=spending)
     assert requirement_tables([priced])[1].rows == [(8, "3.00 USD")]

@@ -59,10 +59,12 @@ def test_a_file_of_ones_own_and_a_name_that_is_none(tmp_path):
         scenario_of({"preset": "gpt3-175b-selene"})
 
 
-def test_the_gallery_shows_measured_beside_simulated(tmp_path):
+@pytest.mark.parametrize("factor", [0.95, 1.05])
+def test_the_gallery_shows_measured_beside_simulated(tmp_path, factor):
     rows = run_sweep(Sweep(axes={"preset": (ONE,)})).rows
-    index, page = write_gallery(presets(), rows, tmp_path)
     measured, _ = load_yaml(FOLDER / f"{ONE}.yaml")
+    rows[0]["iteration_time_s"] = measured["measured"]["iteration_time_s"] * factor
+    index, page = write_gallery(presets(), rows, tmp_path)
     text = index.read_text(encoding="utf-8")
     assert f'href="{ONE}.html"' in text and page.name == f"{ONE}.html"
     (row,), measured_s = rows, measured["measured"]["iteration_time_s"]
