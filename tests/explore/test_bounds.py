@@ -228,6 +228,13 @@ def test_as_many_exchanges_as_messages_of_one_kind(monkeypatch, link_s, waited_s
     assert Bounds._waited_s(Bounds.__new__(Bounds), layout, 1, counts) == waited_s
 
 
+def test_messages_of_one_chunk_come_one_after_the_other(monkeypatch):
+    """The second of three stages sends four activations and four gradients of 3 s each; nobody waits for the last."""
+    monkeypatch.setattr(Bounds, "_message", lambda *_: Message(alone_s=3.0, latency_s=1.0, busy_s={0: 2.0}))
+    layout = SimpleNamespace(plan=None, placement=placement_of("1f1b", 3, 1))
+    assert Bounds._waited_s(Bounds.__new__(Bounds), layout, 1, {("F", 0): 4, ("B", 0): 4}) == 21.0
+
+
 @pytest.mark.parametrize(("pp", "held"), [(1, 1), (2, 2), (4, 2)])
 def test_a_pipeline_that_drains_holds_no_more_than_it_takes_at_once(pp, held):
     """1F1B's first stage holds as many micro-batches as there are stages, or as begin before it drains."""
