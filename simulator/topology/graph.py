@@ -43,6 +43,7 @@ class Topology:
     #: Factors on link bandwidths, by kind (``"nic"``) or by link number: upgrades and degraded links.
     scale: Mapping[str | int, float] = field(default_factory=dict)
     other_device: Device | None = None  #: In every node instead of that of the cluster file.
+    #: Known so far; they follow from the layout and the ranks of a node, whatever the rates.
     _routes: dict[tuple[int, int, bool], Route] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -322,11 +323,11 @@ class Topology:
             if isinstance(which, str) and which not in LINK_KINDS:
                 raise ConfigError(f"{which!r} is not a kind of link", hint=f"one of {', '.join(LINK_KINDS)}")
             merged[which] = merged.get(which, 1.0) * factor
-        return replace(self, scale=merged, _routes={})
+        return replace(self, scale=merged)
 
     def with_device(self, device: Device) -> Topology:
         """Return the same topology with another device in every node."""
-        return replace(self, other_device=device, _routes={})
+        return replace(self, other_device=device)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the description; a regular structure is built again."""

@@ -120,7 +120,7 @@ def hashed_share(n_flows: int, n_uplinks: int) -> float:
         return mean / _fullest(n_flows, n_uplinks)
     loads = np.arange(n_flows)
     log_factorials = np.concatenate([[0.0], np.cumsum(np.log(loads[1:]))])
-    below = np.minimum(np.cumsum(np.exp(loads * math.log(mean) - mean - log_factorials)), 1.0)
+    below = np.cumsum(np.exp(loads * math.log(mean) - mean - log_factorials))
     return min(1.0, mean / float((1.0 - below**n_uplinks).sum()))
 
 
