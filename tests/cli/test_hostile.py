@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -208,19 +209,32 @@ def test_the_answer_does_not_depend_on_locale_and_optimisation():
     assert stripped.stdout == plain.stdout
 
 
-def test_a_killed_sweep_goes_on_where_it_was_beside_another(tmp_path):
-    """Kill -9 in the midst, then two sweeps of the same folder at once: the table is that of a sweep that nobody disturbed."""
-    axes = "--axis micro-batch=1,2,4 --axis global-batch=8,16 --jobs 1 --json --out"
-    words = [sys.executable, "-m", "simulator", "sweep", *JOB, *axes.split()]
+def test_a_pipe_that_is_closed_early_is_no_error_of_the_program():
+    ended = run("models list", "| head -c 1")
+    assert (len(ended.stdout), ended.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "n_rows", "n_records"),
+    [
+        ("sweep --axis micro-batch=1,2,4 --axis global-batch=8,16", "rows", 6, 6),
+        ("search --global-batch 16", "plans", 10, 12),
+    ],
+)
+def test_killed_work_goes_on_where_it_was_beside_another(tmp_path, words, rows, n_rows, n_records):
+    """Kill -9 twice in the midst, then two runs on the same folder at once: the rows are those of a run that nobody disturbed."""
+    command, *rest = words.split()
+    words = [sys.executable, "-m", "simulator", command, *JOB, *rest, "--jobs", "1", "--json", "--out"]
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     store = tmp_path / "disturbed" / "store"
-    first = subprocess.Popen([*words, str(tmp_path / "disturbed")], **quiet)
-    while first.poll() is None and not list(store.glob("*.json")):
-        time.sleep(0.01)
-    first.kill()
-    first.communicate()
+    for n_kept in sorted(random.Random(command).sample(range(1, n_records - 1), 2)):
+        first = subprocess.Popen([*words, str(tmp_path / "disturbed")], **quiet)
+        while first.poll() is None and len(list(store.glob("*.json"))) < n_kept:
+            time.sleep(0.01)
+        first.kill()
+        first.communicate()
     both = [subprocess.Popen([*words, str(tmp_path / "disturbed")], **quiet) for _ in range(2)]
     found = [json.loads(one.communicate(timeout=100)[0]) for one in both]
     alone = json.loads(subprocess.run([*words, str(tmp_path / "alone")], check=True, **quiet).stdout)
-    assert len(alone["rows"]) == 6
-    assert all(one["rows"] == alone["rows"] for one in found)
+    assert len(alone[rows]) == n_rows
+    assert all(one[rows] == alone[rows] for one in found)
