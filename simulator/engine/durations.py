@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -101,7 +101,7 @@ class Durations:
         self._serial: ByIdentity[Block, bool] = ByIdentity()
         self._equal: dict[tuple[int, int], bool] = {}
         # by identity, and with what is asked about, which keeps it alive
-        self._touching: dict[tuple[int, int], tuple[frozenset[int], tuple[int, ...], bool]] = {}
+        self._touching: dict[tuple[int, int], tuple[frozenset[int], Collection[int], bool]] = {}
 
     def kind(self, rank: int) -> int:
         """Return a number that ranks of one kind share."""
@@ -194,8 +194,8 @@ class Durations:
             return ample
         return self._known_jointly(parts)
 
-    def touches(self, used: frozenset[int], links: tuple[int, ...]) -> bool:
-        """Whether a flow takes links that a pass uses; asked again and again about the same two."""
+    def touches(self, used: frozenset[int], links: Collection[int]) -> bool:
+        """Whether a flow, or another pass, takes links that a pass uses; asked again and again about the same two."""
         key = (id(used), id(links))
         known = self._touching.get(key)
         if known is None:

@@ -292,7 +292,7 @@ class Machine:
         end_ps = max(running.end_ps for _, _, running in states if running)
         circle = self.circle_of[states[0][0].number]
         still = [one for one in self.joint.get(circle, ()) if one[0] > self.clock.now_ps]
-        if any(not used.isdisjoint(found.links) for _, used in still):
+        if any(self.durations.touches(used, found.links) for _, used in still):
             raise TouchedError
         self.joint[circle] = [*still, (end_ps, found.links)]
         for communication in self.in_flight.values():
