@@ -229,6 +229,13 @@ def test_the_rank_of_steps_is_that_of_two_products(tmp_path, family, key, keys, 
     assert counts[2] - counts[1] == 3 * 16 * (2 * 1024 + n_norms)
 
 
+def test_kimi_counts_layers_from_one(tmp_path):
+    """``linear_attn_config`` of moonshotai/Kimi-Linear-48B-A3B: layers 1 to 3 of each four are linear, ``model_max_length`` the length."""
+    keys = next(keys for name, keys, _ in COUNTS if name == "kimi_linear" and "linear_attn_config" in keys)
+    spec = read(tmp_path, "kimi_linear", keys).spec
+    assert (spec.blocks, spec.max_positions) == (("d-", "dE", "*E"), 512)
+
+
 def test_infinities_do_not_hide_what_a_file_is(tmp_path):
     """Python writes the limits of Mamba's steps as ``Infinity``, which is no JSON (nvidia/Nemotron-H on the hub)."""
     path = tmp_path / "config.json"
@@ -300,6 +307,8 @@ def test_the_first_ling(tmp_path):
             "num_hidden_layers": 28, "num_key_value_heads": 4, "use_bias": False, "use_qkv_bias": False, "vocab_size": 126464,
             "first_k_dense_replace": 0, "norm_head": False, "norm_softmax": False, "output_dropout": 0.0}  # fmt: skip
     spec = read(tmp_path, "bailing_moe", keys).spec
+    biased = read(tmp_path, "bailing_moe", keys | {"use_qkv_bias": True}).spec
+    assert biased.n_parameters - spec.n_parameters == 28 * (16 + 2 * 4) * 128
     assert spec.n_parameters == pytest.approx(16.8e9, rel=1e-3)
     assert spec.n_active_parameters == pytest.approx(2.75e9, rel=0.03)
 

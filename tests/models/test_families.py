@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.errors import InfeasiblePlanError
 from simulator.interop.hf_config import FAMILIES, import_hf_config
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec, rename
@@ -143,6 +144,33 @@ def test_ranks_hold_a_key_value_head_of_each_block_however_few_it_has(tp, window
     projections = [item for layer in model.layers for item in layer.forward if getattr(item, "name", "") == "qkv"]
     columns = 25 * window * 256 + 5 * whole * 512
     assert sum(item.n_flops for item in projections) == 2.0 * 512 * 2816 * columns / tp
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("lfm2-1.2b-1layers", {"causal_conv1d": 1, "mul": 2, "rms_norm": 2}),
+        ("kimi-linear-48b-a3b-1layers", {"causal_conv1d": 1, "rms_norm": 3}),
+        ("falcon-h1-7b-1layers", {"causal_conv1d": 1, "rms_norm": 2}),
+        ("gemma-4-26b-a4b-1layers", {"rms_norm": 9}),
+    ],
+)
+def test_kernels_of_mixers(name, counts):
+    """arXiv:2511.23404, section 2: gates before and behind the convolution; arXiv:2510.26692, section 3: queries, keys and values are
+    convolved, the output is normed; Falcon-H1 norms the block's input and the MLP's, and nothing inside (``mamba_rms_norm`` false); Gemma 4 has seven
+    norms in a layer with experts, and those of queries and keys (transformers, ``modeling_gemma4.py``).
+    """
+    layers = build_model(find_spec(name), Setting(micro_batch=1, sequence_length=512, kernels="fused")).layers
+    (block,) = (layer for layer in layers if "block" in layer.name)
+    names = [getattr(item, "name", "") for item in block.forward]
+    assert {kernel: names.count(kernel) for kernel in counts} == counts
+
+
+def test_ranks_divide_the_sizes_of_every_block():
+    """Llama-3.3-Nemotron-Super cuts MLPs block by block; Megatron-Core splits each over all ranks."""
+    cut = rename(CATALOG["llama3-8b"], "cut", layers=2, of_blocks=(("ffn_hidden", (14336, 14337)),))
+    with pytest.raises(InfeasiblePlanError, match="tp=2 does not divide ffn_hidden=14337"):
+        build_model(cut, Setting(micro_batch=1, sequence_length=512, tp=2))
 
 
 def test_layers_that_share_a_choice_of_keys_have_no_index():
