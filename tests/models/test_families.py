@@ -156,8 +156,8 @@ def test_ranks_hold_a_key_value_head_of_each_block_however_few_it_has(tp, window
     ],
 )
 def test_kernels_of_mixers(name, counts):
-    """arXiv:2511.23404, section 2: gates before and behind the convolution; arXiv:2510.26692, section 3: queries, keys and values are
-    convolved, the output is normed; Falcon-H1 norms the block's input and the MLP's, and nothing inside (``mamba_rms_norm`` false); Gemma 4 has seven
+    """Gates before and behind LFM2's convolution (arXiv:2511.23404, section 2); queries, keys and values of Kimi Linear are convolved,
+    its output is normed (arXiv:2510.26692, section 3); Falcon-H1 norms nothing inside (``mamba_rms_norm`` false); Gemma 4 has seven
     norms in a layer with experts, and those of queries and keys (transformers, ``modeling_gemma4.py``).
     """
     layers = build_model(find_spec(name), Setting(micro_batch=1, sequence_length=512, kernels="fused")).layers
