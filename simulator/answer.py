@@ -26,6 +26,7 @@ from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
+from simulator.plan.fields import in_words
 from simulator.scenario import Scenario
 from simulator.schedules import find_schedule
 from simulator.timeline import MemoryPoint, Timeline
@@ -334,7 +335,7 @@ def describe_scaling(plans: Sequence[ParallelPlan]) -> str:
     """
     rows = [plan.to_dict() for plan in plans]
     changed = [name for name in rows[0] if name != "gpus" and len({str(row[name]) for row in rows}) > 1]
-    values = (f"{name.replace('_', ' ')} {', '.join(str(row[name]) for row in rows)}" for name in changed)
+    values = (f"{in_words(name)} {', '.join(str(row[name]) for row in rows)}" for name in changed)
     return f"differs between the rows: {'; '.join(values)}; all else is the same"
 
 
@@ -357,7 +358,7 @@ def describe_chosen(answer: Answer) -> str:
     """Say which settings were chosen for the user, and how; nothing where none was left open."""
     origin = answer["provenance"]
     plan = origin["scenario"]["plan"]
-    chosen = (f"{name.replace('_', ' ')} {plan[name]} ({why})" for name, why in origin["chosen"].items())
+    chosen = (f"{in_words(name)} {plan[name]} ({why})" for name, why in origin["chosen"].items())
     return f"chosen for you: {', '.join(chosen)}" if origin["chosen"] else ""
 
 

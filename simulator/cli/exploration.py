@@ -182,7 +182,7 @@ def compare(
     ],
     b: Annotated[str, typer.Argument(help="The same for what it is compared with.")],
     report: Annotated[
-        Text, option("Write a page with a waterfall (.html), or the picture alone (.svg, .png, .pdf).")
+        Text, report_option("Write a page with a waterfall (.html), or the picture alone (.svg, .png, .pdf).")
     ] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
     **scenario: Any,

@@ -154,6 +154,17 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
+def in_words(key: str) -> str:
+    """Return the key of a setting as text has it.
+
+    Examples
+    --------
+    >>> in_words("micro_batch"), in_words("global_batch")
+    ('micro-batch', 'global batch')
+    """
+    return key.replace("micro_batch", "micro-batch").replace("_", " ")
+
+
 def setting(group: str, doc: str, *, default: Any = None, **rest: Any) -> Any:
     """Declare a field of a dataclass as a :class:`Setting`; its kind and words follow from the annotation."""
     return field(default=default, metadata={"setting": {"group": group, "doc": doc, **rest}})

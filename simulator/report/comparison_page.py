@@ -84,7 +84,7 @@ def _cells(row: PartChange, whole_s: float) -> tuple[object, ...]:
 def comparison_tables(found: Comparison) -> tuple[Grid, Grid, Grid]:
     """Return the inputs that differ, the parts of the time, and memory."""
     columns = ("part", "A", "B", "difference", "share of it")
-    axes = describe_axes(row["part"].rpartition(" ")[2] for row in found["parts"])
+    axes = describe_axes(row["part"].partition(" over ")[2] for row in found["parts"])
     memory = [
         (row["category"], Quantity(row["a_bytes"], "bytes"), Quantity(row["b_bytes"], "bytes"))
         for row in found["memory"]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from simulator.analysis.metrics import PARTS
 from simulator.plan import FRAMEWORKS, SETTINGS
+from simulator.plan.fields import in_words
 from simulator.report.answer_tables import per_gpu
 from simulator.report.charts import (
     BLUE,
@@ -60,7 +61,7 @@ def label_of(row: Row, names: Sequence[str]) -> str:
     Examples
     --------
     >>> label_of({"gpus": 8, "micro_batch": 2, "sharding": "zero1"}, ["gpus", "micro_batch", "sharding"])
-    '8 GPUs, micro batch 2, zero1'
+    '8 GPUs, micro-batch 2, zero1'
     """
     return ", ".join(_words(name, row[name]) for name in names)
 
@@ -71,9 +72,9 @@ def name_of(axis: str) -> str:
     Examples
     --------
     >>> name_of("gpus"), name_of("micro_batch")
-    ('GPUs', 'micro batch')
+    ('GPUs', 'micro-batch')
     """
-    return "GPUs" if axis == "gpus" else axis.replace("_", " ")
+    return "GPUs" if axis == "gpus" else in_words(axis)
 
 
 def _words(name: str, value: Any) -> str:
@@ -320,8 +321,8 @@ def _in_lines(label: str) -> str:
 
     Examples
     --------
-    >>> _in_lines("dgx-h100, 128 GPUs, micro batch 1")
-    'dgx-h100, 128 GPUs,<br>micro batch 1'
+    >>> _in_lines("dgx-h100, 128 GPUs, micro-batch 1")
+    'dgx-h100, 128 GPUs,<br>micro-batch 1'
     """
     commas = [place for place, letter in enumerate(label) if letter == ","]
     if len(label) <= _LONG or not commas:

@@ -26,7 +26,7 @@ def sweep_page(title: str, axes: Axes, rows: Sequence[Row], *, base: Mapping[str
     """Return the page of a sweep, whose rows ``sweep.csv`` has; ``base`` is what they share."""
     varied = [name for name, values in axes.items() if len(values) > 1] or list(axes)
     named = [(label_of(row, varied), row) for row in rows]
-    given = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in (base or {}).items())
+    given = ", ".join(f"{name_of(name)} {value}" for name, value in (base or {}).items())
     document = {"base": dict(base or {}), "axes": {k: list(v) for k, v in axes.items()}, "rows": list(rows)}
     return _many_page(title, given, sweep_charts(axes, rows), named, document)
 

@@ -421,7 +421,7 @@ def _verdicts(found: Sequence[Requirement]) -> list[str]:
         words, _, reason = one.verdict.partition(": ")
         if words:
             told.setdefault(reason, []).append(f"{one.scenario.plan.gpus} GPUs: {words}")
-    return [". ".join(["; ".join(sizes), *([reason] if reason else [])]) for reason, sizes in told.items()]
+    return [". ".join(["; ".join(sizes), *([f"Why: {reason}"] if reason else [])]) for reason, sizes in told.items()]
 
 
 def print_straggling(scenario: Scenario, found: Straggling) -> None:

@@ -205,13 +205,15 @@ def test_the_command(tmp_path):
     register_commands()
     page = tmp_path / "page.html"
     shared = ["-t", "dgx-a100-40g", "-m", "gpt2", "--micro-batch", "1", "--gpus", "8"]
-    done = CliRunner().invoke(app, ["compare", "tp=1", "tp=2", *shared, "--json", "--report", str(page)])
+    done = CliRunner().invoke(app, ["compare", "tp=1", "tp=2", *shared, "--json", "--plot", str(page)])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["inputs"]
     assert page.is_file()
     shown = CliRunner().invoke(app, ["compare", "tp=1", "tp=2", *shared])
     assert "share of it" in shown.stdout
     assert "model: all ranks of one replica" in shown.stdout
+    assert "host " in shown.stdout, "the part of the iteration, not the axis of copies, of which there are none"
+    assert "host: a GPU and its processor" not in shown.stdout
     assert "model: all ranks of one replica" in page.read_text(encoding="utf-8")
 
 

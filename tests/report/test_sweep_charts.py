@@ -86,7 +86,7 @@ def test_a_heat_map_has_the_best_of_other_axes_and_names_failures():
     assert chart.traces[0]["z"] == [[114.0, 214.0], [124.0, None]]
     assert [(note["text"], note["x"], note["y"]) for note in chart.layout["annotations"]] == [("does not fit", 1, 1)]
     assert "2 of 8 combinations have no answer" in chart.summary
-    assert "micro batch" in chart.title
+    assert "micro-batch" in chart.title
 
 
 def test_bars_add_up_to_the_iteration():
