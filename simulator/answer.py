@@ -21,7 +21,7 @@ from simulator.analysis.passes import passes_of, table_of
 from simulator.analysis.support import Support, support_of
 from simulator.config import notebook_table
 from simulator.errors import ConfigError
-from simulator.memory import MemoryReport
+from simulator.memory import CATEGORIES, MemoryReport
 from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
@@ -39,12 +39,7 @@ Category = Literal[
 ]  # fmt: skip
 
 #: categories of memory, which add up to the peak, and what they are called
-MEMORY_PARTS: dict[Category, str] = {
-    "parameters_bytes": "parameters", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer states",
-    "activations_bytes": "activations", "transient_bytes": "working memory", "buffers_bytes": "communication buffers",
-    "communicators_bytes": "NCCL communicators", "context_bytes": "CUDA context", "fragmentation_bytes": "fragmentation",
-    "graphs_bytes": "CUDA graphs",
-}  # fmt: skip
+MEMORY_PARTS = cast(dict[Category, str], {f"{name}_bytes": words for name, words in CATEGORIES.items()})
 
 
 #: share of the device's memory that a plan should leave free, for what no model sees: an assumption
@@ -250,9 +245,10 @@ def memory_over_time(result: Result) -> dict[int, list[MemoryPoint]]:
 def chosen(asked: ParallelPlan, plan: ParallelPlan, memory: MemoryReport) -> dict[str, str]:
     """Say how the settings that a plan leaves open were chosen."""
     largest = "the largest that fits" if memory.fits else "the smallest, though even that does not fit"
+    is_whole = bool(asked.global_batch) and memory.fits and plan.n_micro_batches == 1
     reasons = {
         "gpus": "all of the cluster",
-        "micro_batch": largest,
+        "micro_batch": "all of a replica's batch" if is_whole else largest,
         "global_batch": f"{plan.n_micro_batches} micro-batch{'es' * (plan.n_micro_batches > 1)} per replica",
         "sequence_length": "the model's own",
     }

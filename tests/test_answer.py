@@ -129,6 +129,9 @@ def test_the_answer_says_what_was_chosen_for_the_user(simulated):
     assert set(chosen) == {"gpus", "micro_batch", "global_batch", "sequence_length"}
     asked = {"gpus": 8, "micro_batch": 1, "global_batch": 8, "sequence_length": 512}
     assert simulated("dgx-a100-40g", "gpt2", **asked).answer["provenance"]["chosen"] == {}
+    whole = simulated("dgx-a100-40g", "gpt2", gpus=4, global_batch=8)
+    assert whole.plan.micro_batch == 2, "eight sequences over four replicas, and more would fit"
+    assert whole.answer["provenance"]["chosen"]["micro_batch"] == "all of a replica's batch"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from simulator.cli.shared import after_the_answer, print_json, progress_line, sa
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.full_answer import document, simulate_counts
 from simulator.explore.named_settings import given_in
+from simulator.explore.neighbourhood import Site, objection
 from simulator.faults import Faults
 from simulator.interop.plan_files import PLAN_FILES
 from simulator.plan.published import published_settings
@@ -60,6 +61,7 @@ def run_main(options: dict[str, Any]) -> None:
         extras: Extras = {**_extras(options, results, request, say), **placed, **others}
         nearby = _nearby(options, results[-1], request, say)
     write_warnings(results[-1].idle_inputs(given), said=said)
+    write_warnings(_left_out_of_searches(results[-1]), said=said, kind="note")
     if request and options["flapping"] and len(results) > 1:
         write_warnings(
             ["--flapping is about the last of several jobs: their whole runs are without it"], said=said, kind="note"
@@ -78,6 +80,11 @@ def run_main(options: dict[str, Any]) -> None:
             raise InfeasiblePlanError(
                 f"the plan does not fit: {unfit.memory.explain()}", hint=in_words(extras["ways_out"])
             )
+
+
+def _left_out_of_searches(result: Result) -> list[str]:
+    reason = objection(result.plan, Site(topology=result.topology, spec=result.spec))
+    return [f"a search leaves this plan out: {reason}"] if reason else []
 
 
 def _request(options: dict[str, Any], said: set[str]) -> RunRequest | None:

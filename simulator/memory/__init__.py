@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from simulator.memory.estimate import MemoryReport, check_host_memory, estimate
+from simulator.memory.estimate import CATEGORIES, MemoryReport, check_host_memory, estimate
 
-__all__ = ["MemoryReport", "check_host_memory", "estimate"]
+__all__ = ["CATEGORIES", "MemoryReport", "check_host_memory", "estimate"]

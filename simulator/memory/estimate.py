@@ -22,6 +22,12 @@ MIB = 2**20
 CONTEXT_BYTES = 550 * MIB
 #: NCCL's buffers per communicator: 2 directions x channels (up to 32) x 3 protocols, 4 MiB and more each
 NCCL_COMMUNICATOR_BYTES = 500 * MIB
+#: what categories of memory are called
+CATEGORIES = {
+    "parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states", "activations": "activations",
+    "transient": "working memory", "buffers": "communication buffers", "communicators": "NCCL communicators",
+    "context": "CUDA context", "fragmentation": "fragmentation", "graphs": "CUDA graphs",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +71,7 @@ class MemoryReport:
         place = f" at its peak, in layer {self.peak_at}" if self.peak_at else ""
         return (
             f"rank {self.rank} (stage {self.stage}) needs {format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}"
-            f"{place}: {format_bytes(missing)} too much; the largest part is {worst} with "
+            f"{place}: {format_bytes(missing)} too much; the largest part is {CATEGORIES[worst]} with "
             f"{format_bytes(self.by_category[worst])}"
         )
 

@@ -627,9 +627,11 @@ class ParallelPlan:
     def _check_experts(self, dp: int) -> None:
         if self.etp in (None, self.tp):
             if (dp * self.cp) % self.ep:
+                fewer = max(n for n in range(1, self.ep) if (dp * self.cp) % n == 0)
+                whole = "; experts that are not split themselves (--etp 1) may lie over the tensor-parallel ranks, too"
                 raise InfeasiblePlanError(
                     f"ep={self.ep} does not divide dp x cp = {dp * self.cp}",
-                    hint="experts that are not split themselves (--etp 1) may lie over the tensor-parallel ranks, too",
+                    hint=f"use --ep {fewer}{whole if self.tp > 1 else ''}",
                 )
         elif not self.splits_tokens:
             raise InfeasiblePlanError(

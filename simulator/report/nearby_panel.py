@@ -39,8 +39,8 @@ def nearby_choices(answers: Sequence[NearbyAnswer], plan: ParallelPlan) -> Marku
     }
     intro = (
         f"{len(answers) - 1:,} answers around this one were simulated: one setting changed, or two. Choose, and see what comes of it; "
-        "what was not simulated cannot be chosen. The address of the page holds the choice. A copied file holds the "
-        "plan; with another framework the same plan takes that framework's time."
+        "what was not simulated cannot be chosen. The address of the page holds the choice. A copied file holds "
+        "the plan alone: under another framework it takes that framework's time."
     )
     script = (files("simulator.report") / "assets" / "nearby.js").read_text(encoding="utf-8")
     return Markup(

@@ -37,7 +37,7 @@ def _many_page(
     """Return a page about many answers: label and figures of each, in the order of the table."""
     sections = [Section(key, _NAMES.get(key, chart.title), chart.title, [chart]) for key, chart in charts.items()]
     rows = _rows(named)
-    sections.append(Section("rows", "Rows", "All combinations", [rows, *_reasons(named)]))
+    sections.append(Section("rows", "Rows", "Combinations", [rows, *_reasons(named)]))
     return make_page(title, _head(lead, named), sections, document=document, summary=rows)
 
 

@@ -469,3 +469,19 @@ def test_ways_out_of_memory_cost_what_their_gpu_hours_do_at_the_given_price(simu
     assert "cost of them" in said
     _, said, _ = simulate(*large)
     assert "Ways out of memory" in said and "cost of them" not in said
+
+
+def test_a_plan_that_searches_leave_out_is_answered_with_the_reason(simulate):
+    """NVIDIA/Megatron-LM has no ZeRO-2: DeepSpeed brings it."""
+    small = (*SMALL, "--gpus", 8, "--sharding", "zero2")
+    code, _, err = simulate(*small, "--framework", "megatron")
+    assert (code, err) == (0, "note: a search leaves this plan out: megatron does not run zero2\n")
+    code, _, err = simulate(*small, "--framework", "deepspeed")
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize(("tp", "hint"), [(1, "use --ep 2"), (2, "use --ep 2; experts that are not split")])
+def test_expert_groups_that_do_not_fit_are_told_the_next_smaller_one(simulate, tp, hint):
+    """Of the divisors of dp x cp = 4, two is the largest below three."""
+    code, _, err = simulate("-t", "dgx-h100", "-m", "mixtral-8x7b", "--gpus", 4 * tp, "--tp", tp, "--ep", 3)
+    assert code == 4 and "does not divide dp x cp = 4" in err and hint in err and ("--etp" in err) == (tp > 1)

@@ -290,11 +290,11 @@ def test_the_verdict_names_the_layer_that_needs_most_and_its_largest_operator():
 
 
 def test_the_sentence_says_what_is_missing_and_what_is_largest():
-    parts = {"parameters": 3 * 2**30, "activations": 4 * 2**30}
+    parts = {"parameters": 3 * 2**30, "optimizer": 4 * 2**30}
     report = MemoryReport(by_category=parts, rank=5, stage=2, capacity_bytes=5 * 2**30, peak_at="head (operator gemm)")
     assert report.explain() == (
-        "rank 5 (stage 2) needs 7 GiB of 5 GiB at its peak, in layer head (operator gemm): 2 GiB too much; the largest part is activations "
-        "with 4 GiB"
+        "rank 5 (stage 2) needs 7 GiB of 5 GiB at its peak, in layer head (operator gemm): 2 GiB too much; the largest part is "
+        "optimizer states with 4 GiB"
     )
 
 

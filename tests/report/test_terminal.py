@@ -124,4 +124,4 @@ def test_a_column_has_one_unit_which_its_heading_names(capsys):
 def test_what_became_of_rows_leaves_out_what_did_not_happen():
     assert counted(4, 0, 0) == "4 simulated"
     assert counted(1, 3, 0) == "1 simulated, 3 known from before"
-    assert counted(0, 0, 2) == "0 simulated, 2 failed"
+    assert counted(2, 0, 2) == "2 simulated, 2 of them failed"
