@@ -99,6 +99,7 @@ def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str
 
     Examples
     --------
+    >>> from simulator.plan import ParallelPlan
     >>> idle_loading(ParallelPlan(loader_workers=8), has_storage=False, given={"loader_workers"})
     ['--loader-workers has no effect: reading data is not modelled without storage (--set storage.node_bandwidth=...)']
     """
@@ -114,6 +115,7 @@ def idle_release(plan: ParallelPlan, device: Device) -> list[str]:
 
     Examples
     --------
+    >>> from simulator.plan import ParallelPlan
     >>> from simulator.topology.device import load_device
     >>> idle_release(ParallelPlan(cuda="12.1"), load_device("h100-sxm5-80g"))
     []
