@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from simulator.analysis.metrics import measure
@@ -258,6 +258,32 @@ def test_a_steady_state_is_found_and_ends_the_simulation(kernel_us, issue_us):
         assert found.makespan_ps == (issue_us + kernel_us + max(issue_us, kernel_us) * (5 + n_omitted)) * US
         events.append(found.n_events)
     assert events[0] == events[1] < 10
+
+
+@given(
+    lengths_us=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    issue_us=st.integers(1, 8),
+    n_written=st.integers(2, 5),
+    n_omitted=st.integers(1, 60),
+    period_micro_batches=st.sampled_from([1, 4]),
+)
+@example(lengths_us=[9, 5, 9, 8], issue_us=8, n_written=5, n_omitted=54, period_micro_batches=4)
+@example(lengths_us=[9, 5, 9, 8], issue_us=8, n_written=5, n_omitted=54, period_micro_batches=1)
+@settings(max_examples=100, deadline=None)
+def test_each_kernel_begins_when_it_is_launched_and_the_one_before_is_done(
+    lengths_us, issue_us, n_written, n_omitted, period_micro_batches
+):
+    """Written out by hand: a host that gains on its device in some periods, and is late for kernels of the same ones."""
+    kernels = [Kernel(name=f"k{i}", phase="forward", duration_s=us * 1e-6) for i, us in enumerate(lengths_us)]
+    none = Task(Kernel(name="none", phase="forward", duration_s=0.0))
+    tasks = (none, *(Task(one, micro_batch=i) for i in range(n_written) for one in kernels), none)
+    rank = RankProgram(rank=0, members=(0,), tasks=tasks, stretch=Stretch(1, len(tasks) - 1, len(kernels)))
+    program = Program(ranks=(rank,), n_omitted=n_omitted, period_micro_batches=period_micro_batches)
+    found = run(program, TinyCosts([issue_us], Interference()), lambda: NETWORKS["flow"](SimpleNamespace(links=[])))
+    end_us = 0
+    for n_launches, length_us in enumerate((0, *lengths_us * (n_written + n_omitted), 0), start=1):
+        end_us = max(end_us, issue_us * n_launches) + length_us
+    assert found.makespan_ps == end_us * US
 
 
 EQUAL = [(lengths, issue) for lengths in [((3,), (3,)), ((2, 5), (2, 5))] for issue in [(0, 0), (1, 1), (7, 7)]]
