@@ -367,6 +367,7 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
     """Return the page."""
     training = _select(found, "training", lambda outcome: True)
     collectives = _select(found, "collectives", _split("test"))
+    later = _select(found, "collectives", _split("public"))
     kernels = _select(found, "kernels", _split("test"))
     fit = fit_shares(_select(found, "training", _split("fit")))
     lines = [
@@ -390,6 +391,7 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
         "",
         *_by_group("By size, `test` rows", collectives, ("size_class",)),
         *_by_group("By machine, `test` rows", collectives, _BY_MACHINE),
+        *(_by_group("By machine, `public` rows", later, _BY_MACHINE) if later else []),
         *_left_out_clusters(extras.clusters),
         *_emulated(extras),
         "## Kernels",

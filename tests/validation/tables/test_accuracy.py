@@ -155,6 +155,16 @@ class TestPage:
         )
         assert "| whole iterations | `public` | 1 | 1 | 10.0% | 10.0% | 10.0% | +10.0% |" in more
         assert "### Times, `public` rows" in more and "`public`" not in page
+        beside = outcome(110.0, 100.0, metric="time_us", split="public", topology="gcp-a4")
+        cells = dict(beside.row.cells, collective="all_reduce", size_bytes="1048576", nodes="2", time_us="100")
+        beside = replace(beside, row=replace(beside.row, kind="collectives", cells=cells))
+        more = render(
+            Validation(outcomes=(*found.outcomes, beside), by={}),
+            accuracy.residual_table(found.outcomes),
+            budgets,
+            extras,
+        )
+        assert "### By machine, `public` rows" in more and "| gcp-a4 | - | all_reduce | 2 |" in more
         for title in (
             "One source left out",
             "One cluster left out",
@@ -192,7 +202,6 @@ class TestPage:
 
     def test_every_mechanism_is_about_something_that_was_measured(self):
         known = accuracy_page.read_mechanisms()
-        rows = [row for name in ("training", "frontier_training", "public_training", "collectives", "frontier_collectives")
-                for row in read_table(MEASUREMENTS / f"{name}.csv")]  # fmt: skip
+        rows = [row for name in accuracy.FILES for row in read_table(MEASUREMENTS / name)]
         assert set(known["training"]) <= {row.key("source") for row in rows if row.kind == "training"}
         assert set(known["collectives"]) <= {row.text("topology") for row in rows if row.kind == "collectives"}
