@@ -10,7 +10,7 @@ from simulator.errors import ConfigError
 from simulator.kernels import RooflineKernels
 from simulator.kernels.conditions import CONDITIONS, Conditions
 from simulator.kernels.gemm import GemmColumns, GemmConstants, alignment_elements, gemm_times_s, under_release
-from simulator.models.layer import GemmShape
+from simulator.models.layer import GemmShape, PointwiseShape
 from simulator.topology.device import Device, load_device
 
 BARE = GemmConstants(
@@ -98,6 +98,29 @@ def test_a_board_of_the_same_family_with_less_power_trains_no_faster(less: str, 
     shape = GemmShape(m=8192, n=8192, k=8192, dtype=dtype)
     kernels = RooflineKernels()
     assert kernels.duration_s(shape, load_device(less)) > kernels.duration_s(shape, load_device(more))
+
+
+#: ms of four forward products of 15,872 tokens (hidden 4,096, intermediate 16,384), their dgrads and wgrads on one B300: the mean of
+#: what NVIDIA/TransformerEngine prints at 332941783 and d0067d0da (``gemm_profiling.rst``); and of its NVFP4 with quantising (autocast)
+_B300_MS = {"bf16": 12.73, "fp8": 6.81, "mxfp8": 7.24, "nvfp4": 3.76}
+_B300_NVFP4_QUANTISED_MS = 6.45
+
+
+@pytest.mark.parametrize("dtype", list(_B300_MS))
+def test_products_of_a_layer_on_one_b300_take_what_transformer_engine_prints(dtype: str) -> None:
+    device, kernels = load_device("b300"), RooflineKernels("profiler")
+    tokens, sizes = 15872, [(4096, 12288), (4096, 4096), (4096, 16384), (16384, 4096)]
+    shapes = [(m, n, k) for a, b in sizes for m, n, k in ((tokens, b, a), (tokens, a, b), (a, b, tokens))]
+    products_s = sum(kernels.duration_s(GemmShape(m=m, n=n, k=k, dtype=dtype), device) for m, n, k in shapes)
+    assert 1e3 * products_s == pytest.approx(_B300_MS[dtype], rel=0.02)
+    if dtype == "nvfp4":  # the first operand in rows and columns, the second in rows; all read twice
+        rows, both = sum(n * k for _, n, k in shapes), sum(m * k for m, _, k in shapes)
+        casts = [
+            PointwiseShape(name="quantize_nvfp4", n_elements=n, read_bytes=4 * n, written_bytes=layouts * 0.5625 * n, dtype="fp8")
+            for n, layouts in ((rows, 1), (both, 2))
+        ]  # fmt: skip
+        casts_s = sum(kernels.duration_s(cast, device) for cast in casts)
+        assert 1e3 * (products_s + casts_s) == pytest.approx(_B300_NVFP4_QUANTISED_MS, rel=0.02)
 
 
 @pytest.mark.parametrize(
