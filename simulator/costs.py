@@ -33,7 +33,7 @@ from simulator.units import to_ps
 #: kernels that modules written in Python launch, where the framework's are
 _OF_MODULES = (GemmShape, AttentionShape, ScanShape)
 #: axes whose collectives run over buffers that Megatron registers with NCCL
-_REGISTERED = frozenset(("dp", "expert_dp", "shard", "replicate"))
+_REGISTERED = frozenset(("dp", "shard", "replicate", "expert_dp", "expert_shard", "expert_replicate"))
 #: kinds of links between the GPUs of a node, as the topology's arrays have them
 _NVLINKS = [LINK_KINDS.index(kind) for kind in ("nvlink", "nvswitch")]
 

@@ -41,6 +41,8 @@ AXES = {
     "replicate": "the copies of a sharded state (HSDP)",
     "secondary": "the ranks that share the second copy of the parameters (ZeRO++)",
     "expert_dp": "the replicas of the same experts",
+    "expert_shard": "the replicas that share one sharded state of their experts",
+    "expert_replicate": "the copies of a sharded state of experts",
     "embedding": "the first and the last stage, which share the embedding",
     "copies": "the two copies of the model of a bidirectional pipeline",
     "model": "all ranks of one replica (norm of the gradients)",

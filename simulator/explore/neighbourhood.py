@@ -125,7 +125,8 @@ def sharding_rule(plan: ParallelPlan, site: Site) -> str:
     if plan.sharding == "none":
         return ""
     replicas = plan.dp * plan.cp
-    if replicas == 1:
+    has_experts = isinstance(site.spec, ModelSpec) and site.spec.n_experts
+    if replicas == 1 and not (has_experts and plan.expert_dp > 1):
         return f"sharding={plan.sharding}: there is one data-parallel rank"
     facts = plan.framework_spec.data_parallel
     if plan.sharding not in (facts.shardings if plan.pp == 1 else facts.pipeline_shardings):

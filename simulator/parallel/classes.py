@@ -27,9 +27,21 @@ LONG_GROUP = 64
 #: axes along which a layer communicates
 PASS_AXES = ("tp", "cp", "ep", "etp")
 #: axes in whose groups ranks of one stage meet
-AXES = ("tp", "cp", "ep", "etp", "dp", "shard", "replicate", "secondary", "expert_dp")
+AXES = (
+    "tp",
+    "cp",
+    "ep",
+    "etp",
+    "dp",
+    "shard",
+    "replicate",
+    "secondary",
+    "expert_dp",
+    "expert_shard",
+    "expert_replicate",
+)
 #: axes along which ranks communicate only once replicas do
-REPLICA_AXES = ("dp", "shard", "replicate", "secondary", "expert_dp", "embedding", "model", "copies")
+REPLICA_AXES = (*AXES[4:], "embedding", "model", "copies")
 
 
 #: when the groups in which a layer communicates run in step: at all times, until replicas communicate, or at no time

@@ -14,6 +14,7 @@ written down in ``docs/frameworks.md``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from simulator.models.layer import Layer, PointwiseShape
 from simulator.parallel.mesh import Communicators, Groups
@@ -26,6 +27,20 @@ from simulator.schedules import Kind
 STREAM = "dp"
 
 
+class Owners(NamedTuple):
+    """Axes of the ranks that hold the same parameters: all of them, those that share a sharded state, and the copies of that."""
+
+    replicas: str
+    shard: str
+    copies: str
+
+
+DENSE = Owners("dp", "shard", "replicate")
+#: of experts that are spread over the ranks in another way than the dense layers, and where all replicas share one state
+EXPERTS = Owners("expert_dp", "expert_shard", "expert_replicate")
+ALL_REPLICAS = Owners("expert_dp", "expert_dp", "expert_replicate")
+
+
 class DataParallel:
     """One GPU, or a replica that shares nothing: no communication at all. The base of the strategies."""
 
@@ -33,6 +48,7 @@ class DataParallel:
         self.layers = list(layers)
         self.plan = plan
         self.communicators = communicators
+        self.experts = EXPERTS if communicators.size(EXPERTS.copies) > 1 else ALL_REPLICAS
         self._sequence = 0
         self._issued: dict[str, int] = {}
         self._runs: dict[tuple[str, int], KernelRun] = {}
@@ -81,7 +97,7 @@ class DataParallel:
             host_s=host_s,
         )
         key = None if self.communicators.folded else self.communicators.key(axis, (STREAM, self._sequence))
-        stream = STREAM if axis != "replicate" else "replicate"
+        stream = "replicate" if axis in (DENSE.copies, EXPERTS.copies) else STREAM
         if name == "reduce_scatter" and self.plan.framework_spec.scatters_apart:
             stream = f"{stream} scatter"
         at_once = self.communicators.mesh.collectives_at_once
@@ -89,6 +105,21 @@ class DataParallel:
             number = self._issued[stream] = self._issued.get(stream, -1) + 1
             stream = f"{stream} {number % at_once}"
         return tasks.add(op, stream, after, key)
+
+    def scatter_over(
+        self, tasks: TaskList, owners: Owners, n_bytes: int, after: tuple[int, ...], *, host_s: float = 0.0
+    ) -> tuple[int, ...]:
+        """Reduce a message to the ranks that share a state, and their parts of it across the copies of that state."""
+        n_shards = self.communicators.size(owners.shard)
+        if n_shards > 1:
+            after = (self.collective(tasks, "reduce_scatter", owners.shard, n_bytes, after, host_s=host_s),)
+        return self.sum_copies(tasks, owners, n_bytes // n_shards, after)
+
+    def sum_copies(self, tasks: TaskList, owners: Owners, n_bytes: int, after: tuple[int, ...]) -> tuple[int, ...]:
+        """Sum a rank's part of a message across the copies of the state."""
+        if self.communicators.size(owners.copies) == 1:
+            return after
+        return (self.collective(tasks, "all_reduce", owners.copies, n_bytes, after),)
 
     def copy(
         self, tasks: TaskList, direction: str, n_bytes: int, after: tuple[int, ...], phase: Phase = "backward"

@@ -61,16 +61,13 @@ def idle_settings(
 
 
 def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
-    facts, alone = plan.framework_spec.data_parallel, plan.dp * plan.cp == 1
+    facts = plan.framework_spec.data_parallel
+    alone = plan.dp * plan.cp == 1 and not (has_experts and plan.expert_dp > 1)
     is_fsdp = facts.orders_gathers and plan.shards_parameters
     is_zero3 = facts.zero3_limits is not None and plan.shards_parameters
     return [
         ((*_SHARED, *_ELEMENTS, *_FSDP), alone, "there is one data-parallel rank"),
-        (
-            ("gradient_collective", "sharding"),
-            alone and not (has_experts and plan.expert_dp > 1),
-            "there is one data-parallel rank",
-        ),
+        (("gradient_collective", "sharding"), alone, "there is one data-parallel rank"),
         (("overlap",), plan.gpus == 1, "there is one GPU"),
         (("nccl_user_buffers",), alone, "there is one data-parallel rank"),
         (("nccl_user_buffers",), not plan.overlaps, "nothing runs beside gradients without overlap"),

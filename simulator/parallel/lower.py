@@ -87,7 +87,7 @@ def offloaded(layers: tuple[Layer, ...], plan: ParallelPlan) -> tuple[Layer, ...
 def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> DataParallel:
     """Return the strategy of a plan for one stage's layers (all chunks in order)."""
     # copies of experts may lie on the ranks of one tensor-parallel group
-    has_copies = not plan.shards_parameters and communicators.size("expert_dp") > 1
+    has_copies = communicators.size("expert_dp") > 1 and any(p.is_expert for layer in layers for p in layer.parameters)
     if communicators.size("dp") == 1 and not has_copies:
         return DataParallel(layers, plan, communicators)
     if not plan.shards_parameters:

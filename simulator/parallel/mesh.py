@@ -124,7 +124,7 @@ class Mesh:
         """
         plan = self.plan
         replica_of = {self.rank(tp=t, replica=r): r // plan.cp for r in range(self.n_replicas) for t in range(plan.tp)}
-        axes = (*(("shard",) if plan.shards_parameters else ()), *EXPERT_AXES.keys() - {"expert_dp"})
+        axes = (*(("shard", "expert_shard") if plan.shards_parameters else ()), *EXPERT_AXES.keys() - {"expert_dp"})
         first = list(range(plan.dp))
         for axis in axes:
             for group in self.groups(axis):
@@ -139,6 +139,11 @@ class Mesh:
             return tuple(tuple(self.rank(tp=t, replica=r, pp=stage) for t in range(plan.tp)) for r in range(n_replicas))
         if axis in EXPERT_AXES:
             return self._expert_groups(axis, stage)
+        if axis in ("expert_shard", "expert_replicate"):
+            whole, n_shards = self._expert_groups("expert_dp", stage), plan.expert_shards(self.sharding_group)
+            if axis == "expert_replicate":
+                return tuple(group[place::n_shards] for group in whole for place in range(n_shards))
+            return tuple(group[i : i + n_shards] for group in whole for i in range(0, len(group), n_shards))
         runs = {"dp": n_replicas, "shard": self.sharding_group, "secondary": self.secondary_group or 1, "cp": plan.cp}
         if axis in runs:
             return self._runs(stage, runs[axis])

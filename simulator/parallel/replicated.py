@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from simulator.models.layer import Layer
-from simulator.parallel.data import DataParallel, last_of_each_stream
+from simulator.parallel.data import DENSE, DataParallel, Owners, last_of_each_stream
 from simulator.parallel.mesh import Communicators
+from simulator.parallel.states import split_parameters
 from simulator.plan import ParallelPlan
 from simulator.program.op import Phase
 from simulator.program.program import TaskList
@@ -116,43 +117,44 @@ class Replicated(DataParallel):
         """A shard, or where tensors have owners what the one with most owns."""
         if self.plan.sharding == "none" or not self.plan.framework_spec.owners_broadcast:
             return super().n_optimizer_elements
-        return max(sum(owned) for owned in self._owned())
+        _, experts = split_parameters(self.layers, self.plan)
+        return max(sum(owned) for owned in self._owned()) + -(-experts // self.communicators.size(self.experts.shard))
 
     @property
     def n_reduced_elements(self) -> int:
         """A shard where gradients are scattered, all of them otherwise."""
         return self.n_optimizer_elements if self.scatters else super().n_reduced_elements
 
+    def _owners(self, bucket: Bucket) -> Owners:
+        return self.experts if bucket.is_expert else DENSE
+
     def _reduce(self, tasks: TaskList, bucket: Bucket, after: tuple[int, ...]) -> None:
         packed, n_bytes = self._pack(tasks, bucket, after)
-        if bucket.is_expert:
-            name = "reduce_scatter" if self.scatters else "all_reduce"
-            reduced = self.collective(tasks, name, "expert_dp", n_bytes, packed)
-        elif self.collective_name == "all_reduce":
-            reduced = self.collective(tasks, "all_reduce", "dp", n_bytes, packed)
+        owners = self._owners(bucket)
+        if self.collective_name == "all_reduce":
+            reduced: tuple[int, ...] = (self.collective(tasks, "all_reduce", owners.replicas, n_bytes, packed),)
+        elif self.collective_name == "reduce":
+            reduced = self._reduce_to_owners(tasks, bucket, n_bytes, packed)
         else:
-            reduced = self._scatter(tasks, n_bytes, packed)
-        self._reduced.append(reduced)
+            reduced = self.scatter_over(tasks, owners, n_bytes, packed)
+        self._reduced += reduced
         if self._packs:
-            self._packed.append((bucket.n_elements, reduced))
+            self._packed.append((bucket.n_elements, reduced[-1]))
         if self.plan.offload_optimizer == "cpu":
-            n_shards = self.communicators.size("shard")
-            n_shards = self.plan.expert_shards(n_shards) if bucket.is_expert else n_shards
-            self._reduced.append(self.copy(tasks, "to_host", n_bytes // n_shards, (reduced,)))
+            self._reduced.append(self.copy(tasks, "to_host", n_bytes // self.communicators.size(owners.shard), reduced))
 
-    def _scatter(self, tasks: TaskList, n_bytes: int, after: tuple[int, ...]) -> int:
-        n_shards = self.communicators.size("shard")
-        if self.collective_name == "reduce":  # one owner after the other
-            n_dense = sum(b.n_elements for b in self._buckets if not b.is_expert)
-            shard_bytes = max(1, n_dense * self.element_bytes // n_shards)
-            n_owners = max(1, min(n_shards, -(-n_bytes // shard_bytes)))
-            for _ in range(n_owners):
-                scattered = self.collective(tasks, "reduce", "shard", n_bytes // n_owners, after)
-        else:
-            scattered = self.collective(tasks, "reduce_scatter", "shard", n_bytes, after)
-        if self.communicators.size("replicate") > 1:
-            scattered = self.collective(tasks, "all_reduce", "replicate", n_bytes // n_shards, (scattered,))
-        return scattered
+    def _reduce_to_owners(
+        self, tasks: TaskList, bucket: Bucket, n_bytes: int, after: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Reduce a bucket to those who own a part of it, one after the other."""
+        owners = self._owners(bucket)
+        n_shards = self.communicators.size(owners.shard)
+        n_elements = sum(b.n_elements for b in self._buckets if b.is_expert == bucket.is_expert)
+        shard_bytes = max(1, n_elements * self.element_bytes // n_shards)
+        n_owners = max(1, min(n_shards, -(-n_bytes // shard_bytes)))
+        for _ in range(n_owners if n_shards > 1 else 0):
+            reduced = self.collective(tasks, "reduce", owners.shard, n_bytes // n_owners, after)
+        return self.sum_copies(tasks, owners, n_bytes // n_shards, (reduced,) if n_shards > 1 else after)
 
     @property
     def _packs(self) -> bool:
@@ -226,16 +228,17 @@ class Replicated(DataParallel):
         return index
 
     def _gather_buckets(self) -> list[Bucket]:
-        """Return what is gathered at once, in the order of the layers: a bucket, or all of them that have the same replicas."""
+        """Return what is gathered at once, in the order of the layers: a bucket, or all of them that have the same owners."""
         by_bucket = self.plan.overlap_parameter_gather or self.plan.framework_spec.gathers_buckets
+        sharded = [bucket for bucket in self._buckets if self.communicators.size(self._owners(bucket).shard) > 1]
         if self.facts.gathers_by_bucket and by_bucket:
-            return sorted(self._buckets, key=lambda bucket: bucket.trigger)
-        sums = {kind: sum(b.n_elements for b in self._buckets if b.is_expert == kind) for kind in (True, False)}
+            return sorted(sharded, key=lambda bucket: bucket.trigger)
+        sums = {kind: sum(b.n_elements for b in sharded if b.is_expert == kind) for kind in (True, False)}
         return [Bucket(n_elements=n, trigger=0, is_expert=kind) for kind, n in sums.items() if n]
 
     def _gather_bucket(self, tasks: TaskList, bucket: Bucket, after: tuple[int, ...], phase: Phase) -> int:
-        axis = "expert_dp" if bucket.is_expert else "shard"
-        return self.collective(tasks, "all_gather", axis, bucket.n_elements * self.plan.gathered_bytes, after, phase)
+        n_bytes = bucket.n_elements * self.plan.gathered_bytes
+        return self.collective(tasks, "all_gather", self._owners(bucket).shard, n_bytes, after, phase)
 
     def start_step(self, tasks: TaskList) -> None:
         """With overlapped parameter gathering the gathers of the previous step run beside this forward."""
@@ -267,8 +270,9 @@ class Replicated(DataParallel):
             self._broadcast_parameters(tasks, optimizer)
 
     def _owned(self) -> list[list[int]]:
-        tensors = [parameter.n_elements for layer in self.layers for parameter in layer.trained]
-        return owned_tensors(tensors, self.communicators.size("shard"))
+        tensors = [p for layer in self.layers for p in layer.trained]
+        dense = [p.n_elements for p in tensors if not (self.plan.has_expert_axes and p.is_expert)]
+        return owned_tensors(dense, self.communicators.size("shard"))
 
     def _broadcast_parameters(self, tasks: TaskList, optimizer: int) -> None:
         groups = self.communicators.groups("shard")

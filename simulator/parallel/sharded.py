@@ -11,10 +11,10 @@ ZeRO++, arXiv:2306.10209; Ren et al., ZeRO-Offload, arXiv:2101.06840. What each 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from simulator.models.layer import Layer
-from simulator.parallel.data import DataParallel, last_of_each_stream
+from simulator.parallel.data import DENSE, DataParallel, Owners, last_of_each_stream
 from simulator.parallel.mesh import Communicators
 from simulator.plan import ParallelPlan
 from simulator.program.op import HostWork, Phase
@@ -35,13 +35,13 @@ class FullySharded(DataParallel):
     def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
         super().__init__(layers, plan, communicators)
         self.element_bytes = plan.reduced_bytes
-        self._gathered: dict[tuple[int, Kind, int], int] = {}
+        self._gathered: dict[tuple[int, Kind, int], tuple[int, ...]] = {}
         self._freed: deque[int] = deque()
         self._copied: list[int] = []
         self._reduced: list[int] = []
         self._roots = {i for i, layer in enumerate(self.layers) if not layer.is_block}
         self._units = [i for i in range(len(self.layers)) if i not in self._roots]
-        self._root_gather: int | None = None
+        self._has_root = False
 
     @property
     def n_reduced_elements(self) -> int:
@@ -71,20 +71,20 @@ class FullySharded(DataParallel):
         if kind == "W":  # weight gradients need activations only
             return ()
         if position in self._roots:
-            if self._root_gather is None:
-                elements = [p.n_elements for i in sorted(self._roots) for p in self.layers[i].parameters]
-                self._root_gather = self._all_gather(tasks, elements, (), "forward")
-                return (self._root_gather,)
-            return ()  # what computes with it later stands behind what has waited for it
+            if self._has_root:
+                return ()  # what computes with it later stands behind what has waited for it
+            self._has_root = True
+            elements = {owners: self._elements(sorted(self._roots), owners) for owners in (DENSE, self.experts)}
+            return self._all_gather(tasks, elements, (), "forward")
         self._gather(tasks, position, kind, micro_batch)
         ready = self._gathered[position, kind, micro_batch]
-        if self.plan.framework_spec.data_parallel.copies_gathered:
+        if ready and self.plan.framework_spec.data_parallel.copies_gathered:
             name = f"gather copy-out {'forward' if kind == 'F' else 'backward'}"
             n_elements = self.layers[position].n_parameters
-            ready = self.pointwise(tasks, name, n_elements, 1 if self.plan.quantized_weights else 2, 2, (ready,))
-            self._copied.append(ready)
+            ready = (self.pointwise(tasks, name, n_elements, 1 if self.plan.quantized_weights else 2, 2, ready),)
+            self._copied += ready
         self._gather_following(tasks, position, kind, micro_batch, self.n_ahead(position, kind))
-        return (ready,)
+        return ready
 
     def after_layer(
         self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool
@@ -102,45 +102,40 @@ class FullySharded(DataParallel):
         if position in self._roots and position != min(self._roots):
             return
         members = sorted(self._roots) if position in self._roots else [position]
-        # gradients into the flat buffer that is reduced, in its precision
-        elements = [n for i in members for n in self._dense(i, is_trained=True)]
-        n_experts = self._experts(position, is_trained=True)
-        if not elements and not n_experts:
+        dense, experts = (self._elements(members, owners, is_trained=True) for owners in (DENSE, self.experts))
+        if not dense and not experts:
             return
+        # gradients into the flat buffer that is reduced, in its precision
         n_elements = self.layers[position].n_trained_parameters
         copied = self.pointwise(tasks, "reduce copy-in", n_elements, 2, self.element_bytes, last)
-        self.reduce(tasks, position, elements, (copied,))
-        if n_experts:
-            n_bytes = n_experts * self.element_bytes
-            self._reduced.append(self.collective(tasks, "reduce_scatter", "expert_dp", n_bytes, (copied,)))
+        if dense:
+            self.reduce(tasks, position, dense, (copied,))
+        if experts:
+            self._reduced += self.reduce_scatter(tasks, self.experts, sum(experts), (copied,))
         if not self.plan.overlaps and self._reduced:
             tasks.add(HostWork(name="wait for reduction", duration_s=0.0), HOST, (self._reduced[-1],))
 
     def reduce(self, tasks: TaskList, position: int, elements: Sequence[int], after: tuple[int, ...]) -> None:
         """Reduce the gradients of a unit's tensors."""
         for n_elements in self.messages(elements, scatters=True):
-            self._reduced.append(self.reduce_scatter(tasks, n_elements, after))
+            self._reduced += self.reduce_scatter(tasks, DENSE, n_elements, after)
 
     def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
         """Wait for all reductions."""
         return last + last_of_each_stream(tasks, self._reduced)
 
-    def _dense(self, position: int, *, is_trained: bool = False) -> list[int]:
-        """Elements of a layer's tensors that all data-parallel ranks share, or of those that are trained."""
-        layer = self.layers[position]
-        tensors = layer.trained if is_trained else layer.parameters
-        return [p.n_elements for p in tensors if not (self.plan.has_expert_axes and p.is_expert)]
+    def _elements(self, positions: Iterable[int], owners: Owners, *, is_trained: bool = False) -> list[int]:
+        """Elements of the tensors of some layers that these owners share, or of those that are trained."""
+        if self.communicators.size(owners.replicas) == 1:
+            return []
+        layers = [self.layers[position] for position in positions]
+        tensors = [p for layer in layers for p in (layer.trained if is_trained else layer.parameters)]
+        has_axes, of_experts = self.plan.has_expert_axes, owners is not DENSE
+        return [p.n_elements for p in tensors if (has_axes and p.is_expert) == of_experts]
 
-    def _experts(self, position: int, *, is_trained: bool = False) -> int:
-        """Elements of a layer's experts that have replicas of their own to be sharded over, or of those that are trained."""
-        if not self.plan.has_expert_axes or self.communicators.size("expert_dp") == 1:
-            return 0
-        layer = self.layers[position]
-        return sum(p.n_elements for p in (layer.trained if is_trained else layer.parameters) if p.is_expert)
-
-    def backward_elements(self, position: int) -> list[int]:
-        """Elements of a unit's tensors that backward gathers."""
-        return self._dense(position)
+    def backward_elements(self, elements: list[int]) -> list[int]:
+        """Elements of the tensors that backward gathers of a unit's."""
+        return elements
 
     def _gather_following(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, n_units: int) -> None:
         place, step = self._units.index(position), 1 if kind == "F" else -1
@@ -151,21 +146,21 @@ class FullySharded(DataParallel):
                     tasks, self._units[following], kind, micro_batch, self._gathered[position, kind, micro_batch]
                 )
 
-    def _gather(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, behind: int | None = None) -> None:
+    def _gather(
+        self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, behind: tuple[int, ...] = ()
+    ) -> None:
         if (position, kind, micro_batch) in self._gathered:
             return
         kept = self._gathered.get((position, "F", micro_batch))
         if kind != "F" and self._keeps(position) and kept is not None:
             self._gathered[position, kind, micro_batch] = kept
             return
-        after = self._limit(tasks, position, kind, micro_batch) + (() if behind is None else (behind,))
-        elements = self._dense(position) if kind == "F" else self.backward_elements(position)
+        elements = {owners: self._elements([position], owners) for owners in (DENSE, self.experts)}
+        if kind != "F":
+            elements[DENSE] = self.backward_elements(elements[DENSE])
+        after = self._limit(tasks, position, kind, micro_batch) + behind if any(elements.values()) else ()
         phase: Phase = "forward" if kind == "F" else "backward"
-        gathered = self._all_gather(tasks, elements, after, phase)
-        if self._experts(position):
-            n_bytes = self._experts(position) * self.plan.gathered_bytes
-            gathered = self.collective(tasks, "all_gather", "expert_dp", n_bytes, after, phase)
-        self._gathered[position, kind, micro_batch] = gathered
+        self._gathered[position, kind, micro_batch] = self._all_gather(tasks, elements, after, phase)
 
     def _keeps(self, position: int) -> bool:
         """Whether what forward gathered of a unit stays for backward."""
@@ -188,40 +183,44 @@ class FullySharded(DataParallel):
         tasks.add(HostWork(name="rate limiter", duration_s=0.0), HOST, after)
         return after
 
-    def _all_gather(self, tasks: TaskList, elements: Sequence[int], after: tuple[int, ...], phase: Phase) -> int:
+    def _all_gather(
+        self, tasks: TaskList, elements: Mapping[Owners, Sequence[int]], after: tuple[int, ...], phase: Phase
+    ) -> tuple[int, ...]:
+        """Gather tensors from the ranks that share them, and return the last message, which the stream ends with."""
         has_second = phase == "backward" and self.communicators.mesh.secondary_group
-        axis = "secondary" if has_second else "shard"
-        index = -1
-        for n_elements in self.messages(elements):
-            n_bytes = n_elements * (1 if self.plan.quantized_weights else self.plan.gathered_bytes)
-            needs = after
-            if self.plan.offload_parameters == "cpu":
-                needs = (self.copy(tasks, "from_host", n_bytes // self.communicators.size(axis), after, phase),)
-            host_s = self.issue(tasks, "all_gather", phase)
-            index = self.collective(tasks, "all_gather", axis, n_bytes, needs, phase, host_s=host_s)
-        assert index >= 0, "a unit has parameters"
-        return index
+        last: tuple[int, ...] = ()
+        for owners, tensors in elements.items():
+            axis = "secondary" if has_second and owners is DENSE else owners.shard
+            n_ranks = self.communicators.size(axis)
+            for n_elements in self.messages(tensors) if tensors and n_ranks > 1 else ():
+                n_bytes = n_elements * (1 if self.plan.quantized_weights else self.plan.gathered_bytes)
+                needs = after
+                if self.plan.offload_parameters == "cpu":
+                    needs = (self.copy(tasks, "from_host", n_bytes // n_ranks, after, phase),)
+                host_s = self.issue(tasks, "all_gather", phase, n_ranks)
+                last = (self.collective(tasks, "all_gather", axis, n_bytes, needs, phase, host_s=host_s),)
+        return last
 
-    def issue(self, tasks: TaskList, collective: str, phase: Phase) -> float:
+    def issue(self, tasks: TaskList, collective: str, phase: Phase, n_ranks: int) -> float:
         """Return the host's work for one message beside its launch, in seconds; insert what waits for the device."""
         return 0.0
 
-    def reduce_scatter(self, tasks: TaskList, n_elements: int, after: tuple[int, ...]) -> int:
-        """Reduce one message to its owners, across replicas too, and send the shard to the host if it is stepped there."""
-        host_s = self.issue(tasks, "reduce_scatter", "backward")
-        n_bytes = n_elements * self.element_bytes
-        shard_bytes = n_bytes // self.communicators.size("shard")
-        scattered = self.scatter(tasks, n_elements, after, host_s)
-        if self.communicators.size("replicate") > 1:
-            scattered = self.collective(tasks, "all_reduce", "replicate", shard_bytes, (scattered,))
+    def reduce_scatter(
+        self, tasks: TaskList, owners: Owners, n_elements: int, after: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Reduce one message to its owners, across copies too, and send the shard to the host if it is stepped there."""
+        n_ranks = self.communicators.size(owners.shard)
+        host_s = self.issue(tasks, "reduce_scatter", "backward", n_ranks)
+        scattered = self.scatter(tasks, owners, n_elements, after, host_s)
         if self.plan.offload_optimizer == "cpu":
-            scattered = self.copy(tasks, "to_host", shard_bytes, (scattered,))
+            scattered = (self.copy(tasks, "to_host", n_elements * self.element_bytes // n_ranks, scattered),)
         return scattered
 
-    def scatter(self, tasks: TaskList, n_elements: int, after: tuple[int, ...], host_s: float) -> int:
-        """Reduce one message inside the sharding group."""
-        n_bytes = n_elements * self.element_bytes
-        return self.collective(tasks, "reduce_scatter", "shard", n_bytes, after, host_s=host_s)
+    def scatter(
+        self, tasks: TaskList, owners: Owners, n_elements: int, after: tuple[int, ...], host_s: float
+    ) -> tuple[int, ...]:
+        """Reduce one message to its owners."""
+        return self.scatter_over(tasks, owners, n_elements * self.element_bytes, after, host_s=host_s)
 
     def after_step(self, tasks: TaskList, optimizer: int) -> None:
         """Send updated parameters to where they live, unless they were stepped there."""
@@ -295,11 +294,11 @@ class Zero3(FullySharded):
     def n_ahead(self, position: int, kind: Kind) -> int:
         """Units that the prefetch bucket reaches."""
         prefetched = self._limits.prefetch_elements
-        elements = self.messages(self._dense(position))
+        elements = self.messages(self._elements([position], DENSE))
         has_room = 2 * max(elements, default=0) <= self._limits.max_live_elements
         if not self.plan.overlaps or not prefetched or not has_room:
             return 0
-        return max(1, prefetched // max(1, sum(elements)))
+        return min(len(self._units), max(1, prefetched // max(1, sum(elements))))
 
     def n_behind(self, kind: Kind) -> int:
         """Nothing: hooks before a module fetch it and what follows."""
@@ -307,13 +306,11 @@ class Zero3(FullySharded):
 
     def messages(self, elements: Sequence[int], *, scatters: bool = False) -> list[int]:
         """One message per tensor that is partitioned."""
-        found = [n for n in elements if n > self._limits.persistence_elements]
-        return found or [sum(elements)]
+        return [n for n in elements if n > self._limits.persistence_elements]
 
-    def backward_elements(self, position: int) -> list[int]:
+    def backward_elements(self, elements: list[int]) -> list[int]:
         """Under recomputation a tensor may be gathered again between its recomputed forward and its backward."""
-        elements = self._dense(position)
-        if self.plan.recompute != "full":
+        if self.plan.recompute != "full" or not elements:
             return elements
         return elements + released_before_reuse(self.messages(elements), self._limits.max_reuse_elements)
 
@@ -334,25 +331,27 @@ class Zero3(FullySharded):
     def _flush(self, tasks: TaskList) -> None:
         if self._pending:
             n_elements = sum(n for n, _ in self._pending)
-            self._reduced.append(self.reduce_scatter(tasks, n_elements, self._pending[-1][1]))
+            self._reduced += self.reduce_scatter(tasks, DENSE, n_elements, self._pending[-1][1])
             self._pending.clear()
 
-    def issue(self, tasks: TaskList, collective: str, phase: Phase) -> float:
+    def issue(self, tasks: TaskList, collective: str, phase: Phase, n_ranks: int) -> float:
         """Slice the buffer rank by rank; where it is a list of tensors, once the device has nothing left to do."""
         moves_lists = self.plan.framework_spec.data_parallel.moves_lists
         if collective == "all_gather" and not moves_lists:
             return 0.0
         last = next((i for i in reversed(range(len(tasks.tasks))) if tasks.tasks[i].stream == COMPUTE), None)
-        duration_s = self.communicators.size("shard") * N_VIEWS * VIEW_S
+        duration_s = n_ranks * N_VIEWS * VIEW_S
         if last is None or not moves_lists:
             return duration_s
         tasks.add(HostWork(name="slice partitions", duration_s=duration_s, phase=phase), HOST, (last,))
         return 0.0
 
-    def scatter(self, tasks: TaskList, n_elements: int, after: tuple[int, ...], host_s: float) -> int:
+    def scatter(
+        self, tasks: TaskList, owners: Owners, n_elements: int, after: tuple[int, ...], host_s: float
+    ) -> tuple[int, ...]:
         """Reduce-scatter, or with ZeRO++ two all-to-alls of int4: inside the nodes, then across them."""
-        if not self.plan.quantized_gradients:
-            return super().scatter(tasks, n_elements, after, host_s)
+        if not self.plan.quantized_gradients or owners is not DENSE:
+            return super().scatter(tasks, owners, n_elements, after, host_s)
         n_local, n_rail = self.communicators.size("shard:local"), self.communicators.size("shard:rail")
         n_bytes = round(n_elements * INT4_BYTES)
         index = self.pointwise(tasks, "quantise gradients", n_elements, self.element_bytes, INT4_BYTES, after)
@@ -362,16 +361,17 @@ class Zero3(FullySharded):
             index = self.pointwise(tasks, "reduce and quantise", n_elements, INT4_BYTES, INT4_BYTES / n_local, (index,))
             host_s = 0.0 if n_local > 1 else host_s
             index = self.collective(tasks, "all_to_all", "shard:rail", n_bytes // n_local, (index,), host_s=host_s)
-        return self.pointwise(
-            tasks, "reduce gradients", n_elements // n_local, INT4_BYTES, self.element_bytes / max(1, n_rail), (index,)
-        )
+        n_bytes = n_elements * self.element_bytes // self.communicators.size(owners.shard)
+        sizes = (INT4_BYTES, self.element_bytes / max(1, n_rail))
+        index = self.pointwise(tasks, "reduce gradients", n_elements // n_local, *sizes, (index,))
+        return self.sum_copies(tasks, owners, n_bytes, (index,))
 
     def after_step(self, tasks: TaskList, optimizer: int) -> None:
         """Gather what stays whole."""
         super().after_step(tasks, optimizer)
-        small = sum(
-            n for i in range(len(self.layers)) for n in self._dense(i) if n <= self._limits.persistence_elements
-        )
-        if small:
-            n_bytes = small * self.plan.gathered_bytes
-            self.collective(tasks, "all_gather", "shard", n_bytes, (optimizer,), "optimizer")
+        for owners in (DENSE, self.experts):
+            elements = self._elements(range(len(self.layers)), owners)
+            small = sum(n for n in elements if n <= self._limits.persistence_elements)
+            if small and self.communicators.size(owners.shard) > 1:
+                n_bytes = small * self.plan.gathered_bytes
+                self.collective(tasks, "all_gather", owners.shard, n_bytes, (optimizer,), "optimizer")

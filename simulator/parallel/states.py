@@ -83,8 +83,7 @@ def owned_matrices(layers: Sequence[Layer], plan: ParallelPlan, n_shards: int) -
     """Matrices that the rank with most of them orthogonalises; none where the optimizer is Adam."""
     if plan.optimizer != "muon":
         return ()
-    n_shards = n_shards if plan.sharding != "none" else 1
-    return muon_matrices(layers, n_shards, plan.expert_shards(n_shards))
+    return muon_matrices(layers, *((n_shards, plan.expert_shards(n_shards)) if plan.sharding != "none" else (1, 1)))
 
 
 def _newton_schulz_flops(shape: GemmShape) -> float:

@@ -479,7 +479,7 @@ class ParallelPlan:
 
     def expert_shards(self, n_shards: int) -> int:
         """Ranks over which the states of an expert are sharded, where those of dense layers are over ``n_shards``."""
-        return max(1, n_shards * self.expert_dp // (self.dp * self.cp))
+        return gcd(max(1, n_shards * self.expert_dp // (self.dp * self.cp)), self.expert_dp)
 
     @property
     def n_micro_batches(self) -> int:
