@@ -13,18 +13,14 @@ from typing import Any
 
 from simulator.config import near_misses, parse_yaml, read_text
 from simulator.interop.format import Format, Imported, Part
-from simulator.interop.hf_families import DENSE, PERCEPTION
-from simulator.interop.hf_fields import IRRELEVANT, RECORD, refuse_if
-from simulator.interop.hf_hybrids import HYBRIDS
-from simulator.interop.hf_mixtures import MIXTURES
+from simulator.interop.hf_families import FAMILIES, read_family
+from simulator.interop.hf_table import RECORD, ROWS, ignore
 from simulator.interop.key_table import json_keys
 from simulator.interop.typed_values import Reader
 from simulator.models.spec import MOST_LAYERS, ModelSpec
 
 #: how families call their number of layers
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
-#: ``model_type`` -> how its keys are read
-FAMILIES = {**DENSE, **MIXTURES, **HYBRIDS, **PERCEPTION}
 
 
 def import_hf_config(path: str | Path) -> Imported:
@@ -53,7 +49,7 @@ def parse_hf_config(text: str, file: str, *, name: str = "") -> Imported:
 def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
     """Read a configuration that is already a mapping; see :func:`import_hf_config`."""
     inner = reader
-    if isinstance(reader.data.get("text_config"), dict) and str(reader.data.get("model_type")) not in PERCEPTION:
+    if isinstance(reader.data.get("text_config"), dict) and reader.data.get("model_type") != "clip":
         inner = reader.section("text_config")
         reader.assume("text_config", "the language model", "vision and audio parts are left out")
         reader.irrelevant([key for key in reader.data if key != "text_config"])
@@ -69,14 +65,16 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
     for key in _LAYERS:
         if inner.has(key) and inner.integer(key) > MOST_LAYERS:
             inner.fault(key, f"no model has more than {MOST_LAYERS} layers")
-    fields = _with_layers_of_their_own(inner, FAMILIES[known](inner))
-    refuse_if(inner, "add_cross_attention", "cross-attention in a decoder")
+    fields = _with_layers_of_their_own(inner, read_family(inner, known))
+    if inner.boolean("add_cross_attention"):
+        inner.fault("add_cross_attention", "cross-attention in a decoder is not modelled for this family", hint=RECORD)
     if count := inner.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0):
         inner.assume("mtp_layers", 0, f"{count} multi-token-prediction module left out, as in the published counts")
     if "quantization_config" in inner.data:
         inner.irrelevant(["quantization_config"])
         inner.assume("precision", "bf16", "quantization_config is left out: training in 16 bits")
-    inner.irrelevant([*IRRELEVANT, *(key for key in inner.rest() if inner.data[key] in (None, "", [], {}))])
+    ignore(inner, "_any")
+    inner.irrelevant([key for key in inner.rest() if inner.data[key] in (None, "", [], {})])
     inner.finish()
     spec = ModelSpec(name=name or _name(inner, Path(reader.file)), **fields)
     return Imported(kind="hf-config", file=reader.file, spec=spec, report=reader.account.report())
@@ -130,8 +128,8 @@ HF_CONFIG = Format(
     sniff=lambda text: "model_type" in json_keys(text),
     read=import_hf_config,
     parts=(
-        Part(tuple(FAMILIES), "`model_type`: its family's keys are read, any other ends the import"),
+        Part(FAMILIES, "`model_type`: its family's keys are read, any other ends the import"),
         Part(("vision_config", "audio_config"), "only the language model is described, of CLIP both", is_read=False),
-        Part(tuple(IRRELEVANT), "generation, learning, names", is_read=False),
+        Part(ROWS["_any"].ignored, "generation, learning, names", is_read=False),
     ),
 )

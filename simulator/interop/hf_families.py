@@ -1,609 +1,584 @@
-"""The dense families of Hugging Face: how the keys of each ``config.json`` make a model."""
+"""What a row of the table of Hugging Face's families cannot say: layers of several kinds, and keys that decide together.
+
+A rule belongs to a row of :mod:`simulator.interop.hf_table`, and to all rows that are like it: from what the row has read it makes
+further fields.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from simulator.interop.hf_fields import (
-    ACTIVATIONS,
-    IRRELEVANT,
-    RECORD,
-    WHOLE_OR_WINDOW,
-    Family,
-    activation,
-    biases,
-    layer_list,
-    like,
-    llama,
-    refuse_if,
-    sizes,
-    window,
-)
-from simulator.interop.typed_values import Reader, words
-from simulator.models.catalog import (
-    BERT_STYLE,
-    CLIP_STYLE,
-    GPT2_STYLE,
-    LLAMA_STYLE,
-    MEGATRON_STYLE,
-    MPT_STYLE,
-    T5_STYLE,
-    VIT_STYLE,
-    WHISPER_STYLE,
-)
+from simulator.interop.hf_table import ACTIVATIONS, RECORD, ROWS, Fields, ignore, read_row
+from simulator.interop.typed_values import Reader
+from simulator.models.mixtures import by_window
 from simulator.models.spec import ModelSpec
 
-# ---- GPT-2 and after ---------------------------------------------------------------------------------------------
+#: ``model_type`` of every family
+FAMILIES = tuple(name for name in ROWS if not name.startswith("_") and not name.endswith("-style"))
 
-_GPT2 = {
-    "layers": "n_layer num_hidden_layers",
-    "hidden": "n_embd hidden_size",
-    "heads": "n_head num_attention_heads",
-    "ffn_hidden": "n_inner intermediate_size",
-    "max_positions": "n_positions n_ctx max_position_embeddings",
-}
-_GPTJ = _GPT2 | {"max_positions": "n_positions"}
-_BLOOM = {
-    "layers": "n_layer num_hidden_layers",
-    "hidden": "hidden_size n_embed",
-    "heads": "n_head num_attention_heads",
-    "ffn_hidden": "",
-    "max_positions": "seq_length",
-}
-_MPT = {
-    "layers": "n_layers num_hidden_layers",
-    "hidden": "d_model hidden_size",
-    "heads": "n_heads num_attention_heads",
-    "ffn_hidden": "",
-    "max_positions": "max_seq_len",
-}
-_GPT_NEO = {"layers": "num_layers num_hidden_layers", "heads": "num_heads num_attention_heads"}
-_FALCON = {
-    "layers": "num_hidden_layers n_layer",
-    "heads": "num_attention_heads n_head",
-    "ffn_hidden": "ffn_hidden_size",
-}
+#: kinds of layers that most files know -> sublayer
+_WHOLE_OR_WINDOW = {"full_attention": "*", "sliding_attention": "w"}
 
 
-def _gpt2(r: Reader) -> dict[str, Any]:
-    return GPT2_STYLE | sizes(r, _GPT2, ffn_hidden=0, vocab=50257, max_positions=1024, tied=True) | {
-        "activation": activation(r, "activation_function", default="gelu_new"),
-        "dropout": r.number("resid_pdrop", default=0.1),
-    }  # fmt: skip
+def read_family(r: Reader, name: str) -> Fields:
+    """Return the fields of a model of a family, by its row and the rules of all that it is like."""
+    found = read_row(r, name)
+    for part in ROWS[name].parts:
+        if part in _RULES:
+            found |= _RULES[part](r, found)
+    ignore(r, name)
+    return {field: value for field, value in found.items() if not field.startswith("_")}
 
 
-def _gpt_bigcode(r: Reader) -> dict[str, Any]:
-    r.irrelevant(["num_key_value_heads"])
-    return _gpt2(r) | {"kv_heads": 1 if r.boolean("multi_query", default=True) else 0}
+def layer_list(r: Reader, *keys: str, letters: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a pattern from a list of layer kinds in the file's words, empty where there is none."""
+    kinds = r.raw(*keys)
+    if kinds is None:
+        return ()
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in letters for kind in kinds):
+        r.fault(keys[0], f"{kinds!r:.80} is not a list of {', '.join(letters)}", hint=RECORD)
+    return tuple(letters[kind] for kind in kinds)
 
 
-def _gptj(r: Reader) -> dict[str, Any]:
-    """GPT-J and CodeGen: a parallel block with one norm, rotary positions, biases in MLP and head only."""
-    r.irrelevant(["rotary_dim"])
-    return MEGATRON_STYLE | sizes(r, _GPTJ, ffn_hidden=0, vocab=50400, max_positions=2048) | biases(False, mlp=True) | {
-        "positions": "rotary",
-        "activation": activation(r, "activation_function", default="gelu_new"),
-        "parallel_block": True,
-        "shared_norm": True,
-        "dropout": r.number("resid_pdrop", default=0.0),
-        "head_bias": True,
-    }  # fmt: skip
+def _marks(r: Reader, key: str, kinds: Any, layers: int) -> list[int]:
+    """Return 0 or 1 for every layer."""
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (0, 1) for kind in kinds):
+        r.fault(key, f"{kinds!r:.60} is not a list of 0 and 1 for {layers} layers")
+    return kinds
 
 
-def _gpt_neo(r: Reader) -> dict[str, Any]:
-    """GPT-Neo: every second layer sees a window; query, key and value have no biases."""
-    found = sizes(r, _GPT_NEO, ffn_hidden=0, vocab=50257, max_positions=2048, tied=True)
-    layers = found["layers"]
-    r.irrelevant(["embed_dropout"])
-    kinds = r.raw("attention_layers")
+def _same(r: Reader, key: str, whole: str) -> None:
+    """End the import where a key says otherwise than another one."""
+    if r.data.get(key) not in (None, r.data.get(whole)):
+        r.fault(key, f"{r.data[key]} beside {whole}={r.data.get(whole)} is not modelled", hint=RECORD)
+
+
+def _with_mlp(kinds: Sequence[str], mixed: Callable[[int], bool] = lambda _: False) -> tuple[str, ...]:
+    """Return blocks of a mixer each and an MLP, or experts where a layer has some."""
+    return tuple(kind + ("E" if mixed(i) else "-") for i, kind in enumerate(kinds))
+
+
+# ---- dense families ----------------------------------------------------------------------------------------------
+
+
+def _window(r: Reader, found: Fields) -> Fields:
+    """Read which layers see a sliding window only."""
+    window, is_used = r.positive("sliding_window", default=0), r.boolean("use_sliding_window", default=True)
+    kinds = layer_list(r, "layer_types", letters=_WHOLE_OR_WINDOW)
+    if not window or not is_used or (kinds and "w" not in kinds):
+        return {}
+    whole = tuple(index for index, kind in enumerate(kinds) if kind == "*")
+    return {"sliding_window": window, "full_attention_blocks": whole}
+
+
+def _gpt_bigcode(r: Reader, found: Fields) -> Fields:
+    return {"kv_heads": int(r.boolean("multi_query", default=True))}
+
+
+def _gpt_neo(r: Reader, found: Fields) -> Fields:
+    """GPT-Neo: every second layer sees a window."""
+    layers, kinds = found["layers"], r.raw("attention_layers")
     runs = r.raw("attention_types") or [[["global", "local"], layers // 2]]
     try:
         kinds = kinds or [kind for cycle, times in runs for kind in list(cycle) * min(int(times), layers)]
         whole = tuple(index for index, kind in enumerate(kinds) if {"global": True, "local": False}[kind])
     except (TypeError, ValueError, KeyError, OverflowError):
         r.fault("attention_types", f"{runs!r:.60} is no list of cycles of global and local", hint=RECORD)
-    return MEGATRON_STYLE | found | {
-        "activation": activation(r, "activation_function", default="gelu_new"),
-        "attention_bias": False,
-        "sliding_window": r.positive("window_size", default=256),
-        "full_attention_blocks": whole,
-        "dropout": r.number("resid_dropout", default=0.0),
-    }  # fmt: skip
+    return {"full_attention_blocks": whole}
 
 
-def _neox(r: Reader) -> dict[str, Any]:
-    return MEGATRON_STYLE | sizes(r, vocab=50432, max_positions=2048) | {
-        "positions": "rotary",
-        "parallel_block": r.boolean("use_parallel_residual", default=True),
-        "activation": activation(r, "hidden_act", default="gelu"),
-        "dropout": r.number("hidden_dropout", default=0.0),
-    } | biases(r.boolean("attention_bias", default=True), mlp=True)  # fmt: skip
-
-
-def _starcoder2(r: Reader) -> dict[str, Any]:
-    return MEGATRON_STYLE | sizes(r, vocab=49152, max_positions=4096, tied=True) | {
-        "kv_heads": r.integer("num_key_value_heads", default=2),
-        "positions": "rotary",
-        "activation": activation(r, "hidden_act", default="gelu_pytorch_tanh"),
-        "dropout": r.number("residual_dropout", default=0.0),
-    } | biases(r.boolean("use_bias", default=True)) | window(r)  # fmt: skip
-
-
-def _opt(r: Reader) -> dict[str, Any]:
-    refuse_if(r, "layer_norm_elementwise_affine", "a norm without weights", when=False)
-    found = sizes(r, {"ffn_hidden": "ffn_dim"}, vocab=50272, max_positions=2048, tied=True)
-    width = r.positive("word_embed_proj_dim", default=found["hidden"])
+def _opt(r: Reader, found: Fields) -> Fields:
     norm_first, no_final = r.boolean("do_layer_norm_before", default=True), r.boolean("_remove_final_layer_norm")
-    return MEGATRON_STYLE | found | biases(r.boolean("enable_bias", default=True)) | {
+    width = found["embedding_width"]
+    return {
         "embedding_width": 0 if width == found["hidden"] else width,
         "final_norm": norm_first and not no_final,
-        "position_offset": 2,
-        "activation": activation(r, "activation_function", default="relu"),
-        "dropout": r.number("dropout", default=0.1),
-    }  # fmt: skip
-
-
-def _bloom(r: Reader) -> dict[str, Any]:
-    return MEGATRON_STYLE | sizes(r, _BLOOM, ffn_hidden=0, vocab=250880, max_positions=2048, tied=True) | {
-        "positions": "alibi",
-        "embedding_norm": True,
-        "dropout": r.number("hidden_dropout", default=0.0),
-    }  # fmt: skip
-
-
-def _mpt(r: Reader) -> dict[str, Any]:
-    attention = r.section("attn_config")
-    alibi = attention.boolean("alibi", default=True)
-    attention.irrelevant(list(attention.data))
-    found, bias = (
-        sizes(r, _MPT, ffn_hidden=0, vocab=50368, max_positions=2048, tied=True),
-        not r.boolean("no_bias", default=True),
-    )
-    return MPT_STYLE | found | biases(bias) | {
-        "ffn_hidden": found["hidden"] * r.positive("expansion_ratio", default=4),
-        "positions": "alibi" if alibi else "learned",
-        "norm_bias": bias,
-        "dropout": r.number("resid_pdrop", default=0.0),
-    }  # fmt: skip
-
-
-def _falcon(r: Reader) -> dict[str, Any]:
-    found, new = (
-        sizes(r, _FALCON, ffn_hidden=0, vocab=65024, max_positions=2048, tied=True),
-        r.boolean("new_decoder_architecture"),
-    )
-    parallel, heads = r.boolean("parallel_attn", default=True) or new, found["heads"]
-    kv_heads = r.integer("num_kv_heads", "n_head_kv", default=heads)
-    n_norms = r.integer("num_ln_in_parallel_attn", default=2 if new else 1)
-    many = r.boolean("multi_query", default=True)
-    return MEGATRON_STYLE | found | biases(r.boolean("bias")) | {
-        "kv_heads": kv_heads if new else 1 if many else heads,
-        "positions": "alibi" if r.boolean("alibi") else "rotary",
-        "activation": activation(r, "activation", default="gelu"),
-        "parallel_block": parallel,
-        "shared_norm": parallel and n_norms == 1,
-        "dropout": r.number("hidden_dropout", default=0.0),
-    }  # fmt: skip
-
-
-# ---- Llama and after ---------------------------------------------------------------------------------------------
-
-
-def _gemma(r: Reader) -> dict[str, Any]:
-    r.assume("activation", "gelu", "gemma has a gated tanh-gelu, whatever hidden_act says")
-    r.irrelevant(["hidden_act"])
-    fields = llama(r, tied=True)
-    return fields | {"head_dim": fields["head_dim"] or 256, "activation": "gelu"}
-
-
-def _qwen(r: Reader) -> dict[str, Any]:
-    """Qwen of the first generation, whose ``intermediate_size`` counts both halves of the gated MLP."""
-    found = sizes(r, {"max_positions": "seq_length max_position_embeddings"}, max_positions=8192)
-    return LLAMA_STYLE | found | biases(True, output=not r.boolean("no_bias", default=True), mlp=False) | {
-        "head_dim": r.integer("kv_channels", default=0),
-        "ffn_hidden": found["ffn_hidden"] // 2,
-    }  # fmt: skip
-
-
-def _qwen2(r: Reader) -> dict[str, Any]:
-    r.assume("attention_bias", True, "qwen2 has query, key and value biases that no key announces")
-    return llama(r) | {"attention_bias": True, "attention_output_bias": False}
-
-
-def _qwen3(r: Reader) -> dict[str, Any]:
-    if r.data.get("head_dim") is None:
-        r.assume("head_dim", 128, "the default of qwen3")
-    fields = llama(r)
-    return fields | {"qk_norm": True, "head_dim": fields["head_dim"] or 128}
-
-
-def _phi(r: Reader) -> dict[str, Any]:
-    """Phi-1 to Phi-2: a parallel block with one norm, biases everywhere, the head too."""
-    if r.boolean("qk_layernorm"):
-        r.fault("qk_layernorm", "is not known for this family", hint=RECORD)
-    return llama(r, act="gelu_new") | biases(True) | {
-        "architecture": "gpt",
-        "gated_mlp": False,
-        "norm": "layer_norm",
-        "parallel_block": True,
-        "shared_norm": True,
-        "head_bias": True,
-        "dropout": r.number("resid_pdrop", default=0.0),
-    }  # fmt: skip
-
-
-def _phi4mm(r: Reader) -> dict[str, Any]:
-    r.assume("model_type", "the language model", "vision and audio parts are left out, and so are their adapters")
-    r.irrelevant(
-        ["embd_layer", "img_processor", "audio_processor", "full_attn_mod", "interpolate_factor", "vision_lora", "speech_lora",
-         "lm_head_bias", "_attn_implementation"]
-    )  # fmt: skip
-    return llama(r, tied=True)
-
-
-def _stablelm(r: Reader) -> dict[str, Any]:
-    parallel, bias = r.boolean("use_parallel_residual"), r.boolean("use_qkv_bias")
-    if r.boolean("qk_layernorm"):
-        r.fault("qk_layernorm", "a norm of its own for every head is not known here")
-    r.irrelevant(["rope_pct", "rotary_scaling_factor"])
-    return llama(r) | {
-        "norm": "layer_norm",
-        "attention_bias": bias,
-        "attention_output_bias": False,
-        "parallel_block": parallel,
-        "shared_norm": parallel,
-        "dropout": r.number("hidden_dropout", default=0.0),
     }
 
 
-def _cohere(r: Reader) -> dict[str, Any]:
-    """Command R: a parallel block with one norm without shift, tied embeddings."""
-    if r.boolean("use_qk_norm"):
-        r.fault("use_qk_norm", "a norm of its own for every head is not known here", hint=RECORD)
-    r.irrelevant(["sliding_window_pattern", "layer_switch", "order_of_interleaved_layers", "position_embedding_type"])
-    return llama(r, tied=True) | {"norm": "layer_norm", "norm_bias": False, "parallel_block": True, "shared_norm": True}
+def _mpt(r: Reader, found: Fields) -> Fields:
+    attention, bias = r.section("attn_config"), not r.boolean("no_bias", default=True)
+    alibi = attention.boolean("alibi", default=True)
+    attention.irrelevant(list(attention.data))
+    return dict.fromkeys(("norm_bias", "attention_bias", "attention_output_bias", "mlp_bias"), bias) | {
+        "ffn_hidden": found["hidden"] * r.positive("expansion_ratio", default=4),
+        "positions": "alibi" if alibi else "learned",
+    }
 
 
-def _olmo(r: Reader) -> dict[str, Any]:
-    r.irrelevant(["clip_qkv"])
-    return llama(r) | {"norm": "layer_norm", "norm_scale": False}
+def _falcon(r: Reader, found: Fields) -> Fields:
+    new, heads = r.boolean("new_decoder_architecture"), found["heads"]
+    parallel, many = r.boolean("parallel_attn", default=True) or new, r.boolean("multi_query", default=True)
+    kv_heads = r.integer("num_kv_heads", "n_head_kv", default=heads)
+    n_norms = r.integer("num_ln_in_parallel_attn", default=2 if new else 1)
+    return {
+        "kv_heads": kv_heads if new else 1 if many else heads,
+        "positions": "alibi" if r.boolean("alibi") else "rotary",
+        "parallel_block": parallel,
+        "shared_norm": parallel and n_norms == 1,
+    }
 
 
-def _nanochat(r: Reader) -> dict[str, Any]:
-    r.irrelevant(["final_logit_softcapping"])
-    return llama(r, act="relu2") | {"gated_mlp": False, "norm_scale": False, "qk_norm": True, "qk_norm_scale": False}
+def _qwen(r: Reader, found: Fields) -> Fields:
+    """Qwen of the first generation, whose ``intermediate_size`` counts both halves of the gated MLP."""
+    return {"attention_output_bias": not r.boolean("no_bias", default=True), "ffn_hidden": found["ffn_hidden"] // 2}
 
 
-def _nemotron_nas(r: Reader) -> dict[str, Any]:
+def _qwen3(r: Reader, found: Fields) -> Fields:
+    if r.data.get("head_dim") is None:
+        r.assume("head_dim", 128, "the default of qwen3")
+    return {}
+
+
+def _nemotron_nas(r: Reader, found: Fields) -> Fields:
     """Llama of which a search left out attention, and cut MLPs, block by block (arXiv:2411.19146)."""
-    blocks, hidden = r.raw("block_configs"), r.positive("hidden_size")
-    heads = r.positive("num_attention_heads")
-    pattern, kv_heads, widths = [], [], []
+    blocks, pattern, kv_heads, widths = r.raw("block_configs"), [], [], []
     try:
         for block in blocks:
             parts = [("*", block["attention"]), ("-", block["ffn"])]
             if any(part.get("replace_with_linear") for _, part in parts):
                 r.fault("block_configs", "a linear layer in place of attention or MLP is not modelled", hint=RECORD)
             pattern.append("".join(letter for letter, part in parts if not part["no_op"]))
-            kv_heads.append(heads // int(block["attention"].get("n_heads_in_group") or heads))
-            width = int(2 * float(block["ffn"].get("ffn_mult") or 1.0) * hidden / 3)
+            kv_heads.append(found["heads"] // int(block["attention"].get("n_heads_in_group") or found["heads"]))
+            width = int(2 * float(block["ffn"].get("ffn_mult") or 1.0) * found["hidden"] / 3)
             widths.append(-(-width // 256) * 256)
     except (AttributeError, KeyError, TypeError, ValueError):
         r.fault("block_configs", f"{blocks!r:.60} does not say attention and ffn of every block", hint=RECORD)
-    r.data["intermediate_size"] = r.data.get("intermediate_size") or max(widths, default=1)
-    return llama(r) | {
+    return {
+        "ffn_hidden": found["ffn_hidden"] if r.has("intermediate_size") else max(widths, default=1),
         "pattern": tuple(pattern),
         "of_blocks": (("kv_heads", tuple(kv_heads)), ("ffn_hidden", tuple(widths))),
     }
 
 
-def _modernbert(r: Reader) -> dict[str, Any]:
+def _modernbert(r: Reader, found: Fields) -> Fields:
     """ModernBERT, whose first norm is that of the embedding."""
-    others = ("classifier_", "decoder_", "sparse_pred", "global_", "local_rope", "cls_")
-    r.irrelevant([key for key in r.data if key.startswith(others)])
-    r.irrelevant(
-        words("mlp_dropout initializer_cutoff_factor deterministic_flash_attn reference_compile repad_logits_with_grad")
-    )
-    found = sizes(r, layers=22, heads=12, hidden=768, ffn_hidden=1152, vocab=50368, max_positions=8192, tied=True)
     every = r.positive("global_attn_every_n_layers", default=3)
-    kinds = layer_list(r, "layer_types", letters=WHOLE_OR_WINDOW)
+    kinds = layer_list(r, "layer_types", letters=_WHOLE_OR_WINDOW)
     kinds = kinds or tuple("w" if i % every else "*" for i in range(found["layers"]))
-    return LLAMA_STYLE | found | biases(r.boolean("attention_bias"), mlp=r.boolean("mlp_bias")) | {
-        "architecture": "bert",
-        "causal": False,
-        "norm": "layer_norm",
-        "norm_bias": r.boolean("norm_bias"),
-        "activation": activation(r, "hidden_activation", default="gelu"),
-        "sliding_window": r.positive("local_attention", default=128),
-        "full_attention_blocks": tuple(i for i, kind in enumerate(kinds) if kind == "*"),
-    }  # fmt: skip
+    return {"full_attention_blocks": tuple(i for i, kind in enumerate(kinds) if kind == "*")}
 
 
-def _ernie(r: Reader) -> dict[str, Any]:
-    return llama(r, tied=True) | biases(r.boolean("use_bias"))
-
-
-def _seed_oss(r: Reader) -> dict[str, Any]:
-    return llama(r, bias=True) | {"attention_output_bias": r.boolean("attention_out_bias")}
-
-
-def _internlm(r: Reader) -> dict[str, Any]:
-    bias = r.boolean("bias", default=r.data["model_type"] == "internlm")
-    return llama(r) | {"attention_bias": bias, "attention_output_bias": bias}
-
-
-def _baichuan(r: Reader) -> dict[str, Any]:
-    r.irrelevant(["model_max_length", "_from_model_config", "z_loss_weight"])
-    if r.data.get("max_position_embeddings") is None:
+def _baichuan(r: Reader, found: Fields) -> Fields:
+    if not found["max_positions"]:
         hint = "set max_position_embeddings where it is; the 13B has none, and ALiBi"
         r.fault("max_position_embeddings", "is missing: only the 7B, with rotary positions, is known here", hint=hint)
-    return llama(r)
+    return {}
 
 
-def _yuan(r: Reader) -> dict[str, Any]:
-    r.irrelevant(
-        ["_from_model_config", "causal_mask", "use_flash_attention", "reset_attention_mask", "reset_position_ids", "use_loss_mask",
-         "eod_token", "sep_token", "eod_token_id", "mask_token_id", "dropout"]
-    )  # fmt: skip
+def _yuan(r: Reader, found: Fields) -> Fields:
     r.account.miss("model_type", "Yuan 2 filters the input of attention by convolutions, which are left out")
-    return llama(r, tied=True)
+    return {}
 
 
-def _llava(r: Reader) -> dict[str, Any]:
-    """LLaVA before it had a ``text_config``: Llama's keys beside those of the vision tower."""
-    r.assume("model_type", "the language model", "the vision tower and its projector are left out")
-    r.irrelevant([key for key in r.data if "mm_" in key or key.startswith(("image_", "vision_"))])
-    return llama(r)
-
-
-_CHATGLM = {
-    "layers": "num_layers",
-    "ffn_hidden": "ffn_hidden_size",
-    "vocab": "padded_vocab_size vocab_size",
-    "max_positions": "seq_length",
-}
-
-
-def _chatglm(r: Reader) -> dict[str, Any]:
+def _chatglm(r: Reader, found: Fields) -> Fields:
     """ChatGLM2 to GLM-4 with code of their own."""
-    found, bias, qkv = sizes(r, _CHATGLM, max_positions=2048), r.boolean("add_bias_linear"), r.boolean("add_qkv_bias")
     groups = r.positive("multi_query_group_num", default=found["heads"])
-    return LLAMA_STYLE | found | biases(bias or qkv, output=bias, mlp=bias) | {
+    return {
+        "attention_bias": r.boolean("add_qkv_bias") or found["mlp_bias"],
         "kv_heads": groups if r.boolean("multi_query_attention") else found["heads"],
-        "head_dim": r.integer("kv_channels", default=0),
         "norm": "rms_norm" if r.boolean("rmsnorm", default=True) else "layer_norm",
-    }  # fmt: skip
+    }
 
 
-# ---- encoders ----------------------------------------------------------------------------------------------------
-
-_DISTILBERT = {"layers": "n_layers", "hidden": "dim", "heads": "n_heads", "ffn_hidden": "hidden_dim", "tied": ""}
-_T5 = {
-    "layers": "num_layers",
-    "hidden": "d_model hidden_size",
-    "heads": "num_heads num_attention_heads",
-    "ffn_hidden": "d_ff",
-    "max_positions": "n_positions",
-}
+# ---- encoders, images and sound ----------------------------------------------------------------------------------
 
 
-def _bert(r: Reader) -> dict[str, Any]:
-    r.irrelevant(["tie_word_embeddings"])  # the published models have no head
+def _bert(r: Reader, found: Fields) -> Fields:
     kind = r.text("position_embedding_type", default="absolute")
     if kind in ("relative_key", "relative_key_query"):
-        r.miss(
-            "position_embedding_type",
-            f"{kind}: scores of relative positions are left out, and positions are added as in BERT",
-        )
+        why = f"{kind}: scores of relative positions are left out, and positions are added as in BERT"
+        r.miss("position_embedding_type", why)
     elif kind != "absolute":
         r.fault("position_embedding_type", f"{kind!r} is not modelled for this family", hint=RECORD)
-    found = sizes(r, {"tied": ""}, layers=12, heads=12, ffn_hidden=0, vocab=30522, max_positions=512, tied=True)
-    return BERT_STYLE | found | {
-        "type_vocab": r.integer("type_vocab_size", default=2),
-        "activation": activation(r, "hidden_act", default="gelu"),
-        "dropout": r.number("hidden_dropout_prob", default=0.1),
-    }  # fmt: skip
+    return {}
 
 
-def _distilbert(r: Reader) -> dict[str, Any]:
-    r.irrelevant(["sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_", "tie_word_embeddings"])
-    usual = {"layers": 6, "hidden": 768, "heads": 12, "ffn_hidden": 3072, "vocab": 30522, "max_positions": 512}
-    return BERT_STYLE | sizes(r, _DISTILBERT, tied=True, **usual) | {
-        "type_vocab": 0,
-        "pooler": False,
-        "activation": activation(r, "activation", default="gelu"),
-        "dropout": r.number("dropout", default=0.1),
-    }  # fmt: skip
-
-
-def _t5(r: Reader) -> dict[str, Any]:
-    found = sizes(r, _T5, layers=6, heads=8, ffn_hidden=2048, vocab=32128, max_positions=512, tied=True)
+def _t5(r: Reader, found: Fields) -> Fields:
     projection = r.text("feed_forward_proj", default="relu")
-    gated = projection.startswith("gated-")
-    kind = projection.removeprefix("gated-")
+    gated, kind = projection.startswith("gated-"), projection.removeprefix("gated-")
     if kind not in ACTIVATIONS:
         r.fault("feed_forward_proj", f"{projection!r} is not known here", hint="relu or gated-gelu")
-    return T5_STYLE | found | {
+    return {
         "layers": r.integer("num_decoder_layers", default=found["layers"]),
         "encoder_layers": found["layers"],
-        "head_dim": r.positive("d_kv", default=64),
-        "relative_buckets": r.positive("relative_attention_num_buckets", default=32),
         "gated_mlp": gated,
         "activation": "gelu_new" if gated and kind == "gelu" else ACTIVATIONS[kind],
-        "dropout": r.number("dropout_rate", default=0.1),
-    }  # fmt: skip
+    }
 
 
-_glm = like(partial(llama, bias=True), attention_output_bias=False)
-#: factors on activations, which cost nothing
-SCALES = (
-    "attention_multiplier embedding_multiplier logits_scaling residual_multiplier scale_emb scale_depth dim_model_base"
-)
-
-#: ``model_type`` -> how its keys are read
-DENSE: dict[str, Family] = {
-    "gpt2": _gpt2,
-    "gpt_bigcode": _gpt_bigcode,
-    "gptj": _gptj,
-    "codegen": _gptj,
-    "gpt_neo": _gpt_neo,
-    "gpt_neox": _neox,
-    "starcoder2": _starcoder2,
-    "opt": _opt,
-    "bloom": _bloom,
-    "mpt": _mpt,
-    "falcon": _falcon,
-    "llama": llama,
-    "mistral": llama,
-    "ministral": llama,
-    "ministral3": llama,
-    "aquila": llama,
-    "phi3": llama,
-    "gemma": _gemma,
-    "qwen": _qwen,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "qwen3_vl": _qwen3,
-    "phi": _phi,
-    "phi4mm": _phi4mm,
-    "stablelm": _stablelm,
-    "cohere": _cohere,
-    "cohere2": _cohere,
-    "granite": like(llama, SCALES),
-    "minicpm": like(llama, SCALES),
-    "nemotron": like(llama, architecture="gpt", gated_mlp=False, norm="layer_norm", activation="relu2"),
-    "olmo": _olmo,
-    "olmo2": like(llama, norm_position="after", qk_norm=True, qk_norm_width=True),
-    "olmo3": like(llama, norm_position="after", qk_norm=True, qk_norm_width=True),
-    "ernie4_5": _ernie,
-    "seed_oss": _seed_oss,
-    "hunyuan_v1_dense": like(llama, "eod_token_id", qk_norm=True),
-    "exaone4": like(llama, "sliding_window_pattern", norm_position="after", qk_norm=True),
-    "glm": _glm,
-    "glm4": like(_glm, norm_position="around"),
-    "apertus": like(partial(llama, act="xielu"), gated_mlp=False, qk_norm=True),
-    "cwm": llama,
-    "helium": llama,
-    "mimo": _qwen2,
-    "qwen2_vl": _qwen2,
-    "qwen2_5_vl": _qwen2,
-    "qwen2_5_omni": _qwen2,
-    "granite_swa": like(partial(llama, tied=True), "layer_rope_theta " + SCALES, attention_sinks=True),
-    "nanochat": _nanochat,
-    "nemotron-nas": _nemotron_nas,
-    "modernbert": _modernbert,
-    "smollm3": like(partial(llama, tied=True), "no_rope_layers no_rope_layer_interval"),
-    "arcee": like(partial(llama, act="relu2"), gated_mlp=False),
-    "internlm": _internlm,
-    "internlm2": _internlm,
-    "internlm3": _internlm,
-    "baichuan": _baichuan,
-    "yuan": _yuan,
-    "llava": _llava,
-    "llava_llama": _llava,
-    "chatglm": _chatglm,
-    "bert": _bert,
-    "roberta": _bert,
-    "xlm-roberta": _bert,
-    "camembert": _bert,
-    "distilbert": _distilbert,
-    "t5": _t5,
-    "mt5": _t5,
-}
-
-
-#: CLIP's approximation of GELU by a sigmoid costs one pointwise kernel like any other
-_ACTIVATIONS = {**ACTIVATIONS, "quick_gelu": "gelu"}
-_IMAGE = {"max_positions": "", "vocab": "", "tied": ""}
-
-
-def _patches(r: Reader, image_size: int, patch_size: int) -> dict[str, Any]:
+def _patches(r: Reader, found: Fields) -> Fields:
     """Return what an image becomes: square patches that fill it, and the token of the class."""
-    side, patch = r.positive("image_size", default=image_size), r.positive("patch_size", default=patch_size)
+    side, patch = r.positive("image_size", default=found["_image"]), r.positive("patch_size", default=found["_patch"])
     if side < patch:
         r.fault("patch_size", f"{patch} is more than image_size={side}")
-    return {
-        "max_positions": (side // patch) ** 2 + 1,
-        "patch_values": r.positive("num_channels", default=3) * patch**2,
-    }
+    n_values = r.positive("num_channels", default=3) * patch**2
+    return {"max_positions": (side // patch) ** 2 + 1, "patch_values": n_values}
 
 
-#: sizes of ViT-Base, which transformers takes where a file says none
-_BASE: dict[str, Any] = {
-    "layers": 12, "hidden": 768, "heads": 12, "ffn_hidden": 3072, "vocab": 1, "max_positions": 1,
-}  # fmt: skip
-
-
-def _vit(r: Reader) -> dict[str, Any]:
-    r.irrelevant(words("encoder_stride pooler_act pooler_output_size"))
+def _vit(r: Reader, found: Fields) -> Fields:
     labels = r.raw("id2label")
-    n_classes = r.positive("num_labels", default=len(labels) if isinstance(labels, dict) and labels else 2)
-    return VIT_STYLE | sizes(r, _IMAGE, **_BASE) | _patches(r, 224, 16) | {
-        "vocab": n_classes,
-        "attention_bias": r.boolean("qkv_bias", default=True),
-        "activation": activation(r, "hidden_act", default="gelu"),
-        "dropout": r.number("hidden_dropout_prob", default=0.0),
-    }  # fmt: skip
+    return {"vocab": r.positive("num_labels", default=len(labels) if isinstance(labels, dict) and labels else 2)}
 
 
-def _clip_tower(r: Reader, names: dict[str, str], **usual: Any) -> dict[str, Any]:
-    r.irrelevant([*IRRELEVANT, *words("dropout attention_dropout projection_dim model_type initializer_factor")])
-    kind = _ACTIVATIONS[r.text("hidden_act", default="quick_gelu", one_of=_ACTIVATIONS)]
-    return CLIP_STYLE | sizes(r, {"tied": "", **names}, **usual) | {"activation": kind}
-
-
-def _clip(r: Reader) -> dict[str, Any]:
+def _clip(r: Reader, found: Fields) -> Fields:
     """CLIP: a text model whose micro-batch has an image for every text."""
-    r.irrelevant(words("logit_scale_init_value text_config_dict vision_config_dict initializer_factor"))
-    width = r.positive("projection_dim", default=512)
     inner, outer = r.section("vision_config"), r.section("text_config")
-    image = _clip_tower(inner, _IMAGE, **_BASE) | _patches(inner, 224, 32) | {
-        "causal": False, "embedding_norm": True, "patch_bias": False, "projection": width,
-    }  # fmt: skip
-    usual: dict[str, Any] = {
-        "layers": 12,
-        "hidden": 512,
-        "heads": 8,
-        "ffn_hidden": 2048,
-        "vocab": 49408,
-        "max_positions": 77,
-    }
-    text = _clip_tower(outer, {}, **usual)
+    image, text = read_family(inner, "_clip_image"), read_family(outer, "_clip_text")
     inner.finish()
     outer.finish()
-    return text | {"projection": width, "image": ModelSpec(name="image", **image)}
+    return text | {"image": ModelSpec(name="image", **(image | found))}
 
 
-_WHISPER = {
-    "layers": "decoder_layers", "hidden": "d_model", "heads": "decoder_attention_heads", "ffn_hidden": "decoder_ffn_dim",
-    "max_positions": "max_target_positions",
-}  # fmt: skip
-
-
-def _whisper(r: Reader) -> dict[str, Any]:
-    found = sizes(
-        r, _WHISPER, layers=4, hidden=384, heads=6, ffn_hidden=1536, vocab=51865, max_positions=448, tied=True
-    )
+def _whisper(r: Reader, found: Fields) -> Fields:
     for key, field in (("encoder_attention_heads", "heads"), ("encoder_ffn_dim", "ffn_hidden")):
         if r.positive(key, default=found[field]) != found[field]:
             r.fault(key, f"{r.data[key]} beside {found[field]} of the decoder is not modelled", hint=RECORD)
-    refuse_if(r, "use_weighted_layer_sum", "a weighted sum of layers")
-    r.irrelevant([key for key in r.data if key.startswith("mask_")])
-    r.irrelevant(
-        words(
-            "scale_embedding apply_spec_augment encoder_layerdrop decoder_layerdrop forced_decoder_ids median_filter_width "
-            "num_hidden_layers classifier_proj_size alignment_heads"
-        )
-    )
-    return WHISPER_STYLE | found | biases(True) | {
-        "encoder_layers": r.positive("encoder_layers", default=4),
-        "encoder_positions": r.positive("max_source_positions", default=1500),
-        "mel_bins": r.positive("num_mel_bins", default=80),
-        "activation": activation(r, "activation_function", default="gelu"),
-        "dropout": r.number("dropout", default=0.0),
+    return {}
+
+
+# ---- experts and latent attention --------------------------------------------------------------------------------
+
+
+def _sparse_blocks(r: Reader, found: Fields) -> Fields:
+    """Return the blocks without experts of Qwen: those that are named, and all but every n-th."""
+    every, dense = r.positive("decoder_sparse_step", default=1), r.raw("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
+        r.fault("mlp_only_layers", f"{dense!r:.60} is not a list of layers")
+    return {"dense_blocks": tuple(i for i in range(found["layers"]) if i in dense or (i + 1) % every)}
+
+
+def _shared_and_dense(r: Reader, found: Fields) -> Fields:
+    """Return what DeepSeek's relatives say of shared experts of the same width, and of layers without any."""
+    if r.has("mlp_layer_types"):
+        r.irrelevant(("first_k_dense_replace", "num_dense_layers"))
+    layers, freq = range(found["layers"]), r.raw("moe_layer_freq")
+    every = 1 if isinstance(freq, list) else r.positive("moe_layer_freq", default=1)
+    named = layer_list(r, "mlp_layer_types", letters={"dense": "-", "sparse": "E"})
+    marks = [kind == "E" for kind in named] or (freq if isinstance(freq, list) else [not i % every for i in layers])
+    usual = found.get("_dense", 0)
+    first = r.integer("first_k_dense_replace", "num_dense_layers", default=usual) if not named else 0
+    keys = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    return {
+        "shared_expert_hidden": found["expert_hidden"] * r.integer(*keys, default=found.get("_shared", 0)),
+        "dense_layers": first,
+        "dense_blocks": tuple(i for i, is_mixed in zip(layers, marks, strict=False) if i >= first and not is_mixed),
+    }
+
+
+def _deepseek_v2(r: Reader, found: Fields) -> Fields:
+    if r.data.get("q_lora_rank", 0) is None:
+        r.assume("q_lora_rank", 0, "null: queries are projected directly")
+    return {}
+
+
+def _shared_index(r: Reader, found: Fields) -> Fields:
+    """Read which layers have an index of their own, and which take that of a layer before (GLM-5.2)."""
+    every, first = r.positive("index_topk_freq", default=1), r.integer("index_skip_topk_offset", default=2)
+    spread = ["shared" if max(i - first + 1, 0) % every else "full" for i in range(found["layers"])]
+    kinds = r.raw("indexer_types", "index_topk_pattern") or spread
+    if not isinstance(kinds, list | str) or len(kinds) != len(spread):
+        r.fault("indexer_types", f"{kinds!r:.60} is not full or shared for each of {len(spread)} layers")
+    own = tuple(found["index_heads"] if str(kind)[:1] in "fF" else 0 for kind in kinds)
+    return {"of_blocks": (("index_heads", own),) if 0 in own else ()}
+
+
+def _deepseek_v4(r: Reader, found: Fields) -> Fields:
+    """DeepSeek-V4: compressed attention by layer, experts in every layer, and hyper-connections."""
+    layers, rates, ratios = found["layers"], r.section("compress_rates"), r.raw("compress_ratios")
+    csa, hca = "compressed_sparse_attention", "heavily_compressed_attention"
+    light, heavy = rates.positive(csa, default=4), rates.positive(hca, default=128)
+    kinds = layer_list(r, "layer_types", letters={"sliding_attention": "w", csa: "k", hca: "h"})
+    if not kinds and isinstance(ratios, list):
+        by_rate = {0: "w", light: "k", heavy: "h"}
+        if len(ratios) < layers or any(rate not in by_rate for rate in ratios):
+            why = f"{ratios!r:.60} is not one of 0, {light} and {heavy} for each of {layers} layers"
+            r.fault("compress_ratios", why)
+        kinds = tuple(by_rate[rate] for rate in ratios[:layers])
+    kinds = kinds or tuple("h" if i < 2 or i % 2 else "k" for i in range(layers))
+    rotated = round(found["head_dim"] * r.number("partial_rotary_factor", default=64 / 512))
+    return {
+        "shared_expert_hidden": found["expert_hidden"] * r.integer("n_shared_experts", default=1),
+        "pattern": _with_mlp(kinds, lambda _: True),
+        "qk_rope_head_dim": r.positive("qk_rope_head_dim", default=rotated),
+        "compression": light,
+        "heavy_compression": heavy,
+    }
+
+
+def _gpt_oss(r: Reader, found: Fields) -> Fields:
+    """Tell whether positions are stretched by YaRN, which multiplies sine and cosine by 0.1 ln(factor) + 1."""
+    rotation = r.raw("rope_scaling", "rope_parameters")
+    return {"scales_rotation": isinstance(rotation, dict) and rotation.get("rope_type") == "yarn"}
+
+
+def _hunyuan_moe(r: Reader, found: Fields) -> Fields:
+    """Hunyuan-Large and A13B, which give counts and widths once for every layer."""
+    for key in ("num_shared_expert", "moe_topk", "moe_intermediate_size", "num_experts"):
+        value = r.data.get(key)
+        if isinstance(value, list):
+            if len(set(map(str, value))) > 1:
+                r.fault(key, f"{value!r:.60}: layers that differ are not modelled", hint=RECORD)
+            r.data[key] = value[0]
+    shared = r.integer("num_shared_expert", default=1) * r.boolean("use_mixed_mlp_moe", default=True)
+    return {
+        "n_experts": r.positive("num_experts"),
+        "top_k": r.positive("moe_topk", default=1),
+        "expert_hidden": r.positive("moe_intermediate_size", "intermediate_size"),
+        "shared_expert_hidden": found["ffn_hidden"] * shared,
+    }
+
+
+def _bailing(r: Reader, found: Fields) -> Fields:
+    """Ling and Ring 1 and 2: Llama with norms of query and key, sigmoid routing, shared experts."""
+    shared = r.positive("moe_shared_expert_intermediate_size", default=found["expert_hidden"])
+    return {
+        "attention_bias": r.boolean("use_qkv_bias") or found["mlp_bias"],
+        "shared_expert_hidden": shared * r.integer("num_shared_experts", default=1),
+    }
+
+
+def _mimo_v2(r: Reader, found: Fields) -> Fields:
+    """MiMo-V2-Flash: five of six layers see a window, have more heads of keys and a sink; values are narrower than keys."""
+    names = {"full_attention": 0, "sliding_attention": 1}
+    kinds = r.raw("hybrid_layer_pattern") or [names.get(kind, -1) for kind in r.raw("layer_types") or ()]
+    kinds = _marks(r, "hybrid_layer_pattern", kinds, found["layers"])
+    for key in ("num_attention_heads", "head_dim", "v_head_dim"):
+        _same(r, f"swa_{key}", key)
+    sinks = (r.boolean("add_swa_attention_sink_bias", default=True), r.boolean("add_full_attention_sink_bias"))
+    few = found["kv_heads"]
+    shares = (r.positive("swa_num_key_value_heads", default=2 * few), few)
+    return {
+        "shared_expert_hidden": 0,
+        "full_attention_blocks": tuple(i for i, kind in enumerate(kinds) if not kind),
+        "of_blocks": by_window([not kind for kind in kinds], kv_heads=shares, attention_sinks=sinks),
+    }
+
+
+def _ernie_moe(r: Reader, found: Fields) -> Fields:
+    """ERNIE 4.5 with experts in a range of its layers, and a bias that balances them."""
+    first, every = r.integer("moe_layer_start_index", default=1), r.positive("moe_layer_interval", default=1)
+    last, layers = r.integer("moe_layer_end_index", default=-1), range(found["layers"])
+    return {"dense_blocks": tuple(i for i in layers if i < first or (0 <= last < i) or (i + 1) % every)}
+
+
+def _minimax_m2(r: Reader, found: Fields) -> Fields:
+    kinds = r.raw("attn_type_list")
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
+        r.fault("attn_type_list", "other attention than full is not known here")
+    kind = r.text("qk_norm_type", default="per_layer", one_of=("per_layer", "per_head"))
+    return {"qk_norm_width": kind == "per_layer"}
+
+
+def _minimax_m3(r: Reader, found: Fields) -> Fields:
+    layers = found["layers"]
+    marked = _marks(r, "moe_layer_freq", r.raw("moe_layer_freq") or [1] * layers, layers)
+    if r.data.get("sparse_attention_config"):
+        r.miss("sparse_attention_config", "blocks of keys chosen by an index: attention is taken over all of them")
+    return {
+        "shared_expert_hidden": found["expert_hidden"] * r.integer("n_shared_experts", default=0),
+        "dense_blocks": tuple(index for index, one in enumerate(marked) if not one),
+    }
+
+
+def _llama4(r: Reader, found: Fields) -> Fields:
+    layers, every = found["layers"], r.positive("interleave_moe_layer_step", default=1)
+    whole, marked = r.positive("no_rope_layer_interval", default=4), r.raw("moe_layers")
+    mixed = set(marked) if isinstance(marked, list) else set(range(every - 1, layers, every))
+    kinds = layer_list(r, "layer_types", letters={"chunked_attention": "c", "full_attention": "*"})
+    chunk = found["attention_chunk"]
+    kinds = kinds or tuple("*" if (i + 1) % whole == 0 or not chunk else "c" for i in range(layers))
+    return {"pattern": _with_mlp(kinds, mixed.__contains__)}
+
+
+def _gemma2(r: Reader, found: Fields) -> Fields:
+    """Gemma 2 and 3: all but every n-th block see a window."""
+    kinds = layer_list(r, "layer_types", letters=_WHOLE_OR_WINDOW)
+    every = found["_every"]
+    return {"pattern": _with_mlp(kinds or ["w" if (i + 1) % every else "*" for i in range(found["layers"])])}
+
+
+def _gemma4(r: Reader, found: Fields) -> Fields:
+    """Gemma 4: layers that see all have wider heads, fewer of keys, which are values, too; experts stand beside the MLP."""
+    for key, what in (
+        ("hidden_size_per_layer_input", "an embedding of every layer's own"),
+        ("num_kv_shared_layers", "keys of another layer"),
+    ):
+        if r.integer(key, default=0):
+            r.fault(key, f"{what} is not modelled", hint=RECORD)
+    is_whole = [kind[0] == "*" for kind in found["pattern"]]
+    same, shares = bool(r.boolean("attention_k_eq_v")), found["kv_heads"]
+    widths = (found["head_dim"], r.positive("global_head_dim", default=512))
+    few = r.positive("num_global_key_value_heads", default=shares) if same else shares
+    own = by_window(is_whole, head_dim=widths, kv_heads=(shares, few), value_is_key=(False, same))
+    if not r.boolean("enable_moe_block"):
+        r.irrelevant(("num_experts", "top_k_experts", "moe_intermediate_size"))
+        return {"of_blocks": own}
+    return read_row(r, "_experts") | {
+        "of_blocks": own,
+        "pattern": _with_mlp([kind[0] for kind in found["pattern"]], lambda _: True),
+        "expert_hidden": r.positive("moe_intermediate_size"),
+        "shared_expert_hidden": found["ffn_hidden"],
+        "expert_norms": True,
+    }
+
+
+# ---- blocks with a state or a short memory instead of keys and values -------------------------------------------
+
+
+def _pure(r: Reader, found: Fields) -> Fields:
+    """A model whose blocks are all one mixer."""
+    return {"pattern": (found["_letter"],) * found["layers"]}
+
+
+def _step_rank(r: Reader, key: str, hidden: int) -> int:
+    """Return the rank of Mamba-1's step projection, a sixteenth of the width where the file says ``auto``."""
+    rank = r.raw(key)
+    return rank if isinstance(rank, int) else -(-hidden // 16)
+
+
+def _mamba1(r: Reader, found: Fields) -> Fields:
+    """Mamba of the first generation; Falcon's norms of step, B and C have no weights."""
+    hidden = found["hidden"]
+    width = r.positive("intermediate_size", default=hidden * r.positive("expand", default=2))
+    return {"ssm_heads": width, "ssm_dt_rank": _step_rank(r, "time_step_rank", hidden)}
+
+
+def _nemotron_h(r: Reader, found: Fields) -> Fields:
+    """Nemotron-H and Nemotron 3: one sublayer a block, by letters or by a list."""
+    letters = r.text("hybrid_override_pattern", default="")
+    named = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}
+    pattern = layer_list(r, "layers_block_type", "layer_types", letters=named) or tuple(letters)
+    if not pattern or set(pattern) - set(named.values()):
+        why = f"{letters!r} is not made of M, *, - and E"
+        r.fault("hybrid_override_pattern", why, hint="or give layers_block_type, a list")
+    if found["layers"] not in (0, len(pattern)):
+        r.fault("num_hidden_layers", f"{found['layers']} beside a pattern of {len(pattern)} layers")
+    fields = {"layers": len(pattern), "pattern": pattern}
+    if "E" not in pattern:
+        return fields
+    latent, n_shared = r.data.get("moe_latent_size"), r.integer("n_shared_experts", default=1)
+    return fields | read_row(r, "_experts") | {
+        "expert_hidden": r.positive("moe_intermediate_size"),
+        "shared_expert_hidden": r.positive("moe_shared_expert_intermediate_size") * n_shared,
+        "expert_latent": latent if isinstance(latent, int) else 0,
     }  # fmt: skip
 
 
-#: ``model_type`` -> how its keys are read
-PERCEPTION: dict[str, Family] = {"vit": _vit, "clip": _clip, "whisper": _whisper}
+def _bamba(r: Reader, found: Fields) -> Fields:
+    """Bamba: Mamba-2 with attention in some blocks, an MLP in all."""
+    whole = r.raw("attn_layer_indices") or []
+    return {"pattern": _with_mlp(["*" if i in whole else "M" for i in range(found["layers"])])}
+
+
+def _granite_hybrid(r: Reader, found: Fields) -> Fields:
+    """Granite 4: Mamba-2 or attention, then experts beside a shared MLP, or that MLP alone."""
+    letters = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*"}
+    shared = r.positive("shared_intermediate_size", default=1024)
+    mixers = layer_list(r, "layer_types", "layers_block_type", letters=letters) or ("M",) * found["layers"]
+    is_rotary = r.text("position_embedding_type", default="nope") == "rope"
+    n_experts = r.integer("num_local_experts", default=8)
+    fields = {"positions": "rotary" if is_rotary else "none", "pattern": _with_mlp(mixers, lambda _: n_experts > 0)}
+    if not n_experts:
+        r.irrelevant(["num_experts_per_tok"])
+        return fields | {"ffn_hidden": shared}
+    return fields | {
+        "n_experts": r.positive("num_local_experts", default=8),
+        "top_k": r.positive("num_experts_per_tok", default=2),
+        "expert_hidden": found["ffn_hidden"],
+        "shared_expert_hidden": shared,
+    }
+
+
+def _falcon_h1(r: Reader, found: Fields) -> Fields:
+    """Falcon-H1: attention and Mamba-2 read the same norm in every block."""
+    width = r.positive("mamba_d_ssm", default=found["hidden"] * r.positive("mamba_expand", default=2))
+    return {"ssm_head_dim": width // found["ssm_heads"], "pattern": ("p-",) * found["layers"]}
+
+
+def _lfm2(r: Reader, found: Fields) -> Fields:
+    """LFM2: gated short convolutions, attention in some blocks; the width of the MLP follows from another one."""
+    for key in ("block_dim", "conv_dim", "conv_dim_out"):
+        _same(r, key, "hidden_size")
+    whole, has_experts = r.raw("full_attn_idxs") or [], "num_experts" in r.data
+    letters = {"conv": "s", "short_conv": "s", "full_attention": "*"}
+    kinds = layer_list(r, "layer_types", letters=letters)
+    kinds = kinds or tuple("*" if i in whole else "s" for i in range(found["layers"]))
+    width, step = found["ffn_hidden"], r.positive("block_multiple_of", default=256)
+    if r.boolean("block_auto_adjust_ff_dim", default=not has_experts):
+        width = int(r.number("block_ffn_dim_multiplier", default=1.0) * int(2 * width / 3))
+        width = -(-width // step) * step
+    if not has_experts:
+        return {"ffn_hidden": width, "pattern": _with_mlp(kinds)}
+    dense = r.integer("num_dense_layers", default=2)
+    r.irrelevant(["use_expert_bias"])
+    return {
+        "ffn_hidden": width,
+        "n_experts": r.positive("num_experts", default=32),
+        "top_k": r.positive("num_experts_per_tok", default=4),
+        "expert_hidden": r.positive("moe_intermediate_size", default=1792),
+        "pattern": _with_mlp(kinds, lambda i: i >= dense),
+    }
+
+
+def _kimi_linear(r: Reader, found: Fields) -> Fields:
+    """Kimi Linear: three Kimi delta attentions to one latent attention, experts in all but the first layers."""
+    for key in ("routed_expert_hidden_size", "attn_res_block_size", "mla_use_output_gate", "latent_moe_use_norm"):
+        if r.data.get(key):
+            r.fault(key, "is not modelled for this family", hint=RECORD)
+    linear = r.section("linear_attn_config")
+    kda = linear.raw("kda_layers") or ()
+    kinds = layer_list(r, "layer_types", letters={"linear_attention": "d", "full_attention": "*"})
+    kinds = kinds or tuple("d" if i + 1 in kda else "*" for i in range(found["layers"]))
+    width = linear.positive("head_dim", default=r.positive("linear_head_dim", default=128))
+    heads = linear.positive("num_heads", default=r.positive("linear_num_heads", default=32))
+    taps = linear.positive("short_conv_kernel_size", default=r.positive("linear_conv_kernel_dim", default=4))
+    linear.irrelevant(["full_attn_layers"])
+    linear.finish()
+    dense = {*range(found["dense_layers"]), *found["dense_blocks"]}
+    return {
+        "pattern": _with_mlp(kinds, lambda i: i not in dense),
+        **dict.fromkeys(("delta_key_heads", "delta_value_heads"), heads),
+        **dict.fromkeys(("delta_key_dim", "delta_value_dim", "delta_gate_rank"), width),
+        "conv_kernel": taps,
+    }
+
+
+def _jamba(r: Reader, found: Fields) -> Fields:
+    hidden, layers = found["hidden"], range(found["layers"])
+    attention = (r.positive("attn_layer_period", default=8), r.integer("attn_layer_offset", default=4))
+    expert = (r.positive("expert_layer_period", default=2), r.integer("expert_layer_offset", default=1))
+    mixers = ["*" if i % attention[0] == attention[1] else "m" for i in layers]
+    return {
+        "pattern": _with_mlp(mixers, lambda i: i % expert[0] == expert[1]),
+        "ssm_heads": hidden * r.positive("mamba_expand", default=2),
+        "ssm_dt_rank": _step_rank(r, "mamba_dt_rank", hidden),
+    }
+
+
+def _delta(r: Reader, found: Fields) -> Fields:
+    """Gated delta nets, every fourth layer attention."""
+    every = r.positive("full_attention_interval", default=4)
+    kinds = layer_list(r, "layer_types", letters={"linear_attention": "G", "full_attention": "*"})
+    return {"pattern": _with_mlp(kinds or ["G" if (i + 1) % every else "*" for i in range(found["layers"])])}
+
+
+def _qwen3_next(r: Reader, found: Fields) -> Fields:
+    """Qwen3-Next and Qwen3.5 with experts: the same, most layers with experts."""
+    dense = _sparse_blocks(r, found)["dense_blocks"]
+    return {"pattern": _with_mlp([block[0] for block in found["pattern"]], lambda i: i not in dense)}
+
+
+#: row of the table -> what its keys decide together
+_RULES: dict[str, Callable[[Reader, Fields], Fields]] = {
+    "_window": _window, "gpt_bigcode": _gpt_bigcode, "gpt_neo": _gpt_neo, "opt": _opt, "mpt": _mpt, "falcon": _falcon, "qwen": _qwen,
+    "qwen3": _qwen3, "nemotron-nas": _nemotron_nas, "modernbert": _modernbert, "baichuan": _baichuan, "yuan": _yuan,
+    "chatglm": _chatglm, "bert": _bert, "t5": _t5, "_patches": _patches, "vit": _vit, "clip": _clip, "whisper": _whisper,
+    "_sparse_blocks": _sparse_blocks, "_shared_and_dense": _shared_and_dense, "deepseek_v2": _deepseek_v2,
+    "_shared_index": _shared_index, "deepseek_v4": _deepseek_v4, "gpt_oss": _gpt_oss, "hunyuan_v1_moe": _hunyuan_moe,
+    "bailing_moe": _bailing, "mimo_v2_flash": _mimo_v2, "ernie4_5_moe": _ernie_moe, "minimax_m2": _minimax_m2,
+    "minimax_m3": _minimax_m3, "llama4": _llama4, "gemma2": _gemma2, "gemma4": _gemma4, "_pure": _pure, "mamba": _mamba1,
+    "nemotron_h": _nemotron_h, "bamba": _bamba, "granitemoehybrid": _granite_hybrid, "falcon_h1": _falcon_h1, "lfm2": _lfm2,
+    "kimi_linear": _kimi_linear, "jamba": _jamba, "_delta": _delta, "qwen3_next": _qwen3_next,
+}  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.interop.format import Format, having
-from simulator.interop.hf_fields import activation
+from simulator.interop.hf_table import ACTIVATIONS
 from simulator.interop.key_table import Described, Found, reader_of, shipped_table
 from simulator.interop.typed_values import Reader
 from simulator.models.catalog import LLAMA_STYLE
@@ -42,7 +42,7 @@ def _describe(found: Found) -> Described:
         for name in ("layers", "heads", "ffn_hidden", "vocab"):
             if name not in fields:
                 reader.fault(_MODEL, f"has a hidden_size and no {name}")
-        fields["activation"] = activation(sizes, f"{_MODEL}.hidden_act", default="silu")
+        fields["activation"] = ACTIVATIONS[sizes.text(f"{_MODEL}.hidden_act", default="silu", one_of=ACTIVATIONS)]
         if fields.get("n_experts", 0) < 2:
             fields = {
                 name: value for name, value in fields.items() if name not in ("n_experts", "top_k", "expert_hidden")
