@@ -11,7 +11,6 @@ from typing import Any
 
 from simulator.interop.hf_table import ACTIVATIONS, RECORD, ROWS, Fields, ignore, read_row
 from simulator.interop.typed_values import Reader
-from simulator.models.mixtures import by_window
 from simulator.models.spec import ModelSpec
 
 #: ``model_type`` of every family
@@ -57,6 +56,17 @@ def _same(r: Reader, key: str, whole: str) -> None:
 def _with_mlp(kinds: Sequence[str], mixed: Callable[[int], bool] = lambda _: False) -> tuple[str, ...]:
     """Return blocks of a mixer each and an MLP, or experts where a layer has some."""
     return tuple(kind + ("E" if mixed(i) else "-") for i, kind in enumerate(kinds))
+
+
+def by_window(is_whole: Sequence[bool], **own: tuple[int, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return ``of_blocks`` of fields that have one value in layers that see a window, and another in those that see all.
+
+    Examples
+    --------
+    >>> by_window([False, True], kv_heads=(8, 4))
+    (('kv_heads', (8, 4)),)
+    """
+    return tuple((name, tuple(pair[one] for one in is_whole)) for name, pair in own.items())
 
 
 # ---- dense families ----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from importlib.resources import files
 from typing import Any
 
 from simulator.interop.typed_values import Reader
-from simulator.models import catalog
+from simulator.models.catalog import STYLES
 from simulator.models.spec import Activation, ModelSpec
 
 #: what helps with a family that is not known
@@ -96,11 +96,7 @@ class Row:
 def _rows() -> dict[str, Row]:
     """Return the rows by name, a style of the catalogue being one, too, and each family under all of its names."""
     text = (files("simulator.interop") / "keys" / "hf_families.csv").read_text(encoding="utf-8")
-    found = {
-        name.removesuffix("_STYLE").lower() + "-style": Row(style=style)
-        for name, style in vars(catalog).items()
-        if name.endswith("_STYLE")
-    }
+    found = {f"{name}-style": Row(style=style) for name, style in STYLES.items()}
     for line in csv.DictReader(text.splitlines()):
         names, whole = line["family"].split(), Row()
         for one in line["like"].split():

@@ -1,78 +1,17 @@
-"""The models that are known by name."""
+"""The models that are known by name, read from ``catalog.csv``."""
 
 from __future__ import annotations
 
+import csv
 import difflib
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.models.mixtures import MIXTURES
 from simulator.models.spec import ModelSpec
-
-#: other spellings -> catalogue names
-ALIASES = {
-    "gpt2-small": "gpt2",
-    "gpt2-117m": "gpt2",
-    "gpt2-124m": "gpt2",
-    "gpt2-345m": "gpt2-medium",
-    "gpt2-355m": "gpt2-medium",
-    "gpt2-774m": "gpt2-large",
-    "gpt2-1.5b": "gpt2-xl",
-    "gpt2-1558m": "gpt2-xl",
-    "gpt-175b": "gpt3-175b",
-    "gpt3": "gpt3-175b",
-    "gpt-3": "gpt3-175b",
-    "gpt-1008b": "gpt-1t",
-    "gpt-1008.0b": "gpt-1t",
-    "gpt-18b": "gpt-18.4b",
-    "gpt-39b": "gpt-39.1b",
-    "gpt-76b": "gpt-76.1b",
-    "gpt-145b": "gpt-145.6b",
-    "gpt-310b": "gpt-310.1b",
-    "gpt-530b": "gpt-529.6b",
-    "megatron-22b": "gpt-22b",
-    "megatron-turing-530b": "mt-nlg-530b",
-    "turing-530b": "mt-nlg-530b",
-    "llama-33b": "llama-30b",
-    "llama1-7b": "llama-7b",
-    "llama1-13b": "llama-13b",
-    "llama1-30b": "llama-30b",
-    "llama1-65b": "llama-65b",
-    "llama3.1-8b": "llama3-8b",
-    "llama3.1-70b": "llama3-70b",
-    "llama3.1-405b": "llama3-405b",
-    "llama3.3-70b": "llama3-70b",
-    "bert-base-uncased": "bert-base",
-    "bert-large-uncased": "bert-large",
-    "deepseek-v4": "deepseek-v4-flash",
-    "vit-base-patch16-224": "vit-base",
-    "vit-large-patch16-224": "vit-large",
-    "clip-vit-base": "clip-vit-base-patch32",
-    "clip-vit-large": "clip-vit-large-patch14",
-    "clip": "clip-vit-base-patch32",
-    "whisper-large": "whisper-large-v3",
-    "llama4-maverick": "llama4-maverick-400b",
-    "grok-1": "grok1-314b",
-    "grok1": "grok1-314b",
-    "qwen3-next": "qwen3-next-80b-a3b",
-    "qwen3.6-27b": "qwen3.5-27b",
-    "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
-    "deepseek-v3.1": "deepseek-v3",
-    "deepseek-r1": "deepseek-v3",
-    "kimi-k2.5": "kimi-k2",
-    "kimi-k2.6": "kimi-k2",
-    "minimax-m2.5": "minimax-m2",
-    "minimax-m2.7": "minimax-m2",
-    "glm-5.1": "glm-5",
-    "qwen2.5-0.5b": "qwen2-0.5b",
-    "qwen2.5-1.5b": "qwen2-1.5b",
-    "qwen2.5-7b": "qwen2-7b",
-    "qwen2.5-72b": "qwen2-72b",
-}
 
 #: what every Llama-like model has in common
 LLAMA_STYLE: dict[str, Any] = {
@@ -128,191 +67,80 @@ VIT_STYLE: dict[str, Any] = {"architecture": "gpt", "causal": False, "tied": Fal
 #: both of CLIP's models; sizes of openai/clip-vit-*
 CLIP_STYLE: dict[str, Any] = {"architecture": "gpt", "tied": False}
 WHISPER_STYLE: dict[str, Any] = {"architecture": "gpt", "key_bias": False}
-
-
-class Family(NamedTuple):
-    """Models of one family: what all share, and a row of sizes for each."""
-
-    style: Mapping[str, Any]
-    shared: Mapping[str, Any]
-    columns: str  #: Fields of :class:`ModelSpec` that a row gives after layers, hidden and heads, in order.
-    rows: Mapping[str, tuple[Any, ...]]
-
-    def specs(self) -> Iterator[ModelSpec]:
-        """Yield the models."""
-        columns = ("layers", "hidden", "heads", *self.columns.split())
-        for name, sizes in self.rows.items():
-            own = dict(zip(columns, sizes, strict=True))
-            if self.style["architecture"] == "t5":
-                own["encoder_layers"] = own["layers"]
-            yield ModelSpec(name=name, **{**self.style, **self.shared, **own})
-
-
-_NEMOTRON_STYLE = MEGATRON_STYLE | {
-    "activation": "relu2", "dropout": 0.0, "positions": "rotary", "tied": False, "attention_bias": False,
-    "attention_output_bias": False, "mlp_bias": False,
+#: name in the table -> what models of that style have in common
+STYLES: dict[str, dict[str, Any]] = {
+    "gpt2": GPT2_STYLE, "megatron": MEGATRON_STYLE, "llama": LLAMA_STYLE, "mpt": MPT_STYLE, "bert": BERT_STYLE, "t5": T5_STYLE,
+    "vit": VIT_STYLE, "clip": CLIP_STYLE, "whisper": WHISPER_STYLE,
 }  # fmt: skip
 
-_FAMILIES = (
-    # Radford et al. 2019
-    Family(GPT2_STYLE, {"vocab": 50257, "max_positions": 1024}, "", {
-        "gpt2": (12, 768, 12),
-        "gpt2-medium": (24, 1024, 16),
-        "gpt2-large": (36, 1280, 20),
-        "gpt2-xl": (48, 1600, 25),
-    }),
-    # Narayanan et al., arXiv:2104.04473, table 1, whose names these are from gpt-1.7b on; the smaller ones are the sizes of
-    # Brown et al., arXiv:2005.14165, table 2.1
-    Family(MEGATRON_STYLE, {"vocab": 51200, "max_positions": 2048}, "", {
-        "gpt-125m": (12, 768, 12),
-        "gpt-350m": (24, 1024, 16),
-        "gpt-760m": (24, 1536, 16),
-        "gpt-1.3b": (24, 2048, 16),
-        "gpt-1.7b": (24, 2304, 24),
-        "gpt-2.7b": (32, 2560, 32),
-        "gpt-3.6b": (30, 3072, 32),
-        "gpt3-5b": (24, 4096, 32),
-        "gpt-6.7b": (32, 4096, 32),
-        "gpt-7.5b": (36, 4096, 32),
-        "gpt-8.3b": (72, 3072, 32),
-        "gpt-13b": (40, 5120, 40),
-        "gpt-18.4b": (40, 6144, 48),
-        "gpt3-20b": (44, 6144, 48),
-        "gpt-22b": (48, 6144, 64),
-        "gpt-39.1b": (48, 8192, 64),
-        "gpt-76.1b": (60, 10240, 80),
-        "gpt-145.6b": (80, 12288, 96),
-        "gpt3-175b": (96, 12288, 96),
-        "gpt-310.1b": (96, 16384, 128),
-        "gpt-529.6b": (105, 20480, 128),
-        "mt-nlg-530b": (105, 20480, 128),
-        "gpt-1t": (128, 25600, 160),
-    }),
-    Family(LLAMA_STYLE, {}, "kv_heads ffn_hidden vocab max_positions", {
-        "llama-7b": (32, 4096, 32, 32, 11008, 32000, 2048),
-        "llama-13b": (40, 5120, 40, 40, 13824, 32000, 2048),
-        "llama-30b": (60, 6656, 52, 52, 17920, 32000, 2048),
-        "llama-65b": (80, 8192, 64, 64, 22016, 32000, 2048),
-        "llama2-7b": (32, 4096, 32, 32, 11008, 32000, 4096),
-        "llama2-13b": (40, 5120, 40, 40, 13824, 32000, 4096),
-        "llama2-34b": (48, 8192, 64, 8, 22016, 32000, 4096),
-        "llama2-70b": (80, 8192, 64, 8, 28672, 32000, 4096),
-        "llama3-8b": (32, 4096, 32, 8, 14336, 128256, 8192),
-        "llama3-70b": (80, 8192, 64, 8, 28672, 128256, 8192),
-        "llama3-405b": (126, 16384, 128, 8, 53248, 128256, 8192),
-        "mistral-7b": (32, 4096, 32, 8, 14336, 32000, 8192),
-    }),
-    # MosaicML llm-foundry, scripts/train
-    Family(MPT_STYLE, {"vocab": 50368, "max_positions": 2048}, "", {
-        "mpt-125m": (12, 768, 12),
-        "mpt-350m": (24, 1024, 16),
-        "mpt-760m": (24, 1536, 12),
-        "mpt-1b": (24, 2048, 16),
-        "mpt-3b": (32, 2560, 20),
-        "mpt-7b": (32, 4096, 32),
-        "mpt-13b": (40, 5120, 40),
-        "mpt-30b": (48, 7168, 56),
-        "mpt-70b": (80, 8192, 64),
-    }),
-    # Devlin et al., arXiv:1810.04805
-    Family(BERT_STYLE, {"vocab": 30522, "max_positions": 512}, "", {
-        "bert-base": (12, 768, 12),
-        "bert-large": (24, 1024, 16),
-    }),
-    # Raffel et al., arXiv:1910.10683; layers of one stack
-    Family(T5_STYLE, {"vocab": 32128, "max_positions": 512}, "head_dim ffn_hidden", {
-        "t5-small": (6, 512, 8, 64, 2048),
-        "t5-base": (12, 768, 12, 64, 3072),
-        "t5-large": (24, 1024, 16, 64, 4096),
-        "t5-3b": (24, 1024, 32, 128, 16384),
-        "t5-11b": (24, 1024, 128, 128, 65536),
-    }),
-    # Qwen2 and Qwen2.5
-    Family(LLAMA_STYLE, {"max_positions": 32768, "attention_bias": True}, "kv_heads ffn_hidden tied vocab", {
-        "qwen2-0.5b": (24, 896, 14, 2, 4864, True, 151936),
-        "qwen2-1.5b": (28, 1536, 12, 2, 8960, True, 151936),
-        "qwen2-7b": (28, 3584, 28, 4, 18944, False, 152064),
-        "qwen2-72b": (80, 8192, 64, 8, 29568, False, 152064),
-        "qwen2.5-14b": (48, 5120, 40, 8, 13824, False, 152064),
-        "qwen2.5-32b": (64, 5120, 40, 8, 27648, False, 152064),
-    }),
-    Family(LLAMA_STYLE, {"vocab": 151936, "max_positions": 40960, "qk_norm": True, "head_dim": 128}, "kv_heads ffn_hidden tied", {
-        "qwen3-0.6b": (28, 1024, 16, 8, 3072, True),
-        "qwen3-1.7b": (28, 2048, 16, 8, 6144, True),
-        "qwen3-4b": (36, 2560, 32, 8, 9728, True),
-        "qwen3-8b": (36, 4096, 32, 8, 12288, False),
-        "qwen3-14b": (40, 5120, 40, 8, 17408, False),
-        "qwen3-32b": (64, 5120, 64, 8, 25600, False),
-    }),
-    Family(LLAMA_STYLE, {"vocab": 128256, "max_positions": 131072, "kv_heads": 8, "tied": True}, "ffn_hidden", {
-        "llama3.2-1b": (16, 2048, 32, 8192),
-        "llama3.2-3b": (28, 3072, 24, 8192),
-    }),
-    Family(LLAMA_STYLE, {"max_positions": 32768, "kv_heads": 8, "n_experts": 8, "top_k": 2}, "ffn_hidden vocab", {
-        "mixtral-8x7b": (32, 4096, 32, 14336, 32000),
-        "mixtral-8x22b": (56, 6144, 48, 16384, 32768),
-    }),
-    Family(LLAMA_STYLE, {
-        "vocab": 151936, "max_positions": 40960, "kv_heads": 4, "head_dim": 128, "qk_norm": True, "n_experts": 128, "top_k": 8,
-    }, "expert_hidden", {
-        "qwen3-30b-a3b": (48, 2048, 32, 768),
-        "qwen3-235b-a22b": (94, 4096, 64, 1536),
-    }),
-    *(
-        Family(LLAMA_STYLE, facts, "", {name: (len(facts.get("pattern", ())) or facts["layers"], facts["hidden"], facts["heads"])})
-        for name, facts in MIXTURES.items()
-    ),
-    Family(_NEMOTRON_STYLE, {"vocab": 256000, "max_positions": 4096}, "kv_heads ffn_hidden", {
-        "nemotron-8b": (32, 4096, 32, 32, 16384),
-        "nemotron-22b": (40, 6144, 48, 48, 24576),
-        "nemotron4-15b": (32, 6144, 48, 8, 24576),
-        "nemotron4-340b": (96, 18432, 96, 8, 73728),
-    }),
-    Family(MEGATRON_STYLE | {"positions": "alibi", "embedding_norm": True}, {"vocab": 250880, "max_positions": 2048}, "", {
-        "bloom-176b": (70, 14336, 112),
-    }),
-    Family(MEGATRON_STYLE | {"activation": "relu", "position_offset": 2}, {"vocab": 50272, "max_positions": 2048}, "", {
-        "opt-1.3b": (24, 2048, 32),
-        "opt-13b": (40, 5120, 40),
-        "opt-30b": (48, 7168, 56),
-    }),
-    Family(VIT_STYLE, {"vocab": 1000}, "ffn_hidden max_positions patch_values", {
-        "vit-base": (12, 768, 12, 3072, 197, 768),
-        "vit-large": (24, 1024, 16, 4096, 197, 768),
-        "vit-huge": (32, 1280, 16, 5120, 257, 588),
-    }),
-    # Radford et al., arXiv:2212.04356, table 1; layers of one stack
-    Family(WHISPER_STYLE, {"max_positions": 448, "encoder_positions": 1500}, "encoder_layers vocab mel_bins", {
-        "whisper-tiny": (4, 384, 6, 4, 51865, 80),
-        "whisper-base": (6, 512, 8, 6, 51865, 80),
-        "whisper-small": (12, 768, 12, 12, 51865, 80),
-        "whisper-medium": (24, 1024, 16, 24, 51865, 80),
-        "whisper-large-v3": (32, 1280, 20, 32, 51866, 128),
-    }),
-)  # fmt: skip
 
-#: name -> spec of every shipped model
-CATALOG: dict[str, ModelSpec] = {spec.name: spec for family in _FAMILIES for spec in family.specs()}
+_TYPES = {one.name: str(one.type) for one in fields(ModelSpec)}
+_RUN = re.compile(r"(\d+)\(([^()]*)\)")
 
 
-def _clip(layers: int, hidden: int, heads: int, patch: int, text: tuple[int, int, int], width: int) -> ModelSpec:
-    """Return a CLIP of images of 224 pixels a side, from the sizes of its two models."""
-    image = ModelSpec(
-        name="image", layers=layers, hidden=hidden, heads=heads, vocab=1, max_positions=(224 // patch) ** 2 + 1,
-        patch_values=3 * patch**2, causal=False, embedding_norm=True, patch_bias=False, projection=width, **CLIP_STYLE,
-    )  # fmt: skip
-    return ModelSpec(
-        name=f"clip-vit-{'base' if layers == 12 else 'large'}-patch{patch}", layers=text[0], hidden=text[1], heads=text[2],
-        vocab=49408, max_positions=77, projection=width, image=image, **CLIP_STYLE,
-    )  # fmt: skip
+def listed(text: str) -> tuple[str, ...]:
+    """Return the entries of a list in the table: letters, or what dots separate, where ``3(...)`` says something three times.
+
+    Examples
+    --------
+    >>> listed("2(M*)E"), listed("dE.2(wE.)"), listed("8.2(4.)")
+    (('M', '*', 'M', '*', 'E'), ('dE', 'wE', 'wE'), ('8', '4', '4'))
+    """
+    whole = _RUN.sub(lambda run: int(run[1]) * run[2], text)
+    return tuple(whole.rstrip(".").split(".")) if "." in whole else tuple(whole)
 
 
-_CLIPS = (
-    _clip(12, 768, 12, 32, (12, 512, 8), 512),
-    _clip(12, 768, 12, 16, (12, 512, 8), 512),
-    _clip(24, 1024, 16, 14, (12, 768, 12), 768),
-)
-CATALOG |= {spec.name: spec for spec in _CLIPS}
+def fields_of(text: str) -> dict[str, Any]:
+    """Return fields of a model from ``name=value`` words: of a block's own sizes ``of_blocks.NAME``, of CLIP's images ``image.NAME``."""
+    found: dict[str, Any] = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        section, dot, inner = name.partition(".")
+        if section == "of_blocks":
+            found[section] = (*found.get(section, ()), (inner, tuple(map(int, listed(value)))))
+        elif dot:
+            found[section] = found.get(section, {}) | fields_of(f"{inner}={value}")
+        else:
+            found[name] = _typed(_TYPES[name], value)
+    return found
+
+
+def _typed(kind: str, text: str) -> Any:
+    match kind:
+        case "bool":
+            return text == "true"
+        case "int":
+            return int(text)
+        case "float":
+            return float(text)
+        case "tuple[int, ...]":
+            return tuple(map(int, listed(text)))
+        case "tuple[str, ...]":
+            return listed(text)
+    return text
+
+
+def _read() -> tuple[dict[str, ModelSpec], dict[str, str]]:
+    """Read the table: each model is like a style or a line before it, but for its own fields; ``_`` begins what several share."""
+    text = (files("simulator.models") / "catalog.csv").read_text(encoding="utf-8")
+    known, catalog, aliases = dict(STYLES), dict[str, ModelSpec](), dict[str, str]()
+    for line in csv.DictReader(text.splitlines()):
+        own = fields_of(line["fields"])
+        base = known[line["like"]]
+        if image := own.get("image"):
+            own["image"] = base.get("image", {}) | image
+        whole = known[line["model"]] = base | own
+        if line["model"][0] == "_":
+            continue
+        if "image" in whole:
+            whole = whole | {"image": ModelSpec(name="image", **CLIP_STYLE, **whole["image"])}
+        catalog[line["model"]] = ModelSpec(name=line["model"], **whole)
+        aliases |= dict.fromkeys(line["aliases"].split(), line["model"])
+    return catalog, aliases
+
+
+#: name -> spec of every shipped model; other spellings -> names
+CATALOG, ALIASES = _read()
 
 
 def _normal(name: str) -> str:
