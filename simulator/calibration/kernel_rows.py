@@ -107,6 +107,11 @@ class Cells:
         return name
 
     @property
+    def is_both_passes(self) -> bool:
+        """Whether forward and backward were timed together."""
+        return self.text("pass").lower() == "forward+backward"
+
+    @property
     def kernel_pass(self) -> Pass:
         """Pass by our names."""
         name = self.text("pass").lower()
@@ -139,15 +144,45 @@ def gemm_shape(m: int, n: int, k: int, kernel_pass: Pass, dtype: str, *, batch: 
 
 
 def _grouped(row: Cells) -> GemmShape:
-    """Return products of equal groups of rows, one for each expert; ``m`` counts the rows of all, ``k`` where both operands are cut."""
+    """Return products of equal groups of rows, one for each expert; ``m`` counts the rows of all, ``k`` where both operands are cut.
+
+    Of both passes together it is the forward one; see :func:`_both_passes`.
+    """
     notes = row.text("notes")
+    library = "torch" if "torch" in notes else ""
+    kernel_pass = "forward" if row.is_both_passes else row.kernel_pass
     stated = re.search(r"(\d+) groups", notes)
     groups = row.integer("batch", int(stated[1]) if stated else 1)
     if "2D-2D" in notes:  # gradients of weights, as PyTorch's grouped product names them: the sizes are the product's
         m, n, k = row.integer("m"), row.integer("n"), max(1, row.integer("k") // groups)
-        return GemmShape(m=m, n=n, k=k, batch=groups, dtype=row.dtype, kernel_pass=row.kernel_pass)
+        return GemmShape(m=m, n=n, k=k, batch=groups, dtype=row.dtype, kernel_pass=kernel_pass, library=library)
     rows = max(1, row.integer("m") // groups)
-    return gemm_shape(rows, row.integer("n"), row.integer("k"), row.kernel_pass, row.dtype, batch=groups)
+    shape = gemm_shape(rows, row.integer("n"), row.integer("k"), kernel_pass, row.dtype, batch=groups)
+    return replace(shape, library=library)
+
+
+def _both_passes(first: GemmShape) -> tuple[KernelShape, ...]:
+    """Return what a grouped product runs beside its forward one: that of both gradients, and quantisation.
+
+    In eight bits input, weight and output's gradient are quantised twice each, along both of the directions that products go over.
+
+    References
+    ----------
+    pytorch/ao, ``torchao/prototype/moe_training/README.md``, "MXFP8 kernel breakdown by pass".
+    """
+    m, n, k = first.m, first.n, first.k
+    products = (replace(first, n=k, k=n, kernel_pass="dgrad"), replace(first, m=n, n=k, k=m, kernel_pass="wgrad"))
+    written = _SCALED_BYTES.get(first.dtype)
+    if written is None:
+        return products
+    sizes = [first.batch * size for size in (m * k, n * k, m * n)]
+    casts = [
+        PointwiseShape(
+            name=f"{first.dtype}_quantize", n_elements=size, read_bytes=2.0 * size, written_bytes=written * size
+        )
+        for size in sizes
+    ]
+    return (*products, *casts, *casts)
 
 
 def _attention(row: Cells) -> AttentionShape:
@@ -400,6 +435,8 @@ def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
     beside: tuple[KernelShape, ...] = ()
     if cells["op"] == "moe_mlp" and isinstance(shape, GemmShape):
         beside = _beside_experts(shape, Cells(cells, place))
+    elif cells["op"] == "grouped_gemm" and isinstance(shape, GemmShape) and Cells(cells).is_both_passes:
+        beside = _both_passes(shape)
     elif isinstance(shape, GemmShape) and "quantisation of the activation" in notes:
         elements = shape.m * shape.k * shape.batch
         written = _SCALED_BYTES.get(shape.dtype, 1.0) * elements

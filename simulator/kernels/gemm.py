@@ -88,6 +88,8 @@ class GemmConstants:
     dtype_energy: Mapping[str, float] = field(default_factory=dict)
     #: Factors for ``dgrad`` and ``wgrad``, whose operands lie in other layouts.
     pass_efficiency: Mapping[str, float] = field(default_factory=dict)
+    #: Factors on the peak for kernels of another library: ``torch/bf16``, or of one pass, ``torch/mxfp8/wgrad``.
+    library_efficiency: Mapping[str, float] = field(default_factory=dict)
     #: Factors on the rate of the k loop under the matrix libraries of a CUDA release and those before it; ``12.5/fp8``
     #: is that of one dtype.
     release_efficiency: Mapping[str, float] = field(default_factory=dict)
@@ -181,6 +183,10 @@ def alignment_elements(shape: GemmShape) -> int:
 
 def _sm_peak_flops_per_s(shape: GemmShape, device: Device, constants: GemmConstants) -> float:
     factor = constants.dtype_efficiency.get(shape.dtype, 1.0) * constants.pass_efficiency.get(shape.kernel_pass, 1.0)
+    if shape.library:
+        name = f"{shape.library}/{shape.dtype}"
+        of_library = constants.library_efficiency
+        factor *= of_library.get(f"{name}/{shape.kernel_pass}", of_library.get(name, 1.0))
     peak = peak_flops_per_s(shape, device)
     if shape.dtype != "fp32" and device.architecture != "cpu":  # tensor cores only
         elements = alignment_elements(shape) * DTYPE_BYTES[shape.dtype] // 2  # in 16-bit units

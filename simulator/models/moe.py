@@ -408,6 +408,7 @@ def _grouped(
         name="grouped_gemm",
         n_pieces=n_pieces,
         left_sms=setting.left_sms,
+        library="torch" if style.groups_experts else "",
     )
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
     if setting.recipe.quantisation is not None:

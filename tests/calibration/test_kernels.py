@@ -270,6 +270,36 @@ def test_work_of_what_was_timed(cells: dict[str, str], flops: float) -> None:
     assert row_of({"device": "b200", "dtype": "bf16", "time_us": "1", **cells}).shape.n_flops == pytest.approx(flops)
 
 
+BOTH = {
+    "device": "b200", "op": "grouped_gemm", "pass": "forward+backward", "m": "128000", "n": "2048", "k": "7168",
+    "notes": "forward and backward together, with quantisation for mxfp8; torch._grouped_mm; torch.compile",
+}  # fmt: skip
+
+
+def test_forward_and_backward_together_are_three_products_and_what_quantises_their_operands() -> None:
+    """pytorch/ao, ``torchao/prototype/moe_training/README.md``: input, weight and output's gradient, along both directions each."""
+    m, n, k = 128000, 2048, 7168
+    for dtype, n_operands in (("bf16", 0), ("mxfp8", 2 * (m * k + 8 * n * k + m * n))):
+        row = row_of({**BOTH, "batch": "8", "dtype": dtype, "time_us": "1"})
+        products = [shape for shape in (row.shape, *row.beside) if isinstance(shape, GemmShape)]
+        assert [p.kernel_pass for p in products] == ["forward", "dgrad", "wgrad"]
+        assert [p.n_flops for p in products] == [2 * m * n * k] * 3
+        assert [p.m * p.n * p.batch for p in products] == [m * n, m * k, 8 * n * k]
+        assert sum(shape.n_elements for shape in row.beside if isinstance(shape, PointwiseShape)) == n_operands
+
+
+@pytest.mark.parametrize(("groups", "time_us"), [(1, 13064.8), (2, 14900.2), (4, 15823.6), (8, 14966.8)])
+def test_torchs_grouped_products_reach_half_of_what_the_vendors_do_on_blackwell(groups: int, time_us: float) -> None:
+    """The table of the same page, torch 2.10 on a B200: 710 to 860 TFLOP/s in bf16."""
+    device = load_device("b200")
+    row = row_of({**BOTH, "batch": str(groups), "dtype": "bf16", "time_us": str(time_us)})
+    vendors = replace(row, shape=replace(row.shape, library=""), beside=())
+    alone = replace(row, beside=())
+    found, first, other = predict_rows_s([row, alone, vendors], device, KernelConstants.of(device))
+    assert found == pytest.approx(row.time_s, rel=0.13)
+    assert 1.6 < first / other < 2.2
+
+
 def _block(time_us: float, n_gpus: int, library: str = "vllm_unquantizedfusedmoe_triton_tritonexperts") -> KernelRow:
     notes = f"top-8 of 128 experts, experts split over {n_gpus} GPUs; k = hidden; kernel {library} (vllm/0.24.0)"
     cells = {"device": "h100-sxm5-80g", "op": "moe_mlp", "dtype": "bf16", "pass": "", "notes": notes}

@@ -146,6 +146,14 @@ def test_experts_compute_the_same_however_they_are_laid_over_the_ranks(tp, cp, e
     assert each * tp * cp == pytest.approx(a_sequence, rel=1e-3)
 
 
+@pytest.mark.parametrize(("kernels", "library"), [("compiled", "torch"), ("fused", ""), ("hf-eager", "")])
+def test_torchtitan_runs_its_experts_through_torchs_grouped_product(kernels, library):
+    """pytorch/torchtitan, ``models/moe``: ``torch._grouped_mm``; Transformer Engine calls cuBLAS, expert by expert."""
+    products = expert_products(MIXTRAL, kernels=kernels)
+    assert len(products) >= 6
+    assert {(k.library, k.n_pieces) for k in products} == {(library, 1 if library else 8)}
+
+
 def moved(spec, plan, **settings):
     """Collectives of experts and tensors in forward, by axis, in elements of 16 bits."""
     layer = next(
