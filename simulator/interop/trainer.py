@@ -155,7 +155,11 @@ def _fsdp(found: Found) -> dict[str, Any]:
         "shard_grad_op" if reshard is False else "full_shard",
     )
     settings: dict[str, Any] = {
-        "framework": "fsdp2" if found["fsdp_version"] == 2 or (found.given("dp_shard_size")) else "fsdp",
+        "framework": "fsdp2"
+        if found["fsdp_version"] == 2 or found.given("dp_shard_size")
+        else "hf-fsdp"  # the Trainer's own checkpointing stands outside the units
+        if _is_on(found["gradient_checkpointing"])
+        else "fsdp",
         "sharding": _STRATEGIES[named],
     }
     if found["dp_shard_size"] and found["dp_replicate_size"] > 1:

@@ -64,6 +64,9 @@ class Setting:
     expert_load: float = 1.0  #: Tokens of this rank's experts relative to an even share of all routed ones.
     #: Whether gradients of column-parallel products are reduced beside the products of their weights' gradients.
     reduces_beside: bool = True
+    #: Whether tokens that ranks gather or reduce along the sequence are copied together or apart by a kernel of their own.
+    copies_sequence: bool = False
+    wide_adapters: bool = False  #: Whether adapters are in fp32 beside 16-bit weights.
     gradient_bytes: int = 4  #: Of one element of the gradients that micro-batches add up.
 
     @property

@@ -160,7 +160,9 @@ class FullySharded(DataParallel):
             elements[DENSE] = self.backward_elements(elements[DENSE])
         after = self._limit(tasks, position, kind, micro_batch) + behind if any(elements.values()) else ()
         phase: Phase = "forward" if kind == "F" else "backward"
-        self._gathered[position, kind, micro_batch] = self._all_gather(tasks, elements, after, phase)
+        gathers_again = self.plan.recompute == "full" and self.plan.framework_spec.gathers_to_recompute
+        for _ in range(2 if kind != "F" and gathers_again else 1):
+            self._gathered[position, kind, micro_batch] = self._all_gather(tasks, elements, after, phase)
 
     def _keeps(self, position: int) -> bool:
         """Whether what forward gathered of a unit stays for backward."""

@@ -267,6 +267,10 @@ class Framework:
     #: Whether recomputation ends as soon as all that was saved is there again (``early_stop`` of PyTorch's
     #: non-reentrant checkpointing).
     stops_recompute_early: bool = False
+    #: Whether blocks are checkpointed outside their FSDP units, so that recomputation gathers a unit and frees it, and backward gathers
+    #: it again (huggingface/transformers, ``TrainingArguments``: of ``gradient_checkpointing`` under full sharding, "introduces a
+    #: redundant AllGather operation in backward pass").
+    gathers_to_recompute: bool = False
     #: How context parallelism exchanges keys and values unless the plan says otherwise.
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
     #: Which fused attention kernel: ``flash_attention`` (the device's best: cuDNN or FlashAttention 3 on Hopper,
@@ -289,6 +293,15 @@ class Framework:
     #: Whether backward of a column-parallel product reduces its input's gradient beside the product of its weight's (Megatron-LM's
     #: ``async_tensor_model_parallel_allreduce``, from 2022 on); it and its forks reduced it behind both before.
     reduces_beside_products: bool = True
+    #: Whether what ranks of sequence parallelism exchange is copied by a kernel of its own, from parts that lie rank by rank to parts
+    #: that lie along the sequence, and back before a reduction: DTensors ``[batch, sequence, hidden]`` are split along dimension 1,
+    #: and collectives along dimension 0 (pytorch/pytorch, ``torch/distributed/_functional_collectives.py``, ``all_gather_tensor``
+    #: and ``reduce_scatter_tensor``: ``torch.cat(torch.chunk(...))``). Compiled blocks are not slower for it (torchtitan's runs on 64
+    #: and more GPUs without asynchronous tensor parallelism, split=fit).
+    copies_sequence: bool = False
+    #: Whether adapters are in fp32 beside 16-bit weights, and what enters and leaves them is cast (huggingface/peft,
+    #: ``autocast_adapter_dtype``, on by default since 0.11, and ``tuners/lora/layer.py``, ``Linear.forward``).
+    wide_adapters: bool = False
     #: What a pipeline shares out equally instead of blocks: ``parameters`` of all layers, embedding and head among them, or
     #: the ``products`` of blocks and head (embeddings count nothing), each stage going on until it has passed its share.
     balances: Literal["", "parameters", "products"] = ""
@@ -364,7 +377,37 @@ _TORCH_DDP = Framework(
 FRAMEWORKS: dict[str, Framework] = {
     f.name: f
     for f in (
-        Framework(name="hf-eager", kernels="hf-eager", data_parallel=DDP, master_weights=False, sharded_by="fsdp"),
+        *(
+            # Hugging Face's Trainer, as its models are or with Liger's fused norms, rotations, gates and loss (linkedin/Liger-Kernel,
+            # ``monkey_patch.py``), by itself, under FSDP, whose shards Accelerate keeps in fp32, and under DeepSpeed
+            entry
+            for kernels, plain, under in (("hf-eager", "hf-eager", ""), ("compiled", "hf-liger", "-liger"))
+            for entry in (
+                Framework(
+                    name=plain,
+                    kernels=kernels,  # type: ignore[arg-type]
+                    data_parallel=DDP,
+                    master_weights=False,
+                    wide_adapters=True,
+                    sharded_by=f"hf-fsdp{under}",
+                ),
+                Framework(
+                    name=f"hf-fsdp{under}",
+                    kernels=kernels,  # type: ignore[arg-type]
+                    data_parallel=FSDP,
+                    gathers_to_recompute=True,
+                    flash="flash_attention_2",
+                    wide_adapters=True,
+                ),
+                Framework(
+                    name=f"deepspeed{under}",
+                    kernels=kernels,  # type: ignore[arg-type]
+                    data_parallel=DEEPSPEED,
+                    cp_comm_type="a2a",
+                    wide_adapters=True,
+                ),
+            )
+        ),
         *(
             Framework(
                 name=name,
@@ -426,7 +469,6 @@ FRAMEWORKS: dict[str, Framework] = {
             scatters_messages=True,
             reduces_beside_products=False,  # mpu/layers.py of both forks; deepspeedai/Megatron-DeepSpeed, issue 447
         ),
-        Framework(name="deepspeed", kernels="hf-eager", data_parallel=DEEPSPEED, cp_comm_type="a2a"),
         Framework(
             # the first ZeRO-3, below Megatron-LM's modules: tensor by tensor, nothing beside compute
             name="deepspeed-0.3",
@@ -448,6 +490,7 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=FSDP2,
             stops_recompute_early=True,
             flash="flash_attention_2",
+            copies_sequence=True,
         ),
         Framework(
             name="llm-foundry",
@@ -464,6 +507,7 @@ FRAMEWORKS: dict[str, Framework] = {
             stops_recompute_early=True,
             cp_comm_type="all_gather",
             flash="flash_attention_2",
+            copies_sequence=True,
         ),
         Framework(
             name="torchtitan-compile",

@@ -5,7 +5,7 @@ import pytest
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.flops import forward_flops_per_token, model_flops_per_sequence
-from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape
+from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
@@ -61,6 +61,16 @@ def test_what_an_adapter_takes_is_gathered_in_16_bits():
     block = model(("qkv",), precision="fp8", tp=2, sequence_parallel=True).layers[1]
     gathers = [i.n_bytes for i in block.forward if isinstance(i, CommunicationPoint) and i.operator == "f"]
     assert gathers == [2 * TOKENS * HIDDEN, TOKENS * HIDDEN]
+
+
+def test_peft_keeps_adapters_in_fp32_and_casts_around_them():
+    """huggingface/peft, ``LoraLayer``: x.to(fp32), two fp32 products, fp32 scale and sum, and back to 16 bits. Beside a scale of 4 bytes
+    an element and a sum of 6 around 16-bit factors, those around fp32 factors move 6 + 8 + 10 + 6."""
+    blocks = [model(("proj",), wide_adapters=wide).layers[1] for wide in (False, True)]
+    moved = [sum(i.read_bytes + i.written_bytes for i in b.forward if isinstance(i, PointwiseShape)) for b in blocks]
+    assert moved[1] - moved[0] == TOKENS * HIDDEN * (6 + 8 + 10 + 6 - 4 - 6)
+    factors = [{i.dtype for i in b.forward if isinstance(i, GemmShape) and i.name.startswith("lora")} for b in blocks]
+    assert factors == [{"bf16"}, {"fp32"}]
 
 
 def test_inputs_of_frozen_products_are_not_held():

@@ -301,6 +301,23 @@ def test_ranks_quantise_what_they_gather_for_a_product(precision, sequence_paral
     assert {i.n_bytes / n for i in head.forward if isinstance(i, CommunicationPoint) and i.operator == "f"} == {2}
 
 
+def test_dtensors_are_copied_to_lie_along_the_sequence():
+    """Four exchanges a pass and block, each of all tokens: a gather is copied behind it and a reduction in front of it, read and written
+    in 16 bits (pytorch/pytorch, ``all_gather_tensor`` and ``reduce_scatter_tensor`` with dimension 1)."""
+    spec, moved = find_spec("llama2-7b"), []
+    for copies in (False, True):
+        block = build_model(
+            spec, Setting(micro_batch=1, sequence_length=4096, tp=8, sequence_parallel=True, kernels="compiled", copies_sequence=copies)
+        ).layers[1]  # fmt: skip
+        moved.append(
+            [
+                sum(i.read_bytes + i.written_bytes for i in items if isinstance(i, PointwiseShape))
+                for items in (block.forward, block.backward)
+            ]
+        )
+    assert [b - a for a, b in zip(*moved, strict=True)] == [4 * 2 * 2 * 4096 * 4096] * 2
+
+
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_points_of_a_tensor_parallel_block(sequence_parallel):
     spec = small("gpt-1.3b")

@@ -281,6 +281,15 @@ def test_a_gradient_hook_halves_fp32_gradients():
     assert ["copy into bucket" in found for found in names] == [False, True]
 
 
+@pytest.mark.parametrize(("recompute", "times"), [("none", 2), ("full", 3)])
+def test_checkpoints_outside_units_gather_a_unit_once_more(recompute, times):
+    """transformers, ``TrainingArguments``: under full sharding ``gradient_checkpointing`` "introduces a redundant AllGather operation in
+    backward pass"; PyTorch's own stand inside the units and gather in forward and in backward."""
+    for framework, expected in (("hf-fsdp", times), ("fsdp", 2)):
+        sent = sent_bytes(zero_plan(framework=framework, recompute=recompute), SIZES, 1)
+        assert sent["all_gather"] == expected * 2 * PSI, framework
+
+
 def test_fsdp_that_keeps_its_parameters_gathers_once_per_micro_batch():
     plan = zero_plan(framework="fsdp", sharding="zero2", global_batch=32)
     assert sent_bytes(plan, SIZES, 2) == {"all_gather": 2 * PSI * 2, "reduce_scatter": 2 * PSI * 2}

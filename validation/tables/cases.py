@@ -80,6 +80,9 @@ _ATTENTIONS: dict[str, tuple[str, str | None]] = {
     "flash2": ("flash", "flash_attention_2"),
     "flash": ("flash", None),
     "cudnn": ("flash", "flash_attention"),
+    # FlashAttention 3 reaches on H100 what cuDNN's kernels do (Shah et al., arXiv:2407.08608, figure 5), and 4 on Blackwell
+    "flash3": ("flash", "flash_attention"),
+    "flash4": ("flash", "flash_attention"),
     "torch": ("eager", None),
     "megatron_kernel": ("eager", "fused_softmax"),
 }

@@ -121,6 +121,8 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
     ('12.1', 'cuda 12.1: published 2024-02')
     >>> cuda_of("somebody", "Megatron-LM", "2024-05")
     ('12.4', 'cuda 12.4: published 2024-05')
+    >>> cuda_of("pytorch/torchtitan/pull/1690", "torchtitan", "2025-02")  # its other tables are older
+    ('12.8', 'cuda 12.8: published 2025-02')
     >>> cuda_of("bigscience-workshop/bigscience@1", "Megatron-DeepSpeed")
     ('11.3', 'cuda 11.3: published 2022-02')
     >>> cuda_of("somebody", "NeMo")
@@ -139,8 +141,9 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
     if built_on:
         found = _latest(built_on, PUBLISHED["containers"])
         return found, f"cuda {found}: container {built_on[0]}.{built_on[1]:02} of this round"
-    month = next((month for word, month in PUBLISHED["measured"].items() if word in text), None)
-    dated = re.match(r"20(\d\d)-(\d\d)\b", release) or re.search(r"arxiv[: ]*(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text)
+    stated = re.match(r"20(\d\d)-(\d\d)\b", release)
+    month = None if stated else next((month for word, month in PUBLISHED["measured"].items() if word in text), None)
+    dated = stated or re.search(r"arxiv[: ]*(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text)
     if month is None and dated:
         month = (2000 + int(dated[1]), int(dated[2]))
     if month is None:

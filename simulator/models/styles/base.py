@@ -226,17 +226,20 @@ class Style(ABC):
         Hu et al., LoRA, arXiv:2106.09685, section 4.1.
         """
         rank, tape, dtype = self.setting.lora_rank, self.tape, self.setting.gemm_dtype
+        held = self.dtype
+        if self.setting.wide_adapters:
+            held = dtype = "fp32"
         self.adapters += [
             Parameter(name=f"{name}.lora_a", n_elements=rank * columns, is_matrix=True),
             Parameter(name=f"{name}.lora_b", n_elements=rows * rank, is_matrix=True),
         ]  # fmt: skip
-        x = cast(tape, x, self.dtype)
+        x = cast(tape, x, held)
         width = self.wgrad_bytes
-        low = product(tape, x, tape.weight(rank * columns, self.dtype), rows=rank, columns=columns, dtype=dtype,
+        low = product(tape, x, tape.weight(rank * columns, held), rows=rank, columns=columns, dtype=dtype,
                       name="lora_a", wgrad_bytes=width)  # fmt: skip
-        high = product(tape, low, tape.weight(rows * rank, self.dtype), rows=rows, columns=rank, dtype=dtype,
+        high = product(tape, low, tape.weight(rows * rank, held), rows=rows, columns=rank, dtype=dtype,
                        name="lora_b", wgrad_bytes=width)  # fmt: skip
-        return add(tape, frozen, scale(tape, high))
+        return cast(tape, add(tape, frozen, scale(tape, high)), frozen.dtype)
 
     def quantised_product(
         self,
@@ -395,15 +398,23 @@ class Style(ABC):
     def _enter(self, x: Tensor, point: CommunicationPoint, backward: Sequence[LayerItem]) -> Tensor:
         is_split = self.setting.is_sequence_parallel
         n_elements = x.n_elements * (self.setting.tp if is_split else 1)
+        apart = self._laid_out(n_elements, x.dtype, "backward") if backward else []
         return self.tape.record(
             [x],
             n_elements,
             x.dtype,
-            forward=[point],
-            backward=backward,
+            forward=[point, *self._laid_out(n_elements, x.dtype)],
+            backward=[*apart, *backward],
             view=None if is_split else x,
             gradient="new" if is_split else "alias",
         )
+
+    def _laid_out(self, n_elements: int, dtype: str, in_pass: Pass = "forward") -> list[LayerItem]:
+        """Return the kernel that lays out all ranks' tokens along the sequence, or rank by rank, where there is one."""
+        if not self.setting.is_sequence_parallel or not self.setting.copies_sequence:
+            return []
+        n_bytes = n_elements * DTYPE_BYTES[dtype]
+        return [kernel("cat", n_elements, n_bytes, n_bytes, dtype, in_pass=in_pass)]
 
     def row(self, x: Tensor, columns: int, *, bias: bool = False, name: str = "gemm") -> Tensor:
         """Append the row-parallel product that closes a tensor-parallel region."""
@@ -418,8 +429,11 @@ class Style(ABC):
             [y],
             self.setting.tokens_outside * rows,
             y.dtype,
-            forward=[CommunicationPoint(operator="g", n_bytes=n_bytes)],
-            backward=[CommunicationPoint(operator="g", n_bytes=gathered_bytes, kernel_pass="backward")],
+            forward=[*self._laid_out(y.n_elements, y.dtype), CommunicationPoint(operator="g", n_bytes=n_bytes)],
+            backward=[
+                CommunicationPoint(operator="g", n_bytes=gathered_bytes, kernel_pass="backward"),
+                *self._laid_out(y.n_elements, y.dtype, "backward"),
+            ],
             view=None if is_split else y,
             gradient="new" if is_split else "alias",
             kept=is_split,  # torchtitan's list of kept operators (_op_sac_save_list) has reduce-scatter, not all-reduce

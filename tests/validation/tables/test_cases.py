@@ -82,6 +82,11 @@ class TestCases:
             ("PaddlePaddle PaddleNLP 2.5.1", "torch-3d"),
             ("PaddlePaddle PaddleNLP 2.5.1 fused rmsnorm", "torch-3d-fused-norm"),
             ("PaddlePaddle Fleet", "apex-ddp-fused"),
+            ("LiBai (OneFlow)", "megatron"),
+            ("DeepSpeed ZeRO-3, Hugging Face transformers, Liger kernels", "deepspeed-liger"),
+            ("Hugging Face Trainer FSDP", "hf-fsdp"),
+            ("Hugging Face Trainer FSDP, Liger", "hf-fsdp-liger"),
+            ("Hugging Face Trainer with Liger's kernels", "hf-liger"),
         ],
     )
     def test_frameworks(self, name, expected):
@@ -282,6 +287,7 @@ def test_settings_that_a_row_states_are_those_of_the_plan():
     [
         ({"release": "2024-05"}, "12.4"),
         ({"release": "2026-04"}, None),
+        ({"release": "2026-04", "source": "pytorch/torchtitan/pull/1"}, None),  # its tables without a month are of 2024
         ({"framework": "NeMo 24.07"}, "12.4"),
         ({}, None),
     ],
@@ -291,8 +297,9 @@ def test_a_month_or_a_container_brings_the_libraries_of_its_time(cells, cuda):
     assert case_of(training_row(**{"topology": "dgx-h100", **cells}))[0].plan.cuda == cuda
 
 
-def test_the_kernel_of_cudnn_is_named_as_others_are():
-    case, _ = case_of(training_row(kernels="cudnn", framework="PyTorch FSDP2"))
+@pytest.mark.parametrize("kernel", ["cudnn", "flash3", "flash4"])
+def test_the_kernel_of_cudnn_and_its_equals_are_named_as_others_are(kernel):
+    case, _ = case_of(training_row(kernels=kernel, framework="PyTorch FSDP2"))
     assert (case.plan.attention, case.plan.attention_kernel) == ("flash", "flash_attention")
 
 
