@@ -74,7 +74,7 @@ def tensor_rule(plan: ParallelPlan, site: Site) -> str:
     if site.node_gpus % plan.tp:
         return f"tp={plan.tp} does not divide the {site.node_gpus} GPUs of a node"
     if isinstance(site.spec, RecordedModule):
-        return "a recorded module is not split over tensor-parallel ranks"
+        return ""
     if site.spec.heads % plan.tp:
         return f"tp={plan.tp} does not divide the {site.spec.heads} attention heads"
     return f"tp={plan.tp} does not divide the MLP's {site.spec.ffn_hidden}" if site.spec.ffn_hidden % plan.tp else ""
@@ -87,7 +87,7 @@ def pipeline_rule(plan: ParallelPlan, site: Site) -> str:
     if not plan.framework_spec.data_parallel.splits_models:
         return f"{plan.framework} has no pipeline"
     if isinstance(site.spec, RecordedModule):
-        return "a recorded module is not cut into pipeline stages"
+        return ""
     if site.spec.encoder_layers:
         return "an encoder-decoder is not cut into pipeline stages"
     is_uneven = plan.first_stage_layers or plan.last_stage_layers or plan.pipeline_layout
@@ -110,7 +110,7 @@ def expert_rule(plan: ParallelPlan, site: Site) -> str:
     """Expert parallelism divides experts and data-parallel ranks."""
     if plan.ep == 1:
         return ""
-    if not isinstance(site.spec, ModelSpec) or not site.spec.n_experts:
+    if not site.spec.n_experts:
         return "the model has no experts"
     if site.spec.n_experts % plan.ep:
         return f"ep={plan.ep} does not divide the {site.spec.n_experts} experts"
@@ -183,10 +183,16 @@ def chunk_refusal(plan: ParallelPlan, site: Site, virtual_pp: int, n_micro_batch
     return ""
 
 
+def module_rule(plan: ParallelPlan, site: Site) -> str:
+    """A module of the user's own says how it is split."""
+    refused = site.spec.refusal(plan) if isinstance(site.spec, RecordedModule) else None
+    return refused[0] if refused else ""
+
+
 Rule = Callable[[ParallelPlan, Site], str]
 RULES: tuple[Rule, ...] = (
     tensor_rule, pipeline_rule, context_rule, expert_rule, sharding_rule, sequence_rule, attention_rule,
-    chunk_rule,
+    chunk_rule, module_rule,
 )  # fmt: skip
 
 
@@ -332,7 +338,7 @@ def _degrees(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
             elif axis == "tp" and plan.sequence_parallel and other == 1:
                 without = {"sequence_parallel": False}
             yield _Change(settings | without, other / degree, name=name)
-    if isinstance(site.spec, ModelSpec) and site.spec.n_experts:
+    if site.spec.n_experts:
         for other in divisors(plan.expert_dp * plan.ep):
             if other != plan.ep:
                 yield _Change({"ep": other}, other / plan.ep)
@@ -358,7 +364,7 @@ def _is_idle(change: _Change, plan: ParallelPlan, other: ParallelPlan, site: Sit
     if name in ("asynchronous_tp", "scatter_gather") and plan.sequence_parallel:
         return True
     is_model = isinstance(site.spec, ModelSpec)
-    has_experts = is_model and site.spec.n_experts > 0  # type: ignore[union-attr]
+    has_experts = site.spec.n_experts > 0
     has_shared = is_model and site.spec.shared_expert_hidden > 0  # type: ignore[union-attr]
     # a setting is idle as it is or as it would be: one of the two is its default, of which nothing is said
     return any(

@@ -145,6 +145,29 @@ def _product(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, 
     return [shape]
 
 
+def _grouped(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
+    """Return one product per group: of a tensor of two dimensions every group takes an equal share of the rows or columns.
+
+    References
+    ----------
+    PyTorch, ``torch.nn.functional.grouped_mm``: two dimensions by three share the rows, three by two the columns, two by two
+    what is summed over.
+    """
+    a, b = _matrices(call)
+    groups = next((t.shape[0] for t in (a, b, call.outputs[0]) if len(t.shape) == 3), 1)
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    n_dims = len(a.shape), len(b.shape)
+    if n_dims == (2, 3):
+        each = max(1, -(-m // groups))  # fewer groups where the rows do not suffice
+        groups, m = max(1, round(m / each)), each
+    elif n_dims == (3, 2):
+        n = max(1, -(-n // groups))
+    elif n_dims == (2, 2):
+        k = max(1, -(-k // groups))
+    kernel_pass = _pass(call, is_backward, weight_shapes)
+    return [GemmShape(m=m, n=n, k=k, batch=groups, dtype=a.dtype, kernel_pass=kernel_pass, name="grouped_gemm")]
+
+
 def _convolution(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
     """Return the implicit matrix products of a convolution: pixels x output channels x (channels x taps).
 
@@ -204,6 +227,7 @@ _SPECIAL: dict[str, Callable[[Call, bool, frozenset[tuple[int, ...]]], list[Kern
     "addmm": _product,
     "bmm": _product,
     "baddbmm": _product,
+    "_grouped_mm": _grouped,
     "convolution": _convolution,
     "convolution_backward": _convolution,
     "convolution_transposed": _convolution,

@@ -14,7 +14,7 @@ from typing import Any
 
 from simulator.config import did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
-from simulator.models.layer import Layer, Model
+from simulator.models.layer import CommunicationPoint, Layer, LayerItem, Model
 from simulator.plan import ParallelPlan
 
 _TENSOR = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>(?:\d+|[BS])(?:x(?:\d+|[BS]))*)(?::(?P<dtype>\w+))?")
@@ -108,19 +108,22 @@ class RecordedModule:
         return sum(int(p.numel()) for p in self.module.parameters())
 
     @property
+    def n_experts(self) -> int:
+        """Experts of the modules that its ``ep_plan`` marks; 0 where it has none."""
+        from simulator.models.torch_module import expert_modules
+
+        return max((n for _, n in expert_modules(self.module).values()), default=0)
+
+    @property
     def n_matrix_parameters(self) -> int:
         """None: a recorded module has no blocks."""
         return 0
 
     def model(self, plan: ParallelPlan) -> Model:
         """Record the module as one rank of a plan runs it."""
-        is_planned = bool(getattr(self.module, "tp_plan", None)) and not plan.sequence_parallel
-        for degree in ("cp", "ep") if is_planned else ("tp", "cp", "ep"):
-            if getattr(plan, degree) > 1:
-                raise InfeasiblePlanError(
-                    f"{degree}={getattr(plan, degree)}: how {self.name} is split inside its layers is not known",
-                    hint="a recorded module takes data, sharded and pipeline parallelism, and tensor parallelism by a tp_plan of its own",
-                )
+        refused = self.refusal(plan)
+        if refused:
+            raise InfeasiblePlanError(refused[0], hint=refused[1])
         if plan.lora_rank:
             raise InfeasiblePlanError(
                 f"lora_rank={plan.lora_rank}: which weights of a recorded module are frozen is not known",
@@ -133,17 +136,39 @@ class RecordedModule:
                 f"{'recompute=selective' if selective else f'precision={plan.precision}'} is not known for a recorded module",
                 hint=advice if selective else "use --precision bf16",
             )
-        length = plan.sequence_length or self.max_positions
-        key = (plan.tp, plan.micro_batch, length, plan.precision, plan.attention, plan.recompute)
+        length = (plan.sequence_length or self.max_positions) // plan.cp
+        degrees = (plan.tp, plan.cp, plan.ep)
+        key = (degrees, plan.micro_batch, length, plan.precision, plan.attention, plan.recompute)
         if key not in self._known:
             recorded = self._record(plan, length)
-            if plan.tp > 1:
-                whole = self.model(replace(plan, tp=1))
+            if degrees != (1, 1, 1):
+                whole = self.model(replace(plan, tp=1, cp=1, ep=1))
                 flops = whole.model_flops_per_sequence
                 recorded = replace(recorded, n_parameters=whole.n_parameters, model_flops_per_sequence=flops)
             layers = _recomputed(recorded.layers) if plan.recompute == "full" else recorded.layers
             self._known[key] = replace(recorded, layers=layers)
         return self._known[key]
+
+    def refusal(self, plan: ParallelPlan) -> tuple[str, str] | None:
+        """Return why the module is not split as a plan says, with the way out, or None."""
+        has_length = any("S" in tensor.shape for tensor in self.inputs)
+        name, length = self.name, plan.sequence_length or self.max_positions
+        rules = (
+            (plan.tp > 1 and not getattr(self.module, "tp_plan", None), f"tp={plan.tp}: {name} has no tp_plan",
+             'say what is split: tp_plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}'),
+            (plan.tp > 1 and plan.sequence_parallel, f"sequence_parallel: the tp_plan of {name} keeps tokens whole", "record it without"),
+            (plan.ep > 1 and not self.n_experts, f"ep={plan.ep}: {name} has no ep_plan",
+             'mark what holds its experts: ep_plan = {"layers.*.experts": "expert_parallel"}'),
+            (plan.ep > 1 and plan.etp not in (None, plan.tp), f"etp={plan.etp}: the tp_plan of {name} alone splits experts",
+             f"etp={plan.tp}"),
+            (self.n_experts and (plan.moe_imbalance != 1 or plan.moe_capacity_factor),
+             f"moe_imbalance, moe_capacity_factor: {name} routes its tokens itself", "leave them out"),
+            (plan.cp > 1 and not has_length, f"cp={plan.cp}: no argument of {name} has an open length", "write S for it in --batch"),
+            (length % plan.cp, f"cp={plan.cp} does not divide the sequence of {length} tokens", f"cp must divide {length}"),
+            (plan.cp > 1 and plan.attention != "flash", f"cp={plan.cp}: sequences are split inside fused attention alone",
+             "use --attention flash"),
+        )  # fmt: skip
+        return next(((what, hint) for is_broken, what, hint in rules if is_broken), None)
 
     def _record(self, plan: ParallelPlan, length: int) -> Model:
         from simulator.models.torch_module import load_torch, record_module
@@ -181,6 +206,8 @@ class RecordedModule:
                 dtype="fp32" if is_autocast else kept,
                 autocast=plan.precision.removeprefix("amp_") if is_autocast else "",
                 tp=plan.tp,
+                cp=plan.cp,
+                ep=plan.ep,
                 **named,
             )
         except SimulatorError:
@@ -189,7 +216,16 @@ class RecordedModule:
             raise ConfigError(
                 f"{self.name}: forward fails: {type(error).__name__}: {error}", hint=f"write {_SYNTAX}"
             ) from None
+        if plan.cp > 1 and not any(_is_context(item) for layer in model.layers for item in layer.forward):
+            raise InfeasiblePlanError(
+                f"cp={plan.cp}: {self.name} never calls scaled_dot_product_attention, inside which a sequence is split",
+                hint="use it for attention, or dp",
+            )
         return replace(model, layers=_named_blocks(model.layers))
+
+
+def _is_context(item: LayerItem) -> bool:
+    return isinstance(item, CommunicationPoint) and item.operator == "context"
 
 
 def _named_blocks(layers: Sequence[Layer]) -> tuple[Layer, ...]:

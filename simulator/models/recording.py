@@ -33,6 +33,10 @@ class Recorder:
     ----------
     weak_reference : callable
         Makes a weak reference of a storage, with a method ``expired``.
+    experts : tuple of str
+        With what the names of experts' parameters begin.
+    n_tokens : int
+        Tokens of the recorded micro-batch.
     """
 
     def __init__(
@@ -40,10 +44,14 @@ class Recorder:
         weak_reference: Callable[[Any], Any],
         parameters: dict[int, str],
         shapes: frozenset[tuple[int, ...]],
+        experts: tuple[str, ...] = (),
+        n_tokens: int = 1,
     ) -> None:
         self.weak_reference = weak_reference
         self.names = parameters
         self.shapes = shapes
+        self.experts = experts
+        self.n_tokens = n_tokens
         self.segments: list[Segment] = [Segment("input")]
         self.current = self.segments[0]
         self.is_backward = False
@@ -73,6 +81,11 @@ class Recorder:
     def leave(self) -> None:
         """Note that the innermost submodule has ended."""
         self._running.pop()
+
+    @property
+    def place(self) -> str:
+        """Where a message says that something happened."""
+        return f" in submodule '{self.path}'" if self.path else ""
 
     @property
     def is_recomputing(self) -> bool:
@@ -137,7 +150,8 @@ class Recorder:
             name = self.names.get(id(tensor), "")
             if name and name not in self.seen:
                 self.seen.add(name)
-                self.current.parameters.append(Parameter(name=name, n_elements=tensor.numel()))
+                is_expert = name.startswith(self.experts)
+                self.current.parameters.append(Parameter(name=name, n_elements=tensor.numel(), is_expert=is_expert))
 
     # ---- memory --------------------
 

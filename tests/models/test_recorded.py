@@ -60,6 +60,28 @@ class Silent(Plain):
     def forward(self, x):
         self.layer(x)
 
+class Attention(Plain):
+    def forward(self, x):
+        y = self.layer(x).unsqueeze(1)
+        return torch.nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True)
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(4, 8, 8))
+    def forward(self, x):
+        return torch.bmm(x.view(4, -1, 8) if x.dim() == 2 else x, self.up)
+
+class Mixture(nn.Module):
+    ep_plan = {"experts": "expert_parallel"}
+    tp_plan = {"layer": "colwise_gather_output"}
+    def __init__(self):
+        super().__init__()
+        self.layer, self.experts = nn.Linear(8, 8), Experts()
+    def forward(self, x):
+        y = self.layer(x)
+        return self.experts(y.reshape(4, -1, 8)).view_as(y)
+
 def broken():
     raise RuntimeError("no weights here")
 
@@ -134,10 +156,51 @@ def test_example_arguments_fix_the_batch(code):
     assert open_module(f"{code}:Plain", ["Bx8"]).rows == 0
 
 
-@pytest.mark.parametrize("settings", [{"tp": 2}, {"cp": 2}, {"recompute": "selective"}, {"precision": "fp8"}])
-def test_what_only_the_author_could_split(code, settings):
-    with pytest.raises(InfeasiblePlanError):
-        open_module(f"{code}:Plain", ["Bx8"]).model(plan(**settings))
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("Plain", {"tp": 2}, "tp=2: .* has no tp_plan"),
+        ("Plain", {"ep": 2}, "ep=2: .* has no ep_plan"),
+        ("Plain", {"cp": 2}, "never calls scaled_dot_product_attention"),
+        ("Plain", {"recompute": "selective"}, "recompute=selective is not known"),
+        ("Plain", {"precision": "fp8"}, "precision=fp8 is not known"),
+        ("Mixture", {"tp": 2, "sequence_parallel": True}, "keeps tokens whole"),
+        ("Mixture", {"ep": 2, "etp": 2}, "etp=2"),
+        ("Mixture", {"moe_imbalance": 1.5}, "routes its tokens itself"),
+        ("Mixture", {"moe_capacity_factor": 1.0}, "routes its tokens itself"),
+        ("Attention", {"cp": 3, "gpus": 3}, "cp=3 does not divide the sequence of 16 tokens"),
+        ("Attention", {"cp": 2, "attention": "eager"}, "fused attention alone"),
+    ],
+)
+def test_what_only_the_author_could_split(code, name, settings, message):
+    with pytest.raises(InfeasiblePlanError, match=message):
+        open_module(f"{code}:{name}", ["BxSx8"], sequence_length=16).model(plan(**settings))
+
+
+def test_a_fixed_length_is_not_split(code):
+    with pytest.raises(InfeasiblePlanError, match=r"no argument of .* has an open length"):
+        open_module(f"{code}:Attention", ["Bx16x8"]).model(plan(cp=2, sequence_length=16))
+
+
+def test_ranks_split_what_the_module_marks(code):
+    """Two rows of 16 tokens of 8 elements in 16 bits: a rank sends 512 bytes to its experts, or half its tokens' keys and values
+    over; the whole has the same parameters and FLOPs whoever has them."""
+    experts = open_module(f"{code}:Mixture", ["BxSx8"], sequence_length=16)
+    attention = open_module(f"{code}:Attention", ["BxSx8"], sequence_length=16)
+    assert (experts.n_experts, attention.n_experts) == (4, 0)
+    for module, axis, collective, n_bytes in (
+        (experts, "ep", "all_to_all", 4 * 2 * 16 * 8 * 2),
+        (attention, "cp", "all_gather", 2 * (2 * 2 * 16 * 8 * 2)),
+    ):
+        answers = [
+            simulate(Scenario(topology="polaris", model="mine", plan=plan(cp_comm_type="all_gather", **s)), spec=module)
+            for s in ({}, {axis: 2})
+        ]
+        sent = [[row["bytes"] for row in a.metrics.communication if row["axis"] == axis] for a in answers]
+        assert sum(sent[0]) == 0 and sent[1][0] == n_bytes
+        assert answers[0].model.n_parameters == answers[1].model.n_parameters == module.n_parameters
+        assert answers[0].model.model_flops_per_sequence == answers[1].model.model_flops_per_sequence
+        assert {row["collective"] for row in answers[1].metrics.communication if row["axis"] == axis} >= {collective}
 
 
 def test_a_module_without_fused_attention_says_so_and_runs_without(code):

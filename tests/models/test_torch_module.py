@@ -106,7 +106,7 @@ def test_a_plan_of_names_splits_a_module(tp):
 @pytest.mark.parametrize(
     ("plan", "text"),
     [
-        ({"blocks.*.qkv": "packed_colwise"}, "'packed_colwise' is not known here"),
+        ({"blocks.*.qkv": "packed_rowwise"}, "'packed_rowwise' is not known here"),
         ({"blocks.*.norm_1": "colwise"}, "blocks.0.norm_1 is a LayerNorm"),
         ({"layers.*.qkv": "colwise"}, "no submodule is called layers"),
         ({"embedding": "rowwise"}, "tp=3 does not divide embedding.weight"),
@@ -368,3 +368,201 @@ def test_the_backend_of_attention_is_the_modules_choice(kind, n_kernels):
     model = record_module(kind(64, 4), torch.zeros(2, 16, 64))
     kernels = [item for layer in model.layers for item in layer.forward]
     assert sum(isinstance(item, AttentionShape) for item in kernels) == n_kernels
+
+
+class Experts(nn.Module):
+    """Weights ``[experts, ...]`` for tokens sorted by expert, of which ``counts`` says how many each has."""
+
+    def __init__(self, hidden=64, width=128, n_experts=8):
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(n_experts, hidden, width))
+        self.down = nn.Parameter(torch.empty(n_experts, width, hidden))
+
+    def forward(self, x, counts):
+        ends = counts.cumsum(0).to(torch.int32)
+        return functional.grouped_mm(
+            functional.gelu(functional.grouped_mm(x, self.up, offs=ends)), self.down, offs=ends
+        )
+
+
+class Shares(Experts):
+    """The same for an equal share of tokens each, ``[experts, rows, hidden]``."""
+
+    def forward(self, x, gates):
+        return torch.bmm(functional.gelu(torch.bmm(x, self.up)), self.down) * gates[..., None]
+
+
+class Chosen(Experts):
+    """The same for tokens and their experts ``[rows, top_k]``, as the modules of transformers take them."""
+
+    num_experts = 0
+
+    def __init__(self):
+        super().__init__()
+        self.num_experts = len(self.up)
+
+    def forward(self, x, chosen):
+        counts = torch.zeros(self.num_experts, dtype=torch.long)
+        copies = super().forward(x.repeat_interleave(chosen.shape[1], 0), counts)
+        return copies.unflatten(0, chosen.shape).sum(1)
+
+
+class Mixture(nn.Module):
+    ep_plan: ClassVar = {"blocks.*.experts": "expert_parallel"}
+
+    def __init__(self, kind, layers=2, top_k=2):
+        super().__init__()
+        self.top_k = top_k
+        self.embedding = nn.Embedding(100, 64)
+        self.blocks = nn.ModuleList(nn.ModuleDict({"experts": kind(), "mix": nn.Linear(64, 64)}) for _ in range(layers))
+        for block in self.blocks:
+            block.forward = partial(self.run, block)
+
+    def run(self, block, x):
+        rows, experts = x.flatten(0, 1), block["experts"]
+        copies = rows.repeat(self.top_k, 1)
+        if type(experts) is Shares:
+            y = experts(copies.view(8, -1, 64), copies.new_zeros(8, len(copies) // 8))
+            y = torch.cat([y[index] for index in range(8)])
+        elif type(experts) is Chosen:
+            return x + experts(block["mix"](rows), torch.zeros(len(rows), self.top_k, dtype=torch.long)).view_as(x)
+        else:
+            y = experts(copies, torch.zeros(8, dtype=torch.long))
+        return x + block["mix"](y.view(self.top_k, *x.shape).sum(0))
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("ep", [2, 4])
+@pytest.mark.parametrize("kind", [Experts, Shares, Chosen])
+def test_marked_experts_are_shared_out(kind, ep):
+    """torchtitan's ``ExpertParallel``: each rank has its share of the experts, and all its tokens' copies travel there and back, in both
+    passes; with tokens spread evenly a rank computes as much as without."""
+    whole, part = (record_module(Mixture(kind), IDS, dtype="bf16", ep=degree) for degree in (1, ep))
+    n_bytes = 2 * 2 * 32 * 2 * 64  # two copies of 2 x 32 tokens of 64 elements in 16 bits
+    found = [
+        [i for i in way if isinstance(i, CommunicationPoint)]
+        for way in (part.layers[1].forward, part.layers[1].backward)
+    ]
+    assert [[(i.operator, i.n_bytes, i.n_copies, i.n_tokens) for i in way] for way in found] == [
+        [("dispatch", n_bytes, 2, 64), ("combine", n_bytes, 2, 64)],
+        [("combine", n_bytes, 2, 64), ("dispatch", n_bytes, 2, 64)],
+    ]
+    assert not any(points(layer) != [[], []] for layer in whole.layers)
+    experts = 2 * 8 * 64 * 128
+    assert [model.layers[1].n_expert_parameters for model in (whole, part)] == [experts, experts // ep]
+    assert part.layers[1].n_parameters - part.layers[1].n_expert_parameters == 64 * 64 + 64
+    assert part.layers[1].n_forward_flops == whole.layers[1].n_forward_flops == 2 * 64 * (2 * 2 * 64 * 128 + 64 * 64)
+    assert part.layers[1].saved_bytes == pytest.approx(whole.layers[1].saved_bytes, abs=8 * 4)  # ends of fewer experts
+    products = [i for i in part.layers[1].forward if isinstance(i, GemmShape) and i.n == 128]
+    assert [(i.batch, i.m) for i in products] == [(8 // ep, 16 * ep)]
+
+
+def test_experts_split_over_tensor_parallel_ranks():
+    """transformers' ``moe_tp_experts``: each rank has a part of every expert, and reduces the output, and backward the input's gradient."""
+    module = Mixture(Experts)
+    module.tp_plan = {
+        "blocks.*.experts.up": "rowwise", "blocks.*.experts.down": "packed_colwise", "blocks.*.experts": "moe_tp_experts",
+    }  # fmt: skip
+    whole, part = (record_module(module, IDS, dtype="bf16", tp=degree) for degree in (1, 4))
+    n_bytes = 2 * 2 * 2 * 32 * 64  # all copies of all tokens
+    assert points(part.layers[1]) == [[("g", n_bytes)], [("f", n_bytes)]]
+    assert part.layers[1].n_expert_parameters * 4 == whole.layers[1].n_expert_parameters
+    products = [[i for i in m.layers[1].forward if getattr(i, "name", "") == "grouped_gemm"] for m in (whole, part)]
+    assert [sum(i.n_flops for i in some) for some in products] == [2 * 128 * 2 * 64 * 128, 2 * 128 * 2 * 64 * 128 / 4]
+    module.tp_plan = {"blocks.*.experts.up": "rowwise"}
+    with pytest.raises(SimulatorError, match=r"tp=3 does not divide blocks\.0\.experts\.up"):
+        record_module(module, IDS, dtype="bf16", tp=3)
+
+
+def test_as_many_tokens_as_experts_are_no_shares():
+    part = record_module(Mixture(Experts), IDS[:1, :4], dtype="bf16", ep=2)
+    assert points(part.layers[1])[0] == [("dispatch", 2 * 8 * 64), ("combine", 2 * 8 * 64)]
+
+
+def test_parameters_of_several_numbers_of_experts():
+    module = Mixture(Experts)
+    module.blocks[1]["experts"].down = nn.Parameter(torch.empty(4, 128, 64))
+    with pytest.raises(SimulatorError, match=r"blocks\.1\.experts does not hold its experts"):
+        record_module(module, IDS, dtype="bf16", ep=2)
+
+
+def test_modules_of_experts_are_left_as_they_were():
+    module = Mixture(Chosen)
+    record_module(module, IDS, dtype="bf16", ep=4)
+    assert [block["experts"].num_experts for block in module.blocks] == [8, 8]
+    assert not module.blocks[0]["experts"]._forward_hooks and not module.blocks[0]["experts"]._forward_pre_hooks
+
+
+def test_products_of_groups_are_products():
+    """Every group has an equal share of the rows; both gradients of a product have as many FLOPs as it (torch's ``grouped_mm``)."""
+    layers = record_module(Mixture(Experts, layers=1), IDS, dtype="bf16").layers
+    items = [item for layer in layers for item in (*layer.forward, *layer.backward)]
+    found = [i for i in items if isinstance(i, GemmShape) and i.name == "grouped_gemm"]
+    up, down = {"m": 16, "n": 128, "k": 64}, {"m": 16, "n": 64, "k": 128}
+    to_up, to_down = {"m": 64, "n": 128, "k": 16}, {"m": 128, "n": 64, "k": 16}
+    expected = [
+        ("forward", up),
+        ("forward", down),
+        ("dgrad", up),
+        ("dgrad", down),
+        ("wgrad", to_up),
+        ("wgrad", to_down),
+    ]
+    assert {(i.kernel_pass, i.batch, i.m, i.n, i.k) for i in found} == {(word, 8, *s.values()) for word, s in expected}
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize(
+    ("plan", "ep", "text"),
+    [
+        ({"blocks.*.experts": "expert_parallel"}, 3, "ep=3 does not divide blocks.0.experts.up"),
+        ({"blocks.*": "expert_parallel"}, 2, "blocks.0 does not hold its experts"),
+        ({"blocks.*.mix": "expert_parallel"}, 3, "ep=3 does not divide blocks.0.mix.weight"),
+        ({"blocks.*.experts": "ep_router"}, 2, "'ep_router' is not known here"),
+        ({"mlp.experts": "ExpertParallel"}, 2, "ep_plan: no submodule is called mlp.experts"),
+    ],
+)
+def test_experts_that_cannot_be_shared_out(plan, ep, text):
+    module = Mixture(Experts)
+    module.ep_plan = plan
+    with pytest.raises(SimulatorError, match=text):
+        record_module(module, IDS, dtype="bf16", ep=ep)
+
+
+def test_a_sequence_is_split_inside_attention():
+    """Ring attention (arXiv:2310.01889): a rank's queries meet all keys, whose keys and values of the whole sequence pass by."""
+    whole, part = (
+        record_module(Net(), IDS, IDS, dtype="bf16"),
+        record_module(Net(), IDS[:, :8], IDS[:, :8], dtype="bf16", cp=4),
+    )
+    n_bytes = 2 * 2 * 2 * 32 * 64  # keys and values of 2 x 32 tokens of 64 elements in 16 bits
+    assert points(part.layers[1]) == [[("context", n_bytes)]] * 2
+    kernels = [[i for i in m.layers[1].forward if isinstance(i, AttentionShape)] for m in (whole, part)]
+    assert [(i.seq_q, i.seq_k, i.causal) for way in kernels for i in way] == [(32, 32, True), (8, 32, True)]
+    assert part.layers[1].n_forward_flops * 4 == whole.layers[1].n_forward_flops
+    order = [
+        [type(i) for i in way if isinstance(i, AttentionShape | CommunicationPoint)]
+        for way in (part.layers[1].forward, part.layers[1].backward)
+    ]
+    assert order == [[CommunicationPoint, AttentionShape], [AttentionShape, CommunicationPoint]]
+
+
+def test_masks_are_not_split_with_a_sequence():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Linear(64, 64)
+
+        def forward(self, x):
+            q = self.mix(x).unsqueeze(1)
+            return functional.scaled_dot_product_attention(q, q, q, attn_mask=x.new_zeros(x.shape[1], x.shape[1]))
+
+    x = torch.zeros(2, 16, 64)
+    assert record_module(Masked(), x).layers
+    with pytest.raises(SimulatorError, match="cp=2: attention in submodule 'mix' has a mask"):
+        record_module(Masked(), x, cp=2)

@@ -7,6 +7,7 @@ notes every operator. Torch is imported when a module is recorded and not before
 from __future__ import annotations
 
 from simulator.models.torch_module.load import load_torch
+from simulator.models.torch_module.partition import expert_modules
 from simulator.models.torch_module.record import record_module
 
-__all__ = ["load_torch", "record_module"]
+__all__ = ["expert_modules", "load_torch", "record_module"]

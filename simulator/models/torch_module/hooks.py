@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,10 @@ from simulator.models.torch_module.modes import recording_modes
 
 @contextmanager
 def recording(
-    torch: Any, module: Any, state: dict[str, Any], recorder: Recorder, attention: str
+    torch: Any, module: Any, state: dict[str, Any], recorder: Recorder, attention: str, cp: int
 ) -> Iterator[tuple[Any, Any]]:
     """Set the hooks of modules and parameters, and take them away again."""
-    dispatch, functions = recording_modes(torch, recorder, attention)
+    dispatch, functions = recording_modes(torch, recorder, attention, cp)
     handles = _hooks(torch, module, recorder)
     for tensor in state.values():
         if tensor.requires_grad:
@@ -114,18 +114,20 @@ def _blocks(torch: Any, module: Any) -> dict[Any, str]:
 
 
 def empty_state(
-    module: Any, empty: Callable[[Any], Any], *, split: Mapping[str, int], tp: int
+    module: Any, empty: Callable[[Any], Any], *, split: Mapping[str, Iterable[tuple[int, int]]]
 ) -> tuple[dict[str, Any], dict[int, str]]:
     """Return empty twins of all parameters and buffers by name, tied ones shared, and parameter names.
 
-    Of parameters that ``split`` gives a dimension for they are one rank's.
+    Of parameters that ``split`` gives dimensions and numbers of parts for they are one rank's.
     """
     state: dict[str, Any] = {}
     twins: dict[int, Any] = {}
     named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     for key, tensor in named:
         if id(tensor) not in twins:
-            local = tensor.detach().chunk(tp, split[key])[0] if key in split else tensor
+            local = tensor.detach()
+            for dim, degree in split.get(key, ()):
+                local = local.chunk(degree, dim)[0]
             twins[id(tensor)] = empty(local).requires_grad_(tensor.requires_grad)
         state[key] = twins[id(tensor)]
     return state, {id(state[key]): key for key, _ in module.named_parameters()}

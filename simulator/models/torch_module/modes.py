@@ -10,10 +10,11 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from simulator.errors import InfeasiblePlanError
 from simulator.models.aten import TensorSize
-from simulator.models.layer import AttentionShape, Pass, PointwiseShape
+from simulator.models.layer import AttentionShape, CommunicationPoint, Pass, PointwiseShape
 from simulator.models.recording import Recorder
 from simulator.models.torch_module.load import load_torch
 
@@ -34,7 +35,7 @@ WIDE = frozenset(_WIDE_NAMES.split())
 _TRANSPOSED = {"convolution": (6,), "convolution_backward": (7,)}
 
 
-def recording_modes(torch: Any, recorder: Recorder, attention: str) -> tuple[Any, Any]:
+def recording_modes(torch: Any, recorder: Recorder, attention: str, cp: int) -> tuple[Any, Any]:
     """Return the dispatch mode and the function mode, bound to a recorder."""
     tree_leaves = load_torch("utils._pytree").tree_leaves
 
@@ -51,7 +52,7 @@ def recording_modes(torch: Any, recorder: Recorder, attention: str) -> tuple[Any
 
     base = load_torch("utils._python_dispatch").TorchDispatchMode
     mode = type("Dispatch", (base,), {"__torch_dispatch__": dispatch})()
-    return mode, _functions(torch, recorder, attention)
+    return mode, _functions(torch, recorder, attention, cp)
 
 
 def _function(torch: Any, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
@@ -60,9 +61,9 @@ def _function(torch: Any, forward: Callable[..., Any], backward: Callable[..., A
     return type("Recorded", (torch.autograd.Function,), methods)
 
 
-def _functions(torch: Any, recorder: Recorder, attention: str) -> Any:
+def _functions(torch: Any, recorder: Recorder, attention: str, cp: int) -> Any:
     """Return the mode that puts the GPU's one kernel for what the CPU takes apart, and its types under autocast."""
-    flash, masked = _flash(torch, recorder), _masked(torch, recorder)
+    flash, masked = _flash(torch, recorder, cp), _masked(torch, recorder)
     functional = torch.nn.functional
     tree_map = load_torch("utils._pytree").tree_map
 
@@ -78,7 +79,13 @@ def _functions(torch: Any, recorder: Recorder, attention: str) -> Any:
         if func is functional.scaled_dot_product_attention and attention == "flash" and _may_fuse(torch):
             q, k, v = (t if cast_to is None else t.to(cast_to) for t in _operands(args, kwargs))
             probability = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-            return flash.apply(q, k, v, _is_causal(recorder, args, kwargs), probability > 0)
+            is_causal = _is_causal(recorder, args, kwargs)
+            if cp > 1 and not is_causal and _mask(args, kwargs) is not None:
+                raise InfeasiblePlanError(
+                    f"cp={cp}: attention{recorder.place} has a mask, whose columns belong to the whole sequence",
+                    hint="leave the mask out, or give is_causal=True: torch's context_parallel takes no other",
+                )
+            return flash.apply(q, k, v, is_causal, probability > 0)
         if func is functional.dropout:
             probability = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             training = kwargs.get("training", args[2] if len(args) > 2 else True)
@@ -100,18 +107,29 @@ def _operands(args: Any, kwargs: Any) -> Any:
     return (args + tuple(kwargs[n] for n in ("query", "key", "value") if n in kwargs))[:3]
 
 
+def _mask(args: Any, kwargs: Any) -> Any:
+    return kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+
+
 def _is_causal(recorder: Recorder, args: Any, kwargs: Any) -> bool:
     """Tell whether attention is causal: as it says, or by a mask where the module says so.
 
     Transformers builds the mask on tensors without data, and leaves it to ``is_causal`` on a GPU.
     """
-    mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
     stated = kwargs.get("is_causal", args[5] if len(args) > 5 else False)
-    return bool(stated or (mask is not None and getattr(recorder.module, "is_causal", False)))
+    return bool(stated or (_mask(args, kwargs) is not None and getattr(recorder.module, "is_causal", False)))
 
 
-def _flash(torch: Any, recorder: Recorder) -> Any:
-    """Return fused attention: one kernel each way, outputs laid out as the kernels lay them out."""
+def _flash(torch: Any, recorder: Recorder, cp: int) -> Any:
+    """Return fused attention: one kernel each way, outputs laid out as the kernels lay them out.
+
+    Under context parallelism queries are a rank's, and keys and values of all ranks are exchanged.
+    """
+
+    def exchange(k: Any, v: Any, kernel_pass: Literal["forward", "backward"]) -> list[CommunicationPoint]:
+        n_bytes = (k.numel() * k.element_size() + v.numel() * v.element_size()) * cp
+        point = CommunicationPoint(operator="context", n_bytes=n_bytes, kernel_pass=kernel_pass, overlaps=1)
+        return [point] if cp > 1 else []
 
     def by_token(like: Any, width: int) -> Any:
         *batch, heads, length, _ = like.shape
@@ -124,7 +142,7 @@ def _flash(torch: Any, recorder: Recorder) -> Any:
             heads=q.shape[-3],
             kv_heads=k.shape[-3],
             seq_q=q.shape[-2],
-            seq_k=k.shape[-2],
+            seq_k=k.shape[-2] * cp,
             head_dim=q.shape[-1],
             causal=causal,
             dtype=recorder.size(q).dtype,
@@ -134,12 +152,13 @@ def _flash(torch: Any, recorder: Recorder) -> Any:
             output = by_token(q, v.shape[-1])
             statistics = q.new_empty(q.shape[:-1], dtype=torch.float32)
         recorder.follow([output, statistics])
-        recorder.add([ctx.shape])
+        recorder.add([*exchange(k, v, "forward"), ctx.shape])
         ctx.save_for_backward(q, k, v, output, statistics)
         return output
 
     def backward(ctx: Any, *gradients: Any) -> Any:
-        recorder.add([replace(ctx.shape, kernel_pass="backward")])
+        _, k, v, *_ = ctx.saved_tensors
+        recorder.add([replace(ctx.shape, kernel_pass="backward"), *exchange(k, v, "backward")])
         with recorder.paused():
             made = [by_token(t, t.shape[-1]) for t in ctx.saved_tensors[:3]]
         recorder.follow(made)

@@ -13,7 +13,7 @@ from simulator.models.recording import Recorder
 from simulator.models.torch_module.hooks import empty_state, recording, replaced
 from simulator.models.torch_module.load import load_torch
 from simulator.models.torch_module.modes import attention_backend, gpu_autocast, plain_operators, quiet
-from simulator.models.torch_module.partition import local_parameters, partitioned
+from simulator.models.torch_module.partition import expert_modules, local_parameters, partitioned
 
 #: what makes fake tensors, and prints a traceback for every operator that cannot run on them
 _FAKE = "torch._subclasses.fake_tensor"
@@ -28,16 +28,18 @@ def record_module(
     dtype: str = "",
     autocast: str = "",
     tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
     **keywords: Any,
 ) -> Model:
-    """Record forward and backward of a module and return them as a model.
+    """Record forward and backward of a module and return them as a model, whose sequences are the rows of the first input.
 
     Parameters
     ----------
     module : torch.nn.Module
         On any device; it is left as it was. Its largest ``ModuleList`` or ``Sequential`` gives the layers.
     *inputs, **keywords
-        Arguments of its ``forward``; tensors are replaced by fake ones of the same shape.
+        Arguments of its ``forward``; tensors are replaced by fake ones of the same shape: with ``cp`` of a rank's tokens.
     loss : callable, optional
         From the output to a scalar; the output's ``loss`` or the mean of its first tensor unless given.
     attention : str
@@ -46,31 +48,27 @@ def record_module(
         Convert weights and floating-point inputs to ``bf16``, ``fp16`` or ``fp32`` first.
     autocast : str
         Run forward under autocast to ``bf16`` or ``fp16``.
-    tp : int
-        Ranks over which the module's ``tp_plan`` splits it; one of them is recorded.
-
-    Returns
-    -------
-    Model
-        One sequence is one row of the first input.
+    tp, cp, ep : int
+        Ranks over which its ``tp_plan`` splits it, that share a sequence, and that share the experts which its ``ep_plan`` marks;
+        one of them is recorded.
     """
     torch = load_torch()
     _check(attention)
-    wanted, cast_to = _dtype(torch, "dtype", dtype), _dtype(torch, "autocast", autocast)
+    cast_to = _dtype(torch, "autocast", autocast)
     fake = load_torch(_FAKE.removeprefix("torch.")).FakeTensorMode(allow_non_fake_inputs=True)
-    empty = _emptier(torch, fake, wanted)
-    state, names = empty_state(module, empty, split=local_parameters(torch, module, tp), tp=tp)
-    recorder = _recorder(state, names)
-    arguments = load_torch("utils._pytree").tree_map(
-        lambda a: empty(a) if isinstance(a, torch.Tensor) else a, (inputs, keywords)
-    )
+    empty = _emptier(torch, fake, _dtype(torch, "dtype", dtype))
+    experts = expert_modules(module)
+    state, names = empty_state(module, empty, split=local_parameters(torch, module, experts, tp=tp, ep=ep))
+    recorder = _recorder(state, names, tuple(f"{name}." for name in experts), (*inputs, *keywords.values()))
+    tree_map = load_torch("utils._pytree").tree_map
+    arguments = tree_map(lambda a: empty(a) if isinstance(a, torch.Tensor) else a, (inputs, keywords))
 
     def forward() -> Any:
         with torch.autocast("cpu", cast_to) if cast_to is not None else nullcontext():
             return _scalar(torch, module(*arguments[0], **arguments[1]), loss)
 
-    parts = partitioned(torch, module, recorder, tp)
-    with replaced(module, state), parts, recording(torch, module, state, recorder, attention) as modes:
+    parts = partitioned(torch, module, recorder, experts, tp=tp, ep=ep)
+    with replaced(module, state), parts, recording(torch, module, state, recorder, attention, cp) as modes:
         around = (quiet(_FAKE), gpu_autocast(torch), fake, plain_operators(torch), *modes, attention_backend(attention))
         _run(torch, forward, recorder, around)
     layers = recorder.layers()
@@ -131,10 +129,15 @@ def _dtype(torch: Any, key: str, name: str) -> Any:
     return known[name]
 
 
-def _recorder(state: dict[str, Any], names: dict[int, str]) -> Recorder:
+def _recorder(
+    state: dict[str, Any], names: dict[int, str], experts: tuple[str, ...], arguments: tuple[Any, ...]
+) -> Recorder:
     """Return a recorder that knows the parameters, and leaves them out of what it counts."""
     shapes = frozenset(tuple(state[key].shape) for key in names.values() if state[key].dim() > 1)
-    recorder = Recorder(load_torch("multiprocessing.reductions").StorageWeakRef, names, shapes)
+    first = next((one for one in arguments if hasattr(one, "shape") and one.dim()), None)
+    n_tokens = 1 if first is None else max(1, first.shape[:2].numel())
+    reference = load_torch("multiprocessing.reductions").StorageWeakRef
+    recorder = Recorder(reference, names, shapes, experts, n_tokens)
     for tensor in state.values():
         recorder.ignore(tensor)
     return recorder
@@ -172,7 +175,7 @@ def _scalar(torch: Any, output: Any, loss: Callable[[Any], Any] | None) -> Any:
 
 def _explained(error: Exception, recorder: Recorder) -> ConfigError:
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    place = f" in submodule '{recorder.path}'" if recorder.path else ""
+    place = recorder.place
     name, words = type(error).__name__, ("item()", "local_scalar", "data-dependent", "meta tensor", ".numpy()")
     if name == "DynamicOutputShapeException":
         return ConfigError(
