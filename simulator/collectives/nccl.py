@@ -120,7 +120,7 @@ def find_channels(shape: GroupShape) -> Channels:
 
 def _duplicate(shape: GroupShape, n_channels: int, speed: float) -> Channels:
     """Split fast channels, and once more where there is room."""
-    limit = 50.0 if shape.generation == "hopper" and n_channels > 4 else 25.0
+    limit = 50.0 if shape.generation in ("hopper", "blackwell") and n_channels > 4 else 25.0
     if speed >= limit:
         n_channels, speed = 2 * n_channels, speed / 2
     if 2 * n_channels <= _MAX_CHANNELS.get(shape.generation, 24):

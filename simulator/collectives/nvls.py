@@ -121,15 +121,16 @@ class Nvls(MessagesAtOnce):
 
         What a turn of the pipeline moves is a chunk for each channel and each GPU that owns a share, and so it fills later
         in a larger domain (NVIDIA/nccl v2.30.7, ``src/enqueue.cc``). The rate is that of the whole buffer, whatever share of
-        it a GPU owns: 4, 8 and 64 GPUs of Blackwell move 457, 482 and 473 GB/s.
+        it a GPU owns: 4, 8 and 64 GPUs of Blackwell move 457, 482 and 473 GB/s. A hop between domains hands on a turn, too.
         """
         shape, nvls, between = case.shape, case.inside.nvls, case.between
-        deeper = self.n_stages(shape) * min(shape.ranks_per_node, MOST_HEADS) / FILL_HEADS
+        heads = min(shape.ranks_per_node, MOST_HEADS) / FILL_HEADS
+        deeper = self.n_stages(shape) * heads
         latency_s = nvls.base_s + deeper * nvls.fill_s * case.n_bytes / (case.n_bytes + deeper * nvls.fill_bytes)
         efficiency = nvls.efficiency
         if shape.n_nodes > 1:
             efficiency *= nvls.across
-            latency_s += between.tree.base_s[SIMPLE] + self.depth(shape) * between.tree.hop_s[SIMPLE]
+            latency_s += between.tree.base_s[SIMPLE] + self.depth(shape) * max(1.0, heads) * between.tree.hop_s[SIMPLE]
         return Terms(
             latency_s=latency_s,
             scales=Scales(inside=1.0 / efficiency, nics=1.0 / between.tree.efficiency[SIMPLE], beyond=1.0),

@@ -26,7 +26,7 @@ from simulator.network.base import Step
 # NCCL's figures in GB/s; one row per generation, columns: 1 node, 2 nodes, more nodes
 _CHANNEL = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0), (70.0, 42.8, 24.0))
 _LL128_CHANNEL = ((20.0,) * 3, (20.0,) * 3, (36.7, 36.7, 29.0), (55.6, 31.67, 20.0))
-#: factors on its bandwidth by log2(bytes / 64)
+#: factors on its bandwidth by log2(bytes / 64); from 512 MiB on there is none (``src/graph/tuning.cc``: ``ncclTopoGetAlgoTime``)
 _CORRECTION = {
     "ll": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
     "ll128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
@@ -37,13 +37,15 @@ _CORRECTION = {
 def _raised(question: Question) -> float:
     """Return how much faster than their NICs channels are taken to be inside two nodes, of which each sends a byte once only.
 
-    Of the clusters at hand with two nodes only those behind aws-ofi-nccl, whose tuner chooses in NCCL's place, chose trees;
-    the others kept rings. That tuner speaks for nodes of eight ranks or of one and leaves the rest to NCCL
-    (aws/aws-ofi-nccl, ``src/tuner/nccl_ofi_regions.c``).
+    NCCL's search raises a tree's speed inside a node, up to twice that between nodes, as long as the links there have room
+    for it. Behind switches they have; of the directly wired nodes at hand all kept rings.
+
+    References
+    ----------
+    NVIDIA/nccl v2.30.7, ``src/graph/search.cc``: the second pass of ``ncclTopoCompute``.
     """
     shape = question.shape
-    is_tuned = shape.protocol == "efa" and shape.ranks_per_node in (1, 8)
-    if shape.n_nodes != 2 or not is_tuned or shape.wiring != "switch" or is_legacy(shape):
+    if shape.n_nodes != 2 or shape.ranks_per_node == 1 or shape.wiring != "switch" or is_legacy(shape):
         return 1.0
     return max(1.0, min(2.0, nvlink_speed(shape) / question.bus))
 
@@ -160,8 +162,8 @@ class Tree(Algorithm):
         level_us = log_nodes(shape) * question.inter_us(latency, protocol)
         inside_us = (shape.n_ranks / shape.n_nodes - 1) * question.intra_us(latency, protocol)
         latency_us = latency.base[PROTOCOLS.index(protocol)] + 2.0 * (inside_us + level_us)
-        log_size = min(22, max(0, int(math.log2(max(1.0, question.n_bytes / 64)))))
-        return question.time_us(latency_us, 0.5 * bus * _CORRECTION[protocol][log_size])
+        factors, log_size = _CORRECTION[protocol], max(0, int(math.log2(max(1.0, question.n_bytes / 64))))
+        return question.time_us(latency_us, 0.5 * bus * (factors[log_size] if log_size < len(factors) else 1.0))
 
     def terms(self, case: Case) -> Terms:
         """Up and down the levels, and at most two bytes out of a node per byte."""

@@ -68,6 +68,11 @@ def estimate_us(shape, collective, algorithm, protocol, n_bytes):
         (SPREAD_A100, 2, 24.0),
         (PCIE, 2, 23.94),
         (TWO_H100, 16, 384.0),
+        (
+            replace(TWO_H100, generation="blackwell", nvlink_bytes_per_s=900e9),
+            16,
+            384.0,
+        ),  # fewer than 50 GB/s stay whole
         (TWO_P4D, 8, 48.0),
         (TWO_RACKS, 32, 768.0),
     ],
@@ -111,10 +116,13 @@ CASES = {
     # tree on one node: chains up and down, 1 / 3.8 under LL, 7 / 9 under LL128; correction of the last column
     "tree LL": (ONE_A100, "all_reduce", "tree", "ll", GIB, 6.8 + 2 * 7 * 0.6, 0.5 * 0.92 * 240 / 3.8),
     "tree LL128": (ONE_A100, "all_reduce", "tree", "ll128", GIB, 14.0 + 2 * 7 * 1.25, 0.5 * 0.92 * 240 * 7 / 9),
-    "tree Simple": (ONE_A100, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * 7 * 4.0, 0.9 * 0.5 * 0.92 * 240),
+    "tree Simple": (ONE_A100, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * 7 * 4.0, 0.5 * 0.92 * 240),
     # 8 KiB is column 7, 1 MiB column 14
     "tree LL of 8 KiB": (ONE_A100, "all_reduce", "tree", "ll", 2**13, 15.2, 0.7 * 0.5 * 0.92 * 240 / 3.8),
     "tree LL128 of 1 MiB": (ONE_A100, "all_reduce", "tree", "ll128", 2**20, 31.5, 0.6 * 0.5 * 0.92 * 240 * 7 / 9),
+    # 256 MiB is the last column, from 512 MiB on there is none
+    "tree Simple of 256 MiB": (ONE_A100, "all_reduce", "tree", "simple", 2**28, 64.4, 0.9 * 0.5 * 0.92 * 240),
+    "tree Simple of 512 MiB": (ONE_A100, "all_reduce", "tree", "simple", 2**29, 64.4, 0.5 * 0.92 * 240),
     "tree Simple of 8 B": (ONE_A100, "all_reduce", "tree", "simple", 8, 64.4, 0.9 * 0.5 * 0.92 * 240),
     # four nodes, AMD: a hop inside posts for 2 us, 6 under Simple, which is on the plateau (1.4); llMaxBw 19
     "ring LL, 4 nodes": (FOUR_A100, "all_reduce", "ring", "ll", GIB, 6.6 + 56 * 2.0 + 6 * 2.7, 19.0 * 32 / 62),
@@ -140,7 +148,7 @@ CASES = {
         FOUR_A100, "all_reduce", "tree", "ll128", GIB, 14.0 + 2 * (7 * 1.25 + 2 * 8.5), 0.5 * 0.92 * 192 * 120 / 128,
     ),
     "tree Simple, 4 nodes": (
-        FOUR_A100, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (7 * 4.0 + 2 * 14.0), 0.9 * 0.5 * 0.92 * 192,
+        FOUR_A100, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (7 * 4.0 + 2 * 14.0), 0.5 * 0.92 * 192,
     ),
     # two nodes with Volta and Intel: posting 1 us, 3 under Simple; the plateau is 1.9; LL takes half of the bus
     "ring LL, V100": (TWO_V100, "all_reduce", "ring", "ll", GIB, 6.6 + 12 * 1.0 + 2 * 2.7, 0.5 * 12 * 8 / 14),
@@ -148,11 +156,11 @@ CASES = {
         TWO_V100, "all_reduce", "ring", "simple", GIB, 1.9 * (8.4 + 12 * 3.4 + 2 * 14.0), 12.0 * 8 / 14,
     ),
     "tree Simple, V100": (
-        TWO_V100, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (3 * 4.0 + 14.0), 0.9 * 0.5 * 0.92 * 12,
+        TWO_V100, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (3 * 4.0 + 14.0), 0.5 * 0.92 * 12,
     ),
     # until 2.22 a hop of a tree under Simple was taken for 28 us, wherever it goes (v2.8.4 and v2.21.5; in v2.18.6 as today)
     "tree Simple of 2.8": (
-        replace(TWO_V100, nccl="2.8"), "all_reduce", "tree", "simple", GIB, 8.4 + 2 * 4 * 28.0, 0.9 * 0.5 * 0.92 * 12,
+        replace(TWO_V100, nccl="2.8"), "all_reduce", "tree", "simple", GIB, 8.4 + 2 * 4 * 28.0, 0.5 * 0.92 * 12,
     ),
     "broadcast Simple of 2.21": (
         replace(TWO_V100, nccl="2.21"), "broadcast", "ring", "simple", GIB, 8.4 + 8 * 28.0, 12.0,
@@ -163,9 +171,17 @@ CASES = {
     "broadcast Simple of 2.23": (
         replace(TWO_V100, nccl="2.23"), "broadcast", "ring", "simple", GIB, 8.4 + 8 * 14.0, 12.0,
     ),
-    # two nodes over EFA: channels twice as fast inside, and 0.9 of the last column
+    # two nodes: channels twice as fast inside, over EFA and without
     "tree Simple, EFA": (
-        TWO_P4D, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (7 * 4.0 + 14.0 + 150.0), 0.9 * 0.5 * 0.92 * 96,
+        TWO_P4D, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (7 * 4.0 + 14.0 + 150.0), 0.5 * 0.92 * 96,
+    ),
+    "tree Simple, two nodes": (
+        replace(TWO_P4D, nic_bytes_per_s=25e9, protocol="rdma"), "all_reduce", "tree", "simple", GIB,
+        8.4 + 2 * (7 * 4.0 + 14.0), 0.5 * 0.92 * 192,
+    ),
+    # one GPU a node has no room inside, and directly wired nodes kept rings
+    "tree Simple, two nodes of one": (
+        replace(SPREAD_A100, n_ranks=2, n_nodes=2), "all_reduce", "tree", "simple", GIB, 8.4 + 2 * 14.0, 0.5 * 0.92 * 24,
     ),
     # switches that multicast: 16 channels; all-reduce twice the traffic, the others 7/8 and no conversion of bandwidth
     "NVLS": (ONE_H100, "all_reduce", "nvls", "simple", GIB, 25.0, 370.8 * 0.85 * 15 / 16 * 2 * 8 / 14),
@@ -390,7 +406,7 @@ def test_bounds_are_those_of_the_tables_of_nccl(generation, n_nodes):
         assert bandwidth(own, "all_reduce", "tree", "ll", 1000) == pytest.approx(0.5 * ll)
     assert bandwidth(shape, "all_gather", "ring", "ll128") == pytest.approx(4 * RING_LL128[generation] * n / (n - 1))
     tree = 4 * TREE[generation][column]
-    assert bandwidth(shape, "all_reduce", "tree", "simple") == pytest.approx(0.5 * 0.9 * tree)
+    assert bandwidth(shape, "all_reduce", "tree", "simple") == pytest.approx(0.5 * tree)
     share = 7 / 9 if n_nodes == 1 else 120 / 128
     assert bandwidth(shape, "all_reduce", "tree", "ll128") == pytest.approx(
         0.5 * min(tree * share, 4 * TREE_LL128[generation][column])

@@ -119,6 +119,11 @@ CASES = {
     ),
     # 64 GPUs of a rack own 32 shares: four times as long as eight, from four times as many bytes on
     "NVLS in a rack": (RACK, "all_reduce", 4 * MIB, "nvls", "simple", 40 + 240 / 4, 1 / 0.5, 0.0),
+    # a hop of the tree between racks hands on as many shares: up and down, four times 39 us each
+    "NVLSTree over racks": (
+        replace(RACK, n_ranks=128, n_nodes=2, n_nics=64, nic_bytes_per_s=25e9), "all_reduce", 0, "nvls_tree", "simple",
+        40 + 6 + 2 * 4 * 39, 1 / 0.25, 1 / 0.4,
+    ),
     # 31 us through the reducing switches
     "CollNetDirect": (
         NVLS_FOUR, "all_reduce", MIB, "collnet_direct", "simple", 31 + 2 * 3.5 + 6 + 31, 1.5 / 0.5, 1 / 0.4,
