@@ -5,6 +5,7 @@ import functools
 import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -194,6 +195,20 @@ def test_everything_else_imports_without_torch():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "", "importing prints"
+
+
+def test_the_top_level_holds_what_is_documented():
+    """Results of runs were committed with other files once."""
+    done = (
+        subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+        if shutil.which("git")
+        else None
+    )
+    if done is None or done.returncode or not (ROOT / ".git").exists():
+        pytest.skip("not a checkout: what belongs to the repository is known to git alone")
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## What lies at the top")[2]
+    documented = set(re.findall(r"`([^`]+)`", section.partition("Nothing else")[0]))
+    assert {line.partition("/")[0] for line in done.stdout.splitlines()} == documented
 
 
 def test_api_page_documents_modules_that_exist():
