@@ -56,9 +56,6 @@ _COMPUTE_UNITS = {
 #: NVLinks that one GPU can have at most, of the generations that are shipped
 MOST_NVLINKS = 18
 
-#: effective GB/s per NVLink and direction that NCCL reckons with, by compute capability
-NCCL_NVLINK_GB_PER_S = {70: 20.0, 80: 20.0, 86: 12.0, 90: 20.6, 100: 40.1}
-
 
 def device_of_product(product: str, memory_bytes: float | None = None) -> str | None:
     """Return the shipped device for a driver's product name.

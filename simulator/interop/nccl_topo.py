@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from xml.etree.ElementTree import Element
 
 from simulator.config import read_text
@@ -15,7 +15,6 @@ from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, node_of_parts, node_on_a_switch
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import (
-    NCCL_NVLINK_GB_PER_S,
     XGMI_GB_PER_S,
     baseboard_nvlink,
     device_of_compute_units,
@@ -99,12 +98,10 @@ def import_nccl_topology(
     device: str | None = None,
     nodes: int = 1,
     nic_bandwidth: str | None = None,
-    rates: Literal["datasheet", "nccl"] = "datasheet",
 ) -> ImportedCluster:
     """Read a topology dump of NCCL (or RCCL).
 
-    ``nic_bandwidth`` is the rate of the NICs that carry training traffic, where the file has some of several rates;
-    ``rates`` is ``"datasheet"``, or ``"nccl"`` for the effective NVLink rates that NCCL reckons with.
+    ``nic_bandwidth`` is the rate of the NICs that carry training traffic, where the file has some of several rates.
     """
     text = read_text(path)
     root = _root(text, path)
@@ -117,11 +114,9 @@ def import_nccl_topology(
         return _bare(node, path, account, device, nodes, nic_bandwidth, text)
     compute_capability = _number(node.gpus[0][1], "sm", path)
     name = device or _device(node, compute_capability, any(map(any, counts)), path, account)
-    each = NCCL_NVLINK_GB_PER_S.get(compute_capability, 20.0) if rates == "nccl" else 25.0
+    each = 50.0 if compute_capability >= 100 else 25.0
     if any(True for _ in root.iter("xgmi")):
         each = XGMI_GB_PER_S.get(graphics_of(node.gpus[0][1].get("gcn", "")), 64.0)
-    elif rates == "datasheet" and compute_capability >= 100:
-        each = 50.0
     description = node_of_parts(
         name, len(node.gpus), source, nvlink=nvlink_section(counts, f"{each} GB/s", switches=switches),
         pcie=_pcie(node, account), cpu=_cpu(node, account), nics=_nics(node, path, account, nic_bandwidth),

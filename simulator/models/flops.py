@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 
+from simulator.models.parameters import sublayer_parameters
 from simulator.models.spec import ATTENTION, RECURRENT, ModelSpec
 
 
@@ -42,7 +44,7 @@ def _first_stack_flops(spec: ModelSpec, sequence_length: int) -> float:
         length = spec.encoder_positions or sequence_length
         flops += 6.0 * length * spec.hidden * (2 * spec.mel_bins + (spec.hidden if spec.mel_bins else 0))
         flops += spec.encoder_layers * length * sum(_sublayer_flops(spec, kind, length) for kind in "*-")
-        across = _attention_weights(spec, "*") * sequence_length  # cross-attention of every decoder block
+        across = _weights_met(spec, "*") * sequence_length  # cross-attention of every decoder block
         across += 2 * spec.hidden * spec.kv_width * (length - sequence_length)
         flops += spec.layers * (2.0 * across + sequence_length * _score_flops(spec, "*", length))
     return flops
@@ -53,52 +55,21 @@ def _sublayer_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
     if n := spec.residual_streams:
         mixing = (2 + n) * n * spec.stream_width + n * n * spec.hidden
         return 2.0 * mixing + _sublayer_flops(replace(spec, residual_streams=0), kind, sequence_length)
-    n_up = 2 if spec.gated_mlp else 1
-    if kind == "-":
-        return 2.0 * (n_up + 1) * spec.hidden * spec.ffn_hidden
-    if kind == "E":
-        weights = (n_up + 1) * (
-            spec.top_k * spec.expert_input * spec.expert_hidden + spec.hidden * spec.shared_expert_hidden
-        )
-        if spec.residual_experts:
-            weights += (n_up + 1) * spec.hidden * spec.ffn_hidden + 2 * spec.hidden
-        return 2.0 * (weights + spec.hidden * (spec.n_experts + 2 * spec.expert_latent + spec.shared_expert_gate))
     if kind == "p":
         return sum(_sublayer_flops(spec, one, sequence_length) for one in "*M")
+    flops = 2.0 * _weights_met(spec, kind)
     if kind in RECURRENT:
-        return _recurrent_flops(spec, kind)
-    return 2.0 * _attention_weights(spec, kind) + _score_flops(spec, kind, sequence_length)
+        return flops + _state_flops(spec, kind)
+    return flops + (_score_flops(spec, kind, sequence_length) if kind in ATTENTION else 0.0)
 
 
-def _compressed_weights(spec: ModelSpec, kind: str) -> float:
-    """Return the matrix elements of one attention of DeepSeek-V4."""
-    weights = (spec.q_lora_rank + spec.output_lora_rank) * spec.attention_width
-    weights += spec.hidden * (spec.q_lora_rank + spec.head_dim + spec.output_groups * spec.output_lora_rank)
-    if kind == "h":
-        weights += 2 * spec.hidden * spec.head_dim
-    elif kind == "k":
-        weights += spec.hidden * (4 * (spec.head_dim + spec.index_head_dim) + spec.index_heads)
-        weights += spec.q_lora_rank * spec.index_heads * spec.index_head_dim
-    return weights
-
-
-def _attention_weights(spec: ModelSpec, kind: str) -> float:
-    """Return the matrix elements of one attention."""
-    if spec.output_groups:
-        return _compressed_weights(spec, kind)
-    if not spec.is_latent_attention:
-        values = spec.v_head_dim or spec.head_dim
-        query, value = (1 + spec.attention_gate) * spec.attention_width, spec.kv_heads * values
-        return float(spec.hidden * (query + spec.heads * values + spec.kv_width + (0 if spec.value_is_key else value)))
-    query, rank = spec.heads * (spec.head_dim + spec.qk_rope_head_dim), spec.q_lora_rank
-    weights = spec.hidden * (spec.kv_lora_rank + spec.qk_rope_head_dim)
-    weights += spec.kv_lora_rank * spec.heads * (spec.head_dim + spec.v_head_dim)
-    weights += spec.heads * spec.v_head_dim * spec.hidden
-    weights += rank * (spec.hidden + query) if rank else spec.hidden * query
-    if spec.index_heads:
-        width = spec.index_heads * spec.index_head_dim
-        weights += (rank or spec.hidden) * width + spec.hidden * (spec.index_head_dim + spec.index_heads)
-    return float(weights)
+@lru_cache(maxsize=256)  # every plan of a search asks for the same blocks
+def _weights_met(spec: ModelSpec, kind: str) -> int:
+    """Return the elements of the matrices of a sublayer that a token meets: of experts as many as it is routed to."""
+    matrices = [tensor for tensor in sublayer_parameters(spec, kind) if tensor.is_matrix]
+    routed = sum(tensor.n_elements for tensor in matrices if tensor.is_expert)
+    others = sum(tensor.n_elements for tensor in matrices if not tensor.is_expert)
+    return others + (routed // spec.n_experts * spec.top_k if routed else 0)
 
 
 def _score_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
@@ -121,8 +92,8 @@ def _compressed_score_flops(spec: ModelSpec, kind: str, sequence_length: int) ->
     return 4.0 * spec.heads * spec.head_dim * seen + index
 
 
-def _recurrent_flops(spec: ModelSpec, kind: str) -> float:
-    """Return the FLOPs of one token's forward pass through a mixer with a state.
+def _state_flops(spec: ModelSpec, kind: str) -> float:
+    """Return the FLOPs of one token's state and short convolution in a mixer that carries one, beside its products.
 
     References
     ----------
@@ -130,25 +101,12 @@ def _recurrent_flops(spec: ModelSpec, kind: str) -> float:
     and 4 for every one of the delta net's (its products counted as two).
     """
     if kind == "s":
-        return 2.0 * spec.hidden * (4 * spec.hidden + spec.conv_kernel)
-    if kind == "d":
-        width, rank = spec.delta_value_heads * spec.delta_value_dim, spec.delta_gate_rank
-        gates = 2 * (rank * (spec.hidden + width) if rank else spec.hidden * width)
-        weights = spec.hidden * (4 * width + spec.delta_value_heads) + gates
-        return 2.0 * (weights + 3 * spec.conv_kernel * width + 4 * width * spec.delta_key_dim)
-    if kind == "G":
-        keys, values = spec.delta_key_heads * spec.delta_key_dim, spec.delta_value_heads * spec.delta_value_dim
-        mixed = 2 * keys + values
-        weights = spec.hidden * (mixed + values + 2 * spec.delta_value_heads) + values * spec.hidden
-        return 2.0 * (
-            weights + spec.conv_kernel * mixed + 4 * spec.delta_value_heads * spec.delta_value_dim * spec.delta_key_dim
-        )
-    width = spec.ssm_width
-    if kind == "m":
-        weights = 3 * spec.hidden * width + width * (2 * spec.ssm_dt_rank + 2 * spec.ssm_state)
-    else:
-        weights = spec.hidden * (3 * width + 2 * spec.ssm_groups * spec.ssm_state + spec.ssm_heads)
-    return 2.0 * weights + 7.0 * width * spec.ssm_state
+        return 2.0 * spec.hidden * spec.conv_kernel
+    if kind in "mM":
+        return 7.0 * spec.ssm_width * spec.ssm_state
+    values = spec.delta_value_heads * spec.delta_value_dim
+    mixed = 3 * values if kind == "d" else 2 * spec.delta_key_heads * spec.delta_key_dim + values
+    return 2.0 * (spec.conv_kernel * mixed + 4 * values * spec.delta_key_dim)
 
 
 def model_flops_per_sequence(spec: ModelSpec, sequence_length: int, *, is_frozen: bool = False) -> float:
