@@ -266,9 +266,10 @@ class Bounds:
         first_backward_s = (
             self._pass_s(layout, 0, 0, "B", durations)[0] if layout.schedule.ends_with_first_chunk else 0.0
         )
-        fill_s = drain_s = latest_s = work_s = host_s = 0.0
+        fill_s = drain_s = latest_s = work_s = host_s = forward_s = backward_s = 0.0
         for stage in range(plan.pp):
-            if not self._works_as_before(layout, stage):
+            is_new = not self._works_as_before(layout, stage)
+            if is_new:
                 work_s, host_s = self._work_s(layout, stage, durations, runs_passes=runs_passes)
             own_s = fill_s + work_s
             through_s = own_s + drain_s
@@ -280,12 +281,14 @@ class Bounds:
                 candidates.append(host_s + data[stage].host_s)
             latest_s = max(latest_s, *candidates)
             if layout.placement.layout == "loop" and stage < plan.pp - 1:
-                forward_s = self._pass_s(layout, stage, 0, "F", durations)[0]
+                if is_new:
+                    forward_s = self._pass_s(layout, stage, 0, "F", durations)[0]
                 fill_s += forward_s + self._transfer_s(plan, stage, stage + 1)
                 if (
                     layout.schedule.ends_with_first_chunk
                 ):  # elsewhere weight gradients follow the last gradient that is sent
-                    backward_s = self._pass_s(layout, stage, 0, "B", durations)[0]
+                    if is_new:
+                        backward_s = self._pass_s(layout, stage, 0, "B", durations)[0]
                     drain_s += backward_s + self._transfer_s(plan, stage + 1, stage)
         step_s = max(self._step_s(layout, stage, durations) + data[stage].after_step_s for stage in ends)
         return SLACK * (latest_s + norm_s + step_s)
@@ -384,14 +387,19 @@ class Bounds:
         return (tuple(map(id, layout.chunks[stage][chunk])), kind, 0 if is_alike else stage, settings)
 
     def _settings_of(self, plan: ParallelPlan) -> tuple[bool, tuple[object, ...]]:
-        """Return whether passes of equal layers take the same time on all stages, and what else of a plan they depend on."""
+        """Return whether passes of equal layers take the same time on all stages, and what else of a plan they depend on.
+
+        Where they do and all nodes are sound, they take the same time with any number of stages, too.
+        """
         mesh = self.mesh(plan)
         is_whole = plan.tp * mesh.n_replicas % self.topology.gpus_per_node == 0 and mesh.has_outermost_stages
+        is_alike = is_whole and self._is_uniform(plan)
         settings = (
-            id(mesh), plan.sequence_parallel, plan.asynchronous_tp, plan.context_exchange, plan.cp_load_balance,
-            plan.moe_dispatcher, plan.moe_fp8_dispatch, plan.moe_shared_expert_overlap, plan.dispatcher_sms,
+            plan.tp if is_alike and not self.scenario.faults else id(mesh), plan.rank_order, plan.sequence_parallel,
+            plan.asynchronous_tp, plan.context_exchange, plan.cp_load_balance, plan.moe_dispatcher, plan.moe_fp8_dispatch,
+            plan.moe_shared_expert_overlap, plan.dispatcher_sms,
         )  # fmt: skip
-        return is_whole and self._is_uniform(plan), settings
+        return is_alike, settings
 
     def _n_alone(self, layout: Layout, stage: int, kind: Kind) -> int:
         """Return how many passes of a chunk nothing outside touches for certain: not the first forward and the last backward."""

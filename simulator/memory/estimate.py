@@ -7,12 +7,13 @@ Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3; Korthikanti et al., arXiv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
-from simulator.models.layer import CommunicationPoint, Layer, Parameter
+from simulator.models.layer import Elements, Layer
 from simulator.plan import MOMENTS, ParallelPlan
 from simulator.topology.device import Device
 from simulator.units import format_bytes
@@ -184,24 +185,25 @@ def _peak_at(layers: Sequence[Layer]) -> str:
     """Name the operator that reads and writes most in the layer whose passes need most."""
     if not layers:
         return ""
-    layer = max(layers, key=lambda layer: layer.transient_bytes)
-    kernels = [item for item in (*layer.forward, *layer.backward) if not isinstance(item, CommunicationPoint)]
-    if not kernels:
-        return layer.name
-    return f"{layer.name} (operator {max(kernels, key=lambda kernel: kernel.n_bytes).name})"
+    layer = max(layers, key=attrgetter("transient_bytes"))
+    return f"{layer.name} (operator {layer.heaviest})" if layer.heaviest else layer.name
 
 
-#: tensors, and how often there is one of a kind
-Tensors = Sequence[tuple[Parameter, int]]
+def _sum(elements: Iterable[tuple[Elements, int]]) -> Elements:
+    """Add elements up, given how often there is a layer with them."""
+    n = n_expert = 0
+    for one, times in elements:
+        n += times * one.n
+        n_expert += times * one.n_expert
+    return Elements(n, n_expert)
 
 
-def _held_bytes(n_bytes: int, tensors: Tensors, plan: ParallelPlan, n_shards: int) -> int:
+def _held_bytes(n_bytes: int, elements: Elements, plan: ParallelPlan, n_shards: int) -> int:
     """Bytes of a state on one rank: experts have replicas of their own, mostly fewer, to be sharded over; 0 shards are a whole state."""
-    n_all = sum(n * p.n_elements for p, n in tensors)
     if not n_shards:
-        return n_all * n_bytes
-    n_experts = sum(n * p.n_elements for p, n in tensors if p.is_expert) if plan.has_expert_axes else 0
-    return (n_all - n_experts) * n_bytes // n_shards + n_experts * n_bytes // plan.expert_shards(n_shards)
+        return elements.n * n_bytes
+    n_experts = elements.n_expert if plan.has_expert_axes else 0
+    return (elements.n - n_experts) * n_bytes // n_shards + n_experts * n_bytes // plan.expert_shards(n_shards)
 
 
 def _stage_bytes(
@@ -218,26 +220,24 @@ def _stage_bytes(
     """
     layers = [layer for chunk in chunks for layer in chunk]
     each = counted(layers)  # equal ones are the same object
-    n_parameters = sum(n * layer.n_parameters for layer, n in each)
     state = state_bytes(plan)
     shards_parameters = plan.shards_parameters
     sums_whole = plan.synchronises_once and not plan.framework_spec.data_parallel.sums_shards
     shards_gradients = (shards_parameters or plan.sharding == "zero2") and not sums_whole
-    n_trained = sum(n * layer.n_trained_parameters for layer, n in each)
-    every = [(p, n) for layer, n in each for p in layer.parameters]
-    trained = [(p, n) for p, n in every if p.is_trained]
-    matrices = [(p, n) for p, n in trained if p.is_matrix]
+    every = _sum((layer.elements, n) for layer, n in each)
+    trained = _sum((layer.trained_elements, n) for layer, n in each)
+    matrices = _sum((layer.matrix_elements, n) for layer, n in each)
     shards_optimizer = plan.sharding != "none"
     is_offloaded = plan.offload_optimizer == "cpu"
 
-    def held(n_bytes: int, tensors: Tensors, *, is_sharded: bool) -> int:
+    def held(n_bytes: int, elements: Elements, *, is_sharded: bool) -> int:
         is_alone = shards_parameters and shard_size == 1
-        return _held_bytes(n_bytes, tensors, plan, shard_size if is_sharded and not is_alone else 0)
+        return _held_bytes(n_bytes, elements, plan, shard_size if is_sharded and not is_alone else 0)
 
     saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
     categories = {
         "parameters": _parameter_bytes(
-            held(state.parameter, every, is_sharded=shards_parameters), n_parameters, plan, shard_size
+            held(state.parameter, every, is_sharded=shards_parameters), every.n, plan, shard_size
         )
         - _narrowed_bytes(layers, plan, shard_size if shards_parameters else 1),
         "gradients": 0
@@ -247,11 +247,11 @@ def _stage_bytes(
         if is_offloaded
         else held(state.optimizer, trained, is_sharded=shards_optimizer)
         - held(state.optimizer - state.matrix, matrices, is_sharded=shards_optimizer)
-        + _left_out_bytes(n_trained, plan),
+        + _left_out_bytes(trained.n, plan),
         "activations": sum(saved),
         "transient": max((layer.transient_bytes for layer, _ in each), default=0),
         "buffers": _gathered_bytes(layers, plan, shard_size)
-        + _bucket_bytes(n_trained, plan, shards_parameters=shards_parameters),
+        + _bucket_bytes(trained.n, plan, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
         "communicators": _communicator_bytes(plan),
     }

@@ -36,11 +36,6 @@ def build_model(spec: ModelSpec, setting: Setting) -> Model:
 
     Of an encoder-decoder model both sides have the sequence length, unless the encoder's is fixed (Whisper, CLIP).
     """
-    _check_names(setting)
-    setting.check(spec)
-    first, before = _encoder(spec, setting)
-    if before is not setting:
-        before.check(first)
     return _build(spec, setting)
 
 
@@ -59,7 +54,11 @@ def _check_names(setting: Setting) -> None:
 
 @lru_cache(maxsize=512)  # plans of a search share models, and equal layers are then one object
 def _build(spec: ModelSpec, setting: Setting) -> Model:
+    _check_names(setting)
+    setting.check(spec)
     first, before = _encoder(spec, setting)
+    if before is not setting:
+        before.check(first)
     layers = [_embedding_layer(first, before)]
     if spec.has_encoder:
         n_blocks = spec.encoder_layers or first.layers
@@ -68,12 +67,12 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
     decoder = spec.encoder_layers > 0
     narrow = range(setting.wide_first, spec.layers - setting.wide_last)
     settings = [setting if position in narrow else setting.wide for position in range(spec.layers)]
-    kinds = list(zip(spec.specs_of_blocks, settings, spec.blocks, strict=True))
-    blocks = {
-        (own, chosen, kind): _block_layer(own, chosen, kind, causal=spec.causal, decoder=decoder)
-        for own, chosen, kind in dict.fromkeys(kinds)
-    }
-    layers += [blocks[kind] for kind in kinds]
+    known: dict[tuple[int, int, str], Layer] = {}
+    for own, chosen, kind in zip(spec.specs_of_blocks, settings, spec.blocks, strict=True):
+        key = (id(own), id(chosen), kind)  # to hash a hundred fields for each block takes longer than to build a layer
+        if key not in known:
+            known[key] = _block_layer(own, chosen, kind, causal=spec.causal, decoder=decoder)
+        layers.append(known[key])
     if spec.mtp_layers:
         chosen = setting.wide if "mtp" in setting.wide_modules else setting
         layers += [_mtp_layer(spec, chosen)] * spec.mtp_layers

@@ -8,8 +8,10 @@ layer only marks a :class:`CommunicationPoint`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 Pass = Literal["forward", "dgrad", "wgrad", "backward"]
 #: how an elementwise kernel reaches its operands: whole vectors of one layout and type, element by element where
@@ -285,9 +287,24 @@ class Parameter:
 LayerItem = KernelShape | CommunicationPoint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Elements(NamedTuple):
+    """Elements of some tensors, and of those among them that are experts'."""
+
+    n: int
+    n_expert: int
+
+    @classmethod
+    def of(cls, tensors: Sequence[Parameter]) -> Elements:
+        """Add them up."""
+        return cls(sum(p.n_elements for p in tensors), sum(p.n_elements for p in tensors if p.is_expert))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer on one rank: what forward, backward and recomputation launch, and what is kept."""
+    """One layer on one rank: what forward, backward and recomputation launch, and what is kept.
+
+    It has no slots, for sums over its parameters are kept in it: thousands of plans ask for them.
+    """
 
     #: For people: ``"embedding"``, ``"block"``, ``"head"``. Identical layers are one shared object.
     name: str
@@ -315,25 +332,46 @@ class Layer:
         """Whether it is one of the model's repeated blocks, not its embedding or its head."""
         return self.name.endswith("block")
 
-    @property
-    def n_parameters(self) -> int:
+    @cached_property
+    def elements(self) -> Elements:
         """Elements of all parameters of this rank."""
-        return sum(p.n_elements for p in self.parameters)
+        return Elements.of(self.parameters)
 
-    @property
-    def n_expert_parameters(self) -> int:
-        """Elements of the experts that this rank holds."""
-        return sum(p.n_elements for p in self.parameters if p.is_expert)
-
-    @property
+    @cached_property
     def trained(self) -> tuple[Parameter, ...]:
         """Tensors that get gradients."""
         return tuple(p for p in self.parameters if p.is_trained)
 
+    @cached_property
+    def trained_elements(self) -> Elements:
+        """Elements of the tensors that get gradients."""
+        return Elements.of(self.trained)
+
+    @cached_property
+    def matrix_elements(self) -> Elements:
+        """Elements of the matrices among them."""
+        return Elements.of([p for p in self.trained if p.is_matrix])
+
+    @property
+    def n_parameters(self) -> int:
+        """Elements of all parameters of this rank."""
+        return self.elements.n
+
+    @property
+    def n_expert_parameters(self) -> int:
+        """Elements of the experts that this rank holds."""
+        return self.elements.n_expert
+
     @property
     def n_trained_parameters(self) -> int:
         """Elements of the tensors that get gradients."""
-        return sum(p.n_elements for p in self.trained)
+        return self.trained_elements.n
+
+    @cached_property
+    def heaviest(self) -> str:
+        """The operator that reads and writes most; empty where there is none."""
+        kernels = [item for item in (*self.forward, *self.backward) if not isinstance(item, CommunicationPoint)]
+        return max(kernels, key=lambda kernel: kernel.n_bytes).name if kernels else ""
 
     @property
     def n_forward_flops(self) -> float:
