@@ -27,7 +27,6 @@ from simulator.interop.typed_values import UNKNOWN, is_unknown, readable
 
 #: statements in all: no launch script comes near
 MOST_STEPS = 50_000
-_MOST_DEPTH = 40
 #: a repeated group with a repetition inside, which may take for ever
 _BACKTRACKS = re.compile(r"[+*}][^()]*\)[+*{]")
 _DECLARE = ("export", "declare", "local", "readonly", "typeset")
@@ -90,7 +89,6 @@ class _LoopError(Exception):
 class _Walker(Expander):
     functions: dict[str, Node] = field(default_factory=dict)
     steps: int = 0
-    depth: int = 0
 
     # -- statements ------------------------------------------------------------------------------------------------
 
@@ -269,27 +267,19 @@ class _Walker(Expander):
         return None if words[0] in ("grep", "diff", "cmp", "which") else True
 
     def call(self, function: Node, arguments: list[str]) -> bool | None:
-        self.depth += 1
-        if self.depth > _MOST_DEPTH:
-            self.refuse(function.line, "functions call one another too deeply")
         before, self.arguments = self.arguments, dict(enumerate(arguments, start=1))
         try:
-            return self.run(function.body)
+            with self.deeper(function.line):
+                return self.run(function.body)
         except _ReturnError:
             return True
         finally:
             self.arguments = before
-            self.depth -= 1
 
     def nested(self, text: str, line: int) -> bool | None:
         """Walk a text that is a script of its own."""
-        self.depth += 1
-        if self.depth > _MOST_DEPTH:
-            self.refuse(line, "scripts run one another too deeply")
-        try:
+        with self.deeper(line):
             return self.run(parse_script(text, f"{self.file}:{line}", first_line=line))
-        finally:
-            self.depth -= 1
 
     def source(self, words: list[str], line: int) -> bool | None:
         """Walk a sourced file where it lies beside the script."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NoReturn
@@ -21,6 +22,8 @@ from simulator.interop.typed_values import is_unknown, readable, unknown
 
 #: characters of one value, and of one that patterns are tried on: no launch script comes near
 MOST_CHARACTERS, MOST_MATCHED = 1 << 20, 10_000
+#: functions, scripts and expansions within one another
+MOST_DEPTH = 40
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _RANGE = re.compile(r"\{(-?\d{1,6})\.\.(-?\d{1,6})(?:\.\.-?(\d{1,6}))?\}")
 _CHOICE = re.compile(r"([^\s{}'\"`$\\]*)\{([^\s{}'\"`$\\]*,[^\s{}'\"`$\\]*)\}([^\s{}'\"`$\\]*)")
@@ -61,6 +64,21 @@ class Expander:
     script: Script
     arguments: dict[int, str]
     status: bool | None = True
+    depth: int = 0  #: Of what is being expanded, called or run within what.
+
+    @contextmanager
+    def deeper(self, line: int = 0) -> Iterator[None]:
+        """Count one level more for a while; refuse a script that has no end of them."""
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise ConfigError(
+                f"{self.file}{f':{line}:1' * (line > 0)}: functions, scripts and expansions are nested too deeply",
+                hint=f"no more than {MOST_DEPTH} levels; write inner ones to variables first",
+            )
+        try:
+            yield
+        finally:
+            self.depth -= 1
 
     def refuse(self, line: int, message: str) -> NoReturn:
         """Raise the error of a line."""
@@ -212,6 +230,10 @@ class Expander:
 
     def parameter(self, raw: str, at: int) -> tuple[str | list[str], bool, int]:
         """Expand what begins with a dollar; return the text or elements, whether they are an array's, and the end."""
+        with self.deeper():
+            return self._parameter(raw, at)
+
+    def _parameter(self, raw: str, at: int) -> tuple[str | list[str], bool, int]:
         if raw.startswith("$((", at):
             end = closing(raw, at + 1)
             inner = raw[at + 3 : end - 1]

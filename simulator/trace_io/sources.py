@@ -17,11 +17,16 @@ from typing import IO, cast
 from simulator.config import beside
 from simulator.errors import TraceError
 from simulator.trace_io.trace_record import MAX_RANKS
+from simulator.units import format_bytes
 
 #: what a damaged file or archive raises while it is read
 DAMAGE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)
 _GZIP = b"\x1f\x8b"
-_PART_BYTES = 1 << 18
+#: what is read of a file at a time, and inflated at a time
+_PART_BYTES, _PIECE_BYTES = 1 << 18, 1 << 20
+#: what is inflated to more than so many bytes is at most so many times as large as stored: traces are 10 to 60 times, deflate
+#: comes to 1,032 times
+_SURELY_BYTES, MOST_INFLATED = 1 << 24, 250
 _RANK = (
     re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE),
     re.compile(r"worker[-_.]?(\d+)", re.IGNORECASE),
@@ -96,6 +101,7 @@ class _Stored(io.BufferedIOBase):
         file.seek(0)
         self._inflater = zlib.decompressobj(wbits=31) if head == _GZIP else None
         self._ready = bytearray()
+        self._n_stored = self._n_inflated = 0
         self._fault: Exception | None = None
         self._ended = False
 
@@ -126,15 +132,20 @@ class _Stored(io.BufferedIOBase):
 
     def _inflate(self) -> None:
         assert self._inflater is not None
-        data = self._fetch(_PART_BYTES)
+        data = self._inflater.unconsumed_tail or self._fetch(_PART_BYTES)
         if not data:
             self._ended = True
+            self._ready += self._inflater.flush()
             if not self._inflater.eof:
                 self._fault = EOFError("compressed file ends early")
             return
         try:
             while data:
-                self._ready += self._inflater.decompress(data)
+                inflated = self._inflater.decompress(data, _PIECE_BYTES)
+                self._ready += inflated
+                self._n_inflated += len(inflated)
+                self._n_stored += len(data) - len(self._inflater.unconsumed_tail)
+                _check_inflated(self._member.name, self._n_inflated, self._n_stored)
                 data = self._inflater.unused_data.lstrip(b"\x00") if self._inflater.eof else b""
                 if data:
                     self._inflater = zlib.decompressobj(wbits=31)
@@ -190,12 +201,31 @@ def _members_of(path: Path) -> Iterator[Member]:
         return
     try:
         with tarfile.open(path) as archive:
-            entries = sorted((entry for entry in archive if entry.isfile()), key=lambda entry: entry.name)
+            entries = sorted(_entries(archive, path, size), key=lambda entry: entry.name)
     except DAMAGE as fault:
         raise TraceError(f"{path}: the archive cannot be read: {fault}") from fault
     for entry in entries:
         if not Path(entry.name).name.startswith("."):
             yield Member(name=f"{path}!{entry.name}", path=path, inside=entry.name, n_bytes=entry.size)
+
+
+def _entries(archive: tarfile.TarFile, path: Path, n_stored: int) -> Iterator[tarfile.TarInfo]:
+    """Yield the files of an archive; to get behind one that is too large takes as long as to inflate it."""
+    n_inflated = 0
+    for entry in archive:
+        n_inflated += entry.size
+        _check_inflated(str(path), n_inflated, n_stored)
+        if entry.isfile():
+            yield entry
+
+
+def _check_inflated(name: str, n_inflated: int, n_stored: int) -> None:
+    if n_inflated > max(_SURELY_BYTES, MOST_INFLATED * n_stored):
+        raise TraceError(
+            f"{name}: {format_bytes(n_stored)} of it inflate to {format_bytes(n_inflated)} or more; of what compresses to less than "
+            f"1/{MOST_INFLATED}, no more than {format_bytes(_SURELY_BYTES)} are read",
+            hint="if it is a trace all the same, unpack it first and give what comes out",
+        )
 
 
 def _is_tar(path: Path) -> bool:

@@ -109,6 +109,8 @@ def test_slurm_tells_the_nodes():
         "f() { f; }\nf",
         "for i in 1 2 3 4 5 6 7 8 9; do " * 12 + ":" + "; done" * 12,
         "(" * 20_000,
+        "X=" + "$(echo " * 41 + "1" + ")" * 41,
+        "X=" + "${X:-" * 41 + "1" + "}" * 41,
         "run 'a",
         "if true; then\n",
     ],

@@ -20,7 +20,7 @@ from simulator.analysis.usage import analyse
 from simulator.errors import ConfigError, TraceError
 from simulator.replay import replay
 from simulator.replay.stage_replay import replay_stages
-from simulator.trace_io import detect, json_stream, read
+from simulator.trace_io import detect, json_stream, read, sources
 from simulator.trace_io.chakra import write as write_chakra
 from simulator.trace_io.chakra_messages import messages, varint
 from simulator.trace_io.formats import convert, write
@@ -333,6 +333,39 @@ def test_archives_and_damaged_compression(tmp_path):
             archive.addfile(member, io.BytesIO(content))
     assert [rank.rank for rank in read(tmp_path / "c.tar.gz").ranks] == [0, 1]
     assert detect(tmp_path / "c.tar.gz") == "kineto"
+
+
+def _bomb(path, n_bytes):
+    """Write an event again and again, 500 times as long as it is stored."""
+    with gzip.open(path, "wb") as file:
+        file.write(b'{"traceEvents": [')
+        for _ in range(n_bytes >> 20):
+            file.write(b'{"ph": "X"},' * ((1 << 20) // 12))
+    return path
+
+
+def test_what_inflates_beyond_all_measure_is_refused_early(tmp_path):
+    with pytest.raises(TraceError, match=r"MiB or more.* 1/250, no more than 16 MiB are read") as refused:
+        read(_bomb(tmp_path / "a.json.gz", 24 << 20))
+    assert "unpack" in refused.value.hint
+    with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("rank0.json")
+        member.size = 24 << 20
+        archive.addfile(member, io.BytesIO(bytes(member.size)))
+    with pytest.raises(TraceError, match="inflate to 24 MiB or more"):
+        read(tmp_path / "b.tar.gz")
+    with sources.Member(name="a", path=_bomb(tmp_path / "c.json.gz", 8 << 20)).open() as file:  # of which little is stored
+        assert sum(len(part) for part in iter(lambda: file.read(1 << 20), b"")) == 17 + 8 * ((1 << 20) // 12 * 12)
+
+
+def test_large_traces_are_read_whole(tmp_path):
+    text = np.random.default_rng(1).integers(97, 123, 1 << 20, dtype=np.uint8).tobytes()  # 1.7 times as large as stored
+    path = tmp_path / "a.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(20):
+            file.write(text)
+    with sources.Member(name="a", path=path).open() as file:
+        assert sum(len(part) for part in iter(lambda: file.read(100_000), b"")) == 20 * len(text)
 
 
 def test_small_chunks_read_the_same(tmp_path, monkeypatch):
