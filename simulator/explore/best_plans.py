@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ import numpy as np
 
 from simulator.answer import Answer
 from simulator.config import notebook_table
-from simulator.errors import InfeasiblePlanError
+from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.bounds import Bounds, Layout
 from simulator.explore.energy import PowerModel, power_model
 from simulator.explore.evaluation import Pool, Record, Store, compute, look_up
@@ -125,6 +126,9 @@ class Candidates:
         self._changes, self._begins = array("H"), array("Q", [0])
         self._layouts: dict[int, Layout] = {}
         self._full_s, self._run_s = array("d"), array("d")  # not a number where nobody has asked
+        #: Of plans that cannot be simulated, the bound with which that was found out, and why.
+        self.failed: dict[int, float] = {}
+        self.reasons: dict[int, str] = {}
         self._kinds = array("H")
         self.peak_bytes = array("d")
         self.quick_s = array("d")
@@ -150,6 +154,10 @@ class Candidates:
         self._full_s.append(math.nan)
         self._run_s.append(math.nan)
 
+    def refuse(self, index: int, bound_s: float, reason: str) -> None:
+        """Note that a plan cannot be simulated."""
+        self.failed[index], self.reasons[index] = bound_s, reason
+
     def kind(self, index: int) -> str:
         """Return which kind of plain data parallelism a plan is, empty for none."""
         return _KINDS[self._kinds[index]]
@@ -165,9 +173,13 @@ class Candidates:
         return layout
 
     def full_s(self, index: int) -> float:
-        """Return the bound with communication and the end of the step."""
+        """Return the bound with communication and the end of the step; infinity where a collective cannot run as asked."""
         if math.isnan(self._full_s[index]):
-            self._full_s[index] = self._bounds.full_s(self[index])
+            try:
+                self._full_s[index] = self._bounds.full_s(self[index])
+            except ConfigError as error:
+                self.refuse(index, self.quick_s[index], error.message)
+                self._full_s[index] = math.inf
         return self._full_s[index]
 
     def run_s(self, index: int) -> float:
@@ -226,15 +238,8 @@ class Energy:
         """Return what an answer draws."""
         return answer["iteration_time_s"] * self.power.facility_w(self.power.gpu_w(answer["breakdown"]))
 
-    def quick_j(self, layout: Layout) -> float:
-        """Return a bound from kernels alone."""
-        return self._least_j(layout, self.bounds.quick_s(layout))
-
-    def full_j(self, layout: Layout) -> float:
-        """Return the bound with communication and the end of the step."""
-        return self._least_j(layout, self.bounds.full_s(layout))
-
-    def _least_j(self, layout: Layout, step_s: float) -> float:
+    def least_j(self, layout: Layout, step_s: float) -> float:
+        """Return a bound, given one of the step's time."""
         power = self.power
         least_w = min(power.compute_w, power.communication_w, power.idle_w)
         compute_s = self.bounds.compute_s(layout)
@@ -283,13 +288,12 @@ class SearchResult:
     ranked: list[Ranked]
     #: The best plan of each kind in :data:`PLAIN`, or the reason why there is none.
     plain: dict[str, Ranked | str] = field(default_factory=dict)
-    #: Valid plans; those that do not fit; those that a bound ruled out; those that had to be simulated; and those that
-    #: the simulator could not run.
+    #: Valid plans; those that do not fit; those that a bound ruled out; and those that had to be simulated.
     n_plans: int = 0
     n_unfit: int = 0
     n_pruned: int = 0
     n_simulated: int = 0
-    n_failed: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)  #: Why others could not be simulated, and how many each.
     #: Of all plans at most :data:`FRONT_SLOWDOWN` times as slow as the best, or of all if the whole front is asked for,
     #: those that no other one beats in both time and memory.
     pareto: list[Ranked] = field(default_factory=list)
@@ -299,6 +303,11 @@ class SearchResult:
     given: Ranked | str | None = None
     #: Of the simulated plans, those whose answers were taken from the store.
     n_stored: int = 0
+
+    @property
+    def n_failed(self) -> int:
+        """Plans that could not be simulated."""
+        return sum(self.failures.values())
 
     def __repr__(self) -> str:
         return f"search: the best {len(self.ranked)} of {self.n_plans:,} valid plans, {self.n_simulated:,} of them simulated"
@@ -369,21 +378,24 @@ def search(
         needed = run.needed(top) | run.complete_front(float("inf") if whole_front else FRONT_SLOWDOWN)
         energy = Energy.on(space.topology, bounds)
         frugal = run.least_energy(energy, observe) if least_energy and run.found else None
-    ranked = _ranked(run.found[index] for index in needed & run.found.keys())
-    n_failed = len(needed & run.failed.keys())
+    failures = Counter(candidates.reasons[index] for index in sorted(needed & candidates.failed.keys()))
+    ranked = _ranked((run.found[index] for index in needed & run.found.keys()), failures)
     return SearchResult(
         ranked=ranked[:top], plain=_plain(ranked, unfit, space), n_plans=n_plans, n_unfit=n_unfit,
-        n_simulated=len(ranked), n_failed=n_failed, n_pruned=len(candidates) - len(ranked) - n_failed,
+        n_simulated=len(ranked), failures=dict(failures), n_pruned=len(candidates) - len(ranked) - failures.total(),
         pareto=[one for one in pareto(ranked) if whole_front or one.iteration_time_s <= FRONT_SLOWDOWN * ranked[0].iteration_time_s],
         frugal=frugal, given=None if given is None else run.compare(given), n_stored=len(needed & run.stored),
     )  # fmt: skip
 
 
-def _ranked(found: Iterable[Ranked]) -> list[Ranked]:
+def _ranked(found: Iterable[Ranked], failures: Counter[str]) -> list[Ranked]:
     """Order what was simulated by time, then memory; refuse a search of which nothing could be."""
     ranked = sorted(found, key=lambda one: (one.iteration_time_s, one.peak_bytes, describe(one.plan)))
     if not ranked:
-        raise InfeasiblePlanError("no plan of the space could be simulated", hint="run one of them to see why")
+        why = "".join(f": {reason}" for reason, _ in failures.most_common(1))
+        raise InfeasiblePlanError(
+            f"no plan of the space could be simulated{why}", hint="allow other plans, or ask for less"
+        )
     return ranked
 
 
@@ -461,7 +473,6 @@ class _Run:
     pool: Pool
     store: Store | None
     found: dict[int, Ranked] = field(default_factory=dict)
-    failed: dict[int, float] = field(default_factory=dict)
     stored: set[int] = field(default_factory=set)
 
     def best_first(self, top: int, observe: Observer | None) -> None:
@@ -487,17 +498,17 @@ class _Run:
         board = Board(top)
         for one in self.found.values():
             board.add(one.label, one.iteration_time_s)
-        bounds_s = self.failed | {index: one.bound_s for index, one in self.found.items()}
+        bounds_s = self.candidates.failed | {index: one.bound_s for index, one in self.found.items()}
         return {index for index, bound_s in bounds_s.items() if bound_s < board.limit_s(self.candidates.kind(index))}
 
     def complete_front(self, slowdown: float) -> set[int]:
         """Simulate what may be beaten by no other plan in both time and memory, the leanest first; return what had to be."""
         lean = _order(self.candidates.peak_bytes)
         best_s = slowdown * min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
-        needed = set()
+        needed, failed = set(), self.candidates.failed
         for place, index in enumerate(lean):
             self._simulate_ahead(lean, place, best_s)
-            bound_s = self.found[index].bound_s if index in self.found else self.failed.get(index, float("inf"))
+            bound_s = self.found[index].bound_s if index in self.found else failed.get(index, float("inf"))
             if bound_s < best_s:
                 needed.add(index)
             if index in self.found:
@@ -509,7 +520,7 @@ class _Run:
         bounds_s: dict[int, float] = {}
         for place in range(first, len(lean)):
             index = lean[place]
-            is_known = index in self.found or index in self.failed
+            is_known = index in self.found or index in self.candidates.failed
             if (
                 not is_known
                 and self.candidates.quick_s[index] < limit_s
@@ -525,9 +536,9 @@ class _Run:
     def least_energy(self, energy: Energy, observe: Observer | None) -> Ranked:
         """Simulate plans in the order of the energy that they draw at least until no other one can draw less."""
         some = self.candidates
-        left = [index for index in range(len(some)) if index not in self.found and index not in self.failed]
-        quick_j = array("d", (energy.quick_j(some[index]) for index in left))
-        frontier = Frontier(left, quick_j, (lambda index: energy.full_j(some[index]),))
+        left = [index for index in range(len(some)) if index not in self.found and index not in some.failed]
+        quick_j = array("d", (energy.least_j(some[index], some.quick_s[index]) for index in left))
+        frontier = Frontier(left, quick_j, (lambda index: energy.least_j(some[index], some.full_s(index)),))
 
         def least(_: int = 0) -> float:
             return min((energy.joules(one.answer) for one in self.found.values()), default=float("inf"))
@@ -553,7 +564,7 @@ class _Run:
                     label=self.candidates.kind(index),
                 )  # fmt: skip
             else:
-                self.failed[index] = bounds_s[index]
+                self.candidates.refuse(index, bounds_s[index], str(record["reason"]))
             yield index
 
     def _records(self, plans: Sequence[ParallelPlan]) -> Iterator[tuple[int, Record, bool]]:

@@ -158,7 +158,10 @@ class Pool:
         self._has_started = at_once and n_jobs != 1
 
     def __enter__(self) -> Pool:
-        """Connect."""
+        """Connect; until the pool is left, nothing is said about workers that have grown and are replaced between tasks."""
+        if self.n_jobs != 1:
+            self._stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message="A worker stopped while some jobs", category=UserWarning)
         if self.scheduler:
             from simulator.explore.dask_workers import connected
 
@@ -207,8 +210,6 @@ class Pool:
             return
         import joblib
 
-        # a worker that has grown is replaced between tasks, and its task done by another
-        warnings.filterwarnings("ignore", message="A worker stopped while some jobs", category=UserWarning)
         parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, n_jobs=self.n_jobs)
         yield from parallel(joblib.delayed(_numbered)(function, i, items[i]) for i in range(n_done, len(items)))
 

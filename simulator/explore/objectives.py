@@ -111,6 +111,7 @@ def to_dict(result: SearchResult, margin: float) -> dict[str, Any]:
         "pareto": _pareto(result.pareto),
         "n_plans": result.n_plans, "n_unfit": result.n_unfit, "n_pruned": result.n_pruned,
         "n_simulated": result.n_simulated, "n_stored": result.n_stored, "n_failed": result.n_failed,
+        "failures": dict(result.failures),
     }  # fmt: skip
 
 

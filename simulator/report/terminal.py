@@ -356,7 +356,8 @@ def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
         out.print(
             f"\nWhere the best differs from the runner-up: {answer['best']['choices']}.", highlight=False, markup=False
         )
-    failed = f", {answer['n_failed']} could not be simulated" if answer["n_failed"] else ""
+    why = max(answer["failures"], key=answer["failures"].__getitem__, default="")
+    failed = f", {answer['n_failed']} could not be simulated ({why})" if answer["n_failed"] else ""
     stored = f" ({answer['n_stored']} of them known from before)" if answer["n_stored"] else ""
     out.print(
         f"\n{answer['n_plans']} valid plans: {answer['n_unfit']} do not fit, {answer['n_pruned']} are ruled out by a lower "

@@ -175,6 +175,25 @@ def test_plans_that_a_schedule_or_an_exchange_refuses_are_left_out(settings, axe
     assert found.n_failed == 0
 
 
+@pytest.mark.parametrize("energy", [False, True])
+def test_plans_whose_collectives_an_algorithm_does_not_run_are_left_out_with_the_reason(energy):
+    """NCCL's tree runs reductions, not what ZeRO shards need: one of each kind of plan here can run."""
+    settings, axes = {**SETTINGS, "gpus": 2, "global_batch": 2, "algorithm": "tree"}, {"sharding": ("none", "zero1")}
+    scenario, space = search_space(
+        settings, axes | {"tp": (1,), "pp": (1,), "micro_batch": (1,), "recompute": ("none",)}
+    )
+    found = search(scenario, space, top=2, n_jobs=1, least_energy=energy)
+    assert [one.plan.sharding for one in found.ranked] == ["none"]
+    ((reason, n),) = found.failures.items()
+    assert (n, found.n_failed, found.n_plans) == (1, 1, 2)
+    assert "reduce_scatter over 2 ranks on 1 node cannot use algorithm tree" in reason
+    none_runs = search_space(settings, {**axes, "tp": (1,), "pp": (1,), "sharding": ("zero1",)})
+    with pytest.raises(
+        InfeasiblePlanError, match=r"no plan of the space could be simulated: .* cannot use algorithm tree"
+    ):
+        search(*none_runs, top=2, n_jobs=1)
+
+
 def test_a_search_chooses_only_its_own_axes():
     with pytest.raises(ConfigError, match="does not choose 'precision'"):
         search_space(SETTINGS, {"precision": ("bf16", "fp16")})

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import joblib
@@ -511,3 +512,10 @@ def test_work_goes_to_workers_where_it_is_worth_their_start(monkeypatch, first_s
     with Pool(n_jobs=2) as pool:
         assert sorted(pool.run(work, list(range(n_items)))) == [(item, item) for item in range(n_items)]
     assert len(done_here) == n_here
+
+
+def test_workers_leave_the_filters_of_warnings_as_they_were():
+    before = list(warnings.filters)
+    with joblib.parallel_config(backend="threading"), Pool(n_jobs=2, at_once=True) as pool:
+        assert sorted(pool.run(abs, [-3, -1])) == [(0, 3), (1, 1)]
+    assert warnings.filters == before

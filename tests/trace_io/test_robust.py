@@ -354,7 +354,9 @@ def test_what_inflates_beyond_all_measure_is_refused_early(tmp_path):
         archive.addfile(member, io.BytesIO(bytes(member.size)))
     with pytest.raises(TraceError, match="inflate to 24 MiB or more"):
         read(tmp_path / "b.tar.gz")
-    with sources.Member(name="a", path=_bomb(tmp_path / "c.json.gz", 8 << 20)).open() as file:  # of which little is stored
+    with sources.Member(
+        name="a", path=_bomb(tmp_path / "c.json.gz", 8 << 20)
+    ).open() as file:  # of which little is stored
         assert sum(len(part) for part in iter(lambda: file.read(1 << 20), b"")) == 17 + 8 * ((1 << 20) // 12 * 12)
 
 
