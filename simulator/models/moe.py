@@ -285,18 +285,21 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         fused="input" if is_fused else "",
     )
     if is_fused and spec.expert_bias and not setting.lora_rank:
-        done = _summed(style, done)
+        done = _summed(style, done, n_local)
     return _biased(style, done) if is_biased else done
 
 
-def _summed(style: Style, x: Tensor) -> Tensor:
+def _summed(style: Style, x: Tensor, n_local: int) -> Tensor:
     """Append the sums that the gradients of the second bias and of its weights by the router are; products add the bias itself.
 
     References
     ----------
-    NVIDIA Transformer Engine, ``common/triton/grouped_dbias_dscales.py``: one kernel reads the gradient once.
+    NVIDIA Transformer Engine, ``common/triton/grouped_dbias_dscales.py``: one kernel reads the gradient once, and writes a row for
+    each expert and a number for each routed token.
     """
-    sums = kernel("sum", style.spec.expert_input, x.n_bytes, 2 * style.spec.expert_input, x.dtype, in_pass="backward")
+    width = style.spec.expert_input
+    written = 2 * n_local * width + 4 * x.n_elements // width
+    sums = kernel("sum", n_local * width, x.n_bytes, written, x.dtype, in_pass="backward")
     return style.tape.record([x], x.n_elements, x.dtype, backward=[sums], view=x, gradient="alias")
 
 

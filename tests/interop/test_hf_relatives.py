@@ -229,6 +229,20 @@ def test_the_rank_of_steps_is_that_of_two_products(tmp_path, family, key, keys, 
     assert counts[2] - counts[1] == 3 * 16 * (2 * 1024 + n_norms)
 
 
+def test_mixers_are_as_many_times_wider_as_their_files_say(tmp_path):
+    """Gu and Dao, arXiv:2312.00752: each of 512 channels more has two rows of the first product and a column of the last, four taps and
+    a bias, products to and from a step of rank 32, to both states of 16, a bias of the step, a row of A, and D."""
+    two, three = (read(tmp_path, "jamba", GROUPED | {"mamba_expand": factor}).spec.n_parameters for factor in (2, 3))
+    assert three - two == 3 * 512 * (2 * 512 + 512 + 4 + 1 + 2 * 32 + 2 * 16 + 1 + 16 + 1)
+    # Falcon-H1's ``mamba_d_ssm`` is the width itself
+    keys = keys_of("falcon_h1", "mamba_d_ssm")
+    counts = [
+        read(tmp_path, "falcon_h1", keys | one).spec.n_parameters
+        for one in ({"mamba_expand": 3}, {"mamba_d_ssm": 1536}, {"mamba_expand": 2}, {"mamba_d_ssm": 1024}, {})
+    ]
+    assert counts[0] == counts[1] > counts[2] == counts[3] == counts[4]
+
+
 def test_kimi_counts_layers_from_one(tmp_path):
     """``linear_attn_config`` of moonshotai/Kimi-Linear-48B-A3B: layers 1 to 3 of each four are linear, ``model_max_length`` the length."""
     keys = next(keys for name, keys, _ in COUNTS if name == "kimi_linear" and "linear_attn_config" in keys)
