@@ -153,6 +153,27 @@ COUNTS += [
     ("cohere2_moe", keys_of("cohere2_moe", prefix_dense_intermediate_size=1024, mlp_layer_types=FIRST_DENSE), 10352640),
     ("ernie4_5_moe", keys_of("ernie4_5_moe", moe_layer_end_index=1), 12316168),
     ("phimoe", GROUPED | {"num_local_experts": 4, "lm_head_bias": True}, 40753128),
+    ("vaultgemma", GROUPED | {"head_dim": 64}, 11918848),
+    ("jais2", GROUPED | {"head_dim": 64}, 9300224),
+    ("jais2", GROUPED | {"head_dim": 64, "mlp_bias": False}, 9292544),
+    ("hyperclovax", GROUPED | {"attention_bias": True}, 12437760),
+    ("mellum", GROUPED | {"head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}, 12443520),
+    ("xglm", {"d_model": 512, "num_layers": 3, "attention_heads": 8, "ffn_dim": 2048, "vocab_size": 1000}, 9970176),
+    ("emu3_text_model", GROUPED, 12430848),
+    ("hy_v3", keys_of("hy_v3", attention_bias=True, mlp_bias=True), 13236352),
+    (
+        "dots1",
+        GROUPED | {"head_dim": 64, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256, "attention_bias": True},
+        13229696,
+    ),
+    ("deepseek_v2", SPARSE | {"n_shared_experts": 1, "mlp_bias": True}, 12642784),
+    ("deepseek_v3", SPARSE | {"n_shared_experts": 1, "mlp_bias": True}, 12636128),  # whose key mlp_bias changes nothing
+    ("deepseek_v3", SPARSE, 12636128),
+    ("youtu", keys_of("youtu", mlp_bias=True), 11329504),
+    ("minicpm3", keys_of("minicpm3", mlp_bias=True), 11343328),
+    *((family, LLAMA_LIKE, 10496000) for family in ("ernie", "data2vec-text", "megatron-bert")),  # AutoModel, with its pooler
+    ("roberta-prelayernorm", LLAMA_LIKE, 10497024),
 ]  # fmt: skip
 
 
@@ -180,6 +201,8 @@ def test_parameters_as_transformers_counts_them(tmp_path, family, keys, count):
         ("kimi_linear", "attention_bias", True),
         ("afmoe", "attention_bias", True),
         ("hunyuan_v1_moe", "use_cla", True),
+        ("ernie", "use_task_id", True),
+        ("hyperclovax", "use_post_norm", False),
     ],
 )
 def test_switches_that_are_not_modelled_are_refused(tmp_path, family, key, value):
