@@ -636,7 +636,8 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
         Framework(name="apex-ddp", kernels="eager-fused-norm", data_parallel=DDP),
         Framework(name="apex-ddp-fused", kernels="megatron", data_parallel=DDP),
-        Framework(name="compiled-ddp", kernels="compiled", data_parallel=DDP, host="compiled"),
+        # torch.optim steps 16-bit weights as they are, compiled or not
+        Framework(name="compiled-ddp", kernels="compiled", data_parallel=DDP, host="compiled", master_weights=False),
         Framework(
             name="fused", kernels="hand-written", data_parallel=replace(DDP, copies_into_buckets=False), host="graphs"
         ),

@@ -17,6 +17,7 @@ from simulator.plan import FRAMEWORKS, ParallelPlan, Recompute
 from simulator.plan.module_names import FP8_MODULES
 from simulator.plan.parallel_plan import SETTINGS
 from validation.tables.frameworks import (
+    PUBLISHED,
     blocks_launches,
     cuda_of,
     framework_of,
@@ -133,6 +134,8 @@ def _precision(row: Row, framework: str, assumed: list[str]) -> str:
     if known not in setting.words:
         raise ConfigError(f"precision '{text}' is unknown", hint=", ".join(setting.words))
     known = precision_of(row, known, assumed)
+    if known in ("bf16", "fp16") and any(word in row.text("source").lower() for word in PUBLISHED["autocast"]):
+        known = f"amp_{known}"
     if framework == "apex-ddp" and known == "amp_fp16":
         assumed.append("precision fp16 for amp_fp16: apex's O2 keeps weights and activations in 16 bits")
         return "fp16"

@@ -297,6 +297,15 @@ def test_a_month_or_a_container_brings_the_libraries_of_its_time(cells, cuda):
     assert case_of(training_row(**{"topology": "dgx-h100", **cells}))[0].plan.cuda == cuda
 
 
+def test_16_bits_of_nanogpt_are_those_of_autocast():
+    """karpathy/nanoGPT, train.py: ``ctx = torch.amp.autocast(...)`` over a model in fp32."""
+    cells = {"framework": "PyTorch torch.compile DDP", "tp": "1", "dp": "128", "precision": "bf16", "sharding": "none"}
+    found = [
+        case_of(training_row(**cells, source=s))[0].plan.precision for s in ("karpathy/nanoGPT/issues/1", "somebody")
+    ]
+    assert found == ["amp_bf16", "bf16"]
+
+
 @pytest.mark.parametrize("kernel", ["cudnn", "flash3", "flash4"])
 def test_the_kernel_of_cudnn_and_its_equals_are_named_as_others_are(kernel):
     case, _ = case_of(training_row(kernels=kernel, framework="PyTorch FSDP2"))
