@@ -120,11 +120,16 @@ class Cells:
         return _PASSES[name]
 
 
+#: library of serving stacks for products whose operands have scales of their own
+_SERVING = "flashinfer"
+
+
 def _gemm(row: Cells) -> GemmShape:
     kernel_pass = row.kernel_pass
     if kernel_pass == "backward":
         raise ConfigError("the pass of a GEMM is forward, dgrad or wgrad; backward is two of them")
-    return gemm_shape(row.integer("m"), row.integer("n"), row.integer("k"), kernel_pass, row.dtype)
+    shape = gemm_shape(row.integer("m"), row.integer("n"), row.integer("k"), kernel_pass, row.dtype)
+    return replace(shape, library=_SERVING if "kernel FlashInfer" in row.text("notes") else "")
 
 
 def gemm_shape(m: int, n: int, k: int, kernel_pass: Pass, dtype: str, *, batch: int = 1) -> GemmShape:
@@ -261,7 +266,9 @@ def _experts(row: Cells) -> GemmShape:
     rows = max(1, round(row.integer("m") * top_k / n_experts))
     n_local = max(1, n_experts // split)
     width = row.integer("n") * (1 if "nongated" in library_kernel(notes) else 2)
-    return GemmShape(m=rows, n=width, k=row.integer("k"), batch=n_local, dtype=row.dtype, name="experts")
+    return GemmShape(
+        m=rows, n=width, k=row.integer("k"), batch=n_local, dtype=row.dtype, name="experts", library=_SERVING
+    )
 
 
 #: name of what an expert block does to every token of its group, wherever the token's experts are
@@ -282,7 +289,7 @@ def _beside_experts(first: GemmShape, row: Cells) -> tuple[KernelShape, ...]:
     return (
         pointwise("expert_block", tokens * hidden, 2.0 * tokens * hidden, 2.0 * tokens * hidden),
         pointwise("swiglu", tokens * inner, 2.0 * tokens * first.n, 2.0 * tokens * inner),
-        GemmShape(m=first.m, n=hidden, k=inner, batch=first.batch, dtype=first.dtype, name="experts"),
+        replace(first, n=hidden, k=inner),
         pointwise("add", tokens * hidden, 2.0 * tokens * hidden, 2.0 * tokens * hidden),
         pointwise(ALL_TOKENS, every, 2.0 * every, 2.0 * every),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -230,10 +231,10 @@ def fit_kernel_rows(
         gemm = _fit_gemm(plain, known, constants.gemm)
         unsure |= {f"gemm.{name}": error for name, error in gemm.relative_errors.items()}
         constants = replace(constants, gemm=gemm.constants)
-    for dtype in SCALED_TYPES:
-        narrow = [r for r in gemms if r.shape.dtype == dtype]
+    for dtype, library in product(SCALED_TYPES, sorted({r.shape.library for r in gemms})):
+        narrow = [r for r in gemms if (r.shape.dtype, r.shape.library) == (dtype, library)]
         if len(narrow) >= FEWEST_NARROW:
-            constants = _fit_scaled(narrow, dtype, known, constants, unsure)
+            constants = _fit_scaled(narrow, dtype, library, known, constants, unsure)
     if gemms:
         sections["gemm"] = _plain(constants.gemm, GemmConstants())
     attention = _fit_attention(rows, known, constants, unsure)
@@ -340,16 +341,27 @@ class _Narrow:
     quantize_s: float = 5e-6
     quantize_row_s: float = 1e-10
 
-    def within(self, constants: KernelConstants, dtype: str) -> KernelConstants:
-        """Return constants with these in their places."""
+    def within(self, constants: KernelConstants, dtype: str, library: str = "") -> KernelConstants:
+        """Return constants with these in their places; what another library than the vendor's has is relative to the vendor's."""
         gemm, pointwise, key = constants.gemm, constants.pointwise, f"dynamic_quantize.{dtype}"
-        return replace(
-            constants,
-            gemm=replace(
+        if library:
+            name = f"{library}/{dtype}"
+            efficiency = self.efficiency / gemm.dtype_efficiency.get(dtype, 1.0)
+            energy = self.energy / gemm.dtype_energy.get(dtype, 1.0)
+            gemm = replace(
+                gemm,
+                library_efficiency={**gemm.library_efficiency, name: efficiency},
+                library_energy={**gemm.library_energy, name: energy},
+            )
+        else:
+            gemm = replace(
                 gemm,
                 dtype_efficiency={**gemm.dtype_efficiency, dtype: self.efficiency},
                 dtype_energy={**gemm.dtype_energy, dtype: self.energy},
-            ),
+            )
+        return replace(
+            constants,
+            gemm=gemm,
             pointwise=replace(
                 pointwise,
                 efficiency={**pointwise.efficiency, key: self.quantize},
@@ -360,7 +372,12 @@ class _Narrow:
 
 
 def _fit_scaled(
-    rows: Sequence[KernelRow], dtype: str, device: Device, constants: KernelConstants, unsure: dict[str, float]
+    rows: Sequence[KernelRow],
+    dtype: str,
+    library: str,
+    device: Device,
+    constants: KernelConstants,
+    unsure: dict[str, float],
 ) -> KernelConstants:
     """Fit what 8 and 4 bits change: tiles, launches and memory stay those of 16 bits."""
     shown = [row for row in rows if row.time_s > HOST_MARGIN * row.issue_s]
@@ -373,17 +390,18 @@ def _fit_scaled(
         free.append(Free(name="quantize_row_s", low=1e-12, high=20e-9, prior=3.0))
 
     def predict(narrow: _Narrow) -> FloatArray:
-        return predict_rows_s(shown, device, narrow.within(constants, dtype))
+        return predict_rows_s(shown, device, narrow.within(constants, dtype, library))
 
     fitted = fit_constants(_Narrow(), free, predict, _measured(shown), n_starts=2)
+    place = f"library_{{}}.{library}/{dtype}" if library else f"dtype_{{}}.{dtype}"
     places = {
-        "efficiency": f"gemm.dtype_efficiency.{dtype}", "energy": f"gemm.dtype_energy.{dtype}",
+        "efficiency": f"gemm.{place.format('efficiency')}", "energy": f"gemm.{place.format('energy')}",
         "quantize": f"pointwise.efficiency.dynamic_quantize.{dtype}", "quantize_s": f"pointwise.fixed_s.dynamic_quantize.{dtype}",
         "quantize_row_s": f"pointwise.row_s.dynamic_quantize.{dtype}",
     }  # fmt: skip
     unsure |= {places[name]: error for name, error in fitted.relative_errors.items()}
     kept = replace(fitted.constants, **({} if len(free) > 2 else {"quantize": 0.6, "quantize_s": 1e-9}))
-    return kept.within(constants, dtype)
+    return kept.within(constants, dtype, library)
 
 
 def _fit_scan(

@@ -88,8 +88,9 @@ class GemmConstants:
     dtype_energy: Mapping[str, float] = field(default_factory=dict)
     #: Factors for ``dgrad`` and ``wgrad``, whose operands lie in other layouts.
     pass_efficiency: Mapping[str, float] = field(default_factory=dict)
-    #: Factors on the peak for kernels of another library: ``torch/bf16``, or of one pass, ``torch/mxfp8/wgrad``.
+    #: Factors on both for kernels of another library: ``torch/bf16``, or of one pass, ``torch/mxfp8/wgrad``.
     library_efficiency: Mapping[str, float] = field(default_factory=dict)
+    library_energy: Mapping[str, float] = field(default_factory=dict)
     #: Factors on the rate of the k loop under the matrix libraries of a CUDA release and those before it; ``12.5/fp8``
     #: is that of one dtype.
     release_efficiency: Mapping[str, float] = field(default_factory=dict)
@@ -154,7 +155,7 @@ class GemmColumns:
             element_bytes=_column(DTYPE_BYTES[s.dtype] for s in shapes),
             result_bytes=_column(s.result_bytes for s in shapes),
             peak_flops_per_s=_column(_sm_peak_flops_per_s(s, device, constants) for s in shapes),
-            flop_energy=_column(_flop_energy(s.dtype, device, constants) for s in shapes),
+            flop_energy=_column(_flop_energy(s, device, constants) for s in shapes),
             n_sms=_column(device.n_sms - s.left_sms for s in shapes),
         )
 
@@ -183,10 +184,7 @@ def alignment_elements(shape: GemmShape) -> int:
 
 def _sm_peak_flops_per_s(shape: GemmShape, device: Device, constants: GemmConstants) -> float:
     factor = constants.dtype_efficiency.get(shape.dtype, 1.0) * constants.pass_efficiency.get(shape.kernel_pass, 1.0)
-    if shape.library:
-        name = f"{shape.library}/{shape.dtype}"
-        of_library = constants.library_efficiency
-        factor *= of_library.get(f"{name}/{shape.kernel_pass}", of_library.get(name, 1.0))
+    factor *= _of_library(constants.library_efficiency, shape)
     peak = peak_flops_per_s(shape, device)
     if shape.dtype != "fp32" and device.architecture != "cpu":  # tensor cores only
         elements = alignment_elements(shape) * DTYPE_BYTES[shape.dtype] // 2  # in 16-bit units
@@ -196,8 +194,14 @@ def _sm_peak_flops_per_s(shape: GemmShape, device: Device, constants: GemmConsta
     return peak * factor / device.n_sms
 
 
-def _flop_energy(dtype: str, device: Device, constants: GemmConstants) -> float:
-    return constants.dtype_energy.get(dtype, 1.0) * device.peak("fp16") / device.peak(dtype)
+def _flop_energy(shape: GemmShape, device: Device, constants: GemmConstants) -> float:
+    factor = constants.dtype_energy.get(shape.dtype, 1.0) * _of_library(constants.library_energy, shape)
+    return factor * device.peak("fp16") / device.peak(shape.dtype)
+
+
+def _of_library(factors: Mapping[str, float], shape: GemmShape) -> float:
+    name = f"{shape.library}/{shape.dtype}"
+    return factors.get(f"{name}/{shape.kernel_pass}", factors.get(name, 1.0))
 
 
 @lru_cache(maxsize=64)  # the same for all products of a device

@@ -67,7 +67,9 @@ class GemmShape(Launch):
     #: By what share of its time sums in its epilogue, such as those of a bias' gradient, lengthen it.
     summing: float = 0.0
     left_sms: int = 0  #: SMs that its blocks, which stay until all is done, leave to kernels beside it.
-    library: str = ""  #: Whose kernel it is where it is not the vendor's library: ``torch``'s grouped one.
+    library: str = (
+        ""  #: Whose kernel it is where it is not the vendor's library: ``torch``'s grouped one, ``flashinfer``.
+    )
 
     @property
     def n_flops(self) -> float:

@@ -123,6 +123,18 @@ def test_products_of_a_layer_on_one_b300_take_what_transformer_engine_prints(dty
         assert 1e3 * (products_s + casts_s) == pytest.approx(_B300_NVFP4_QUANTISED_MS, rel=0.02)
 
 
+def test_products_that_power_does_not_limit_run_at_the_rate_of_their_library() -> None:
+    """NVFP4 on a GB200: cuBLASLt at 7,628 TFLOP/s where operands are half zeros (Azure); FlashInfer's in vLLM (KM-57205e07, a GB300)."""
+    device = replace(load_device("gb200"), power_limit_w=1e6)
+    n, kernels = 16384, RooflineKernels()
+    vendor = GemmShape(m=n, n=n, k=n, dtype="nvfp4")
+    assert vendor.n_flops / kernels.duration_s(vendor, device) == pytest.approx(7628e12, rel=0.02)
+    timed = GemmShape(m=8192, n=51200, k=12288, dtype="nvfp4", library="flashinfer")
+    assert RooflineKernels("graph_replay").duration_s(timed, load_device("gb300")) == pytest.approx(1821e-6, rel=0.06)
+    eight = [replace(timed, dtype="fp8", library=name) for name in ("", "flashinfer")]  # no table tells them apart
+    assert kernels.duration_s(eight[0], device) == kernels.duration_s(eight[1], device)
+
+
 @pytest.mark.parametrize(
     ("shape", "elements"),
     [
