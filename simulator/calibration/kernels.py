@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -231,9 +230,12 @@ def fit_kernel_rows(
         gemm = _fit_gemm(plain, known, constants.gemm)
         unsure |= {f"gemm.{name}": error for name, error in gemm.relative_errors.items()}
         constants = replace(constants, gemm=gemm.constants)
-    for dtype, library in product(SCALED_TYPES, sorted({r.shape.library for r in gemms})):
-        narrow = [r for r in gemms if (r.shape.dtype, r.shape.library) == (dtype, library)]
-        if len(narrow) >= FEWEST_NARROW:
+    libraries: dict[tuple[str, str], list[KernelRow]] = {}
+    for row in gemms:
+        if isinstance(row.shape, GemmShape):
+            libraries.setdefault((row.shape.dtype, row.shape.library), []).append(row)
+    for (dtype, library), narrow in sorted(libraries.items()):  # the vendor's first
+        if dtype in SCALED_TYPES and len(narrow) >= FEWEST_NARROW:
             constants = _fit_scaled(narrow, dtype, library, known, constants, unsure)
     if gemms:
         sections["gemm"] = _plain(constants.gemm, GemmConstants())
