@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,34 +26,19 @@ if TYPE_CHECKING:
     from simulator.interop.training_log import TrainingLog
 
 
-class Formats(MutableMapping[str, Format]):
+class Formats(UserDict[str, Any]):
     """Formats by name, each loaded when it is first looked at: most runs read no file of another tool.
 
-    ``places`` gives for each name a module of this package and the format in it, as ``module.NAME``.
+    What is not loaded yet is a module of this package and the format in it, as ``module.NAME``.
     """
 
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self._found: dict[str, Format | str] = dict(places)
-
     def __getitem__(self, name: str) -> Format:
-        found = self._found[name]
+        found = self.data[name]
         if isinstance(found, str):
             module, _, attribute = found.partition(".")
-            found = self._found[name] = getattr(import_module(f"{__name__}.{module}"), attribute)
+            found = self.data[name] = getattr(import_module(f"{__name__}.{module}"), attribute)
         assert isinstance(found, Format)
         return found
-
-    def __setitem__(self, name: str, one: Format) -> None:
-        self._found[name] = one
-
-    def __delitem__(self, name: str) -> None:
-        del self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
 
 #: name -> format

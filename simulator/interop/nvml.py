@@ -124,14 +124,10 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value or "")
 
 
-def _read_this_machine(_path: object, *, device: str | None = None, nodes: int = 1) -> ImportedCluster:
-    return import_nvml(device=device, nodes=nodes)
-
-
 NVML = Format(
     gives="cluster",
     what="this machine, through its driver",
     sniff=lambda _: False,
-    read=_read_this_machine,
+    read=lambda _path, **options: import_nvml(**options),
     options=("device", "nodes"),
 )

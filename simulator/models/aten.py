@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from simulator.models.layer import DTYPE_BYTES, Access, GemmShape, KernelShape, Pass, PointwiseShape
-from simulator.models.ops import access_of
+from simulator.models.ops import access_of, kernel
 
 #: torch dtype -> the name used in shapes
 DTYPES = {
@@ -193,33 +193,19 @@ def _convolution(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[i
 
 def _lookup(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
     """Return a gather, which reads the rows it returns and not the whole table."""
-    output = call.outputs[0]
-    n_bytes = float(output.n_bytes)
-    shape = PointwiseShape(
-        name="embedding" if call.name == "embedding" else "gather",
-        n_elements=output.n_elements,
-        read_bytes=n_bytes,
-        written_bytes=n_bytes,
-        dtype=output.dtype,
-        kernel_pass="backward" if is_backward else "forward",
-    )
-    return [shape]
+    output, name = call.outputs[0], "embedding" if call.name == "embedding" else "gather"
+    in_pass: Pass = "backward" if is_backward else "forward"
+    return [kernel(name, output.n_elements, output.n_bytes, output.n_bytes, output.dtype, in_pass=in_pass)]
 
 
 def _picked(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
     """Return the negative log-likelihood: it reads one value a row, and its backward fills all of them."""
     output = call.outputs[0]
     n_rows = math.prod((output if is_backward else call.inputs[0]).shape[:-1])
-    read = float(DTYPE_BYTES[output.dtype] * n_rows)
-    shape = PointwiseShape(
-        name=KERNELS[call.name],
-        n_elements=max(output.n_elements, n_rows),
-        read_bytes=read,
-        written_bytes=float(output.n_bytes) if is_backward else read,
-        dtype=output.dtype,
-        kernel_pass="backward" if is_backward else "forward",
-    )
-    return [shape]
+    in_pass: Pass = "backward" if is_backward else "forward"
+    read = DTYPE_BYTES[output.dtype] * n_rows
+    written = output.n_bytes if is_backward else read
+    return [kernel(KERNELS[call.name], max(output.n_elements, n_rows), read, written, output.dtype, in_pass=in_pass)]
 
 
 _SPECIAL: dict[str, Callable[[Call, bool, frozenset[tuple[int, ...]]], list[KernelShape]]] = {

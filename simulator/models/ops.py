@@ -218,16 +218,14 @@ def dropout(tape: Tape, x: Tensor, probability: float, *, name: str = "dropout")
     return pointwise(tape, name, [x], saved_bytes=x.n_elements) if probability else x
 
 
-def layer_norm(tape: Tape, x: Tensor, width: int, dtype: str) -> Tensor:
-    """Append a fused norm with weights; saves its input and eight bytes of statistics per row."""
-    n_rows = x.n_elements // width
-    return pointwise(tape, "layer_norm", [x], dtype=dtype, saves=[x], saved_bytes=8 * n_rows, row=width)
+#: bytes of statistics that a fused norm saves for every row
+_STATISTICS = {"layer_norm": 8, "rms_norm": 4}
 
 
-def rms_norm(tape: Tape, x: Tensor, width: int, dtype: str) -> Tensor:
-    """Append a fused root-mean-square norm; saves its input and four bytes of statistics per row."""
-    n_rows = x.n_elements // width
-    return pointwise(tape, "rms_norm", [x], dtype=dtype, saves=[x], saved_bytes=4 * n_rows, row=width)
+def fused_norm(tape: Tape, name: str, x: Tensor, width: int, dtype: str) -> Tensor:
+    """Append a fused norm with weights, ``layer_norm`` or ``rms_norm``; saves its input and its statistics."""
+    n_bytes = _STATISTICS[name] * (x.n_elements // width)
+    return pointwise(tape, name, [x], dtype=dtype, saves=[x], saved_bytes=n_bytes, row=width)
 
 
 def product(

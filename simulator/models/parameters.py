@@ -24,27 +24,16 @@ def padded_vocab(vocab: int, tp: int) -> int:
     return -(-vocab // tp) * tp
 
 
-def _linear(name: str, rows: int, columns: int, *, bias: bool, tp: int, split: str) -> list[Parameter]:
+def _split(name: str, n_elements: int, tp: int) -> Parameter:
+    return Parameter(name=name, n_elements=n_elements // tp, is_tensor_parallel=tp > 1)
+
+
+def _linear(
+    name: str, rows: int, columns: int, *, bias: bool = False, tp: int = 1, split: str = "none"
+) -> list[Parameter]:
     """Return weight and bias of ``y[rows] = x[columns]``, ``split`` by ``column``, ``row`` or ``none``."""
-    is_split = tp > 1 and split != "none"
-    weights = [
-        Parameter(
-            name=f"{name}.weight",
-            n_elements=rows * columns // (tp if is_split else 1),
-            is_tensor_parallel=is_split,
-            is_matrix=True,
-        )
-    ]
-    if bias:
-        bias_split = is_split and split == "column"
-        weights.append(
-            Parameter(
-                name=f"{name}.bias",
-                n_elements=rows // (tp if bias_split else 1),
-                is_tensor_parallel=bias_split,
-            )
-        )
-    return weights
+    weight = replace(_split(f"{name}.weight", rows * columns, 1 if split == "none" else tp), is_matrix=True)
+    return [weight, _split(f"{name}.bias", rows, tp if split == "column" else 1)] if bias else [weight]
 
 
 def frozen(parameters: Sequence[Parameter]) -> list[Parameter]:
@@ -72,35 +61,35 @@ def _latent_attention_parameters(spec: ModelSpec, tp: int, name: str) -> list[Pa
     latent = spec.kv_lora_rank + spec.qk_rope_head_dim
     tensors: list[Parameter] = []
     if spec.q_lora_rank:
-        tensors += _linear(f"{name}.q_down", spec.q_lora_rank, spec.hidden, bias=False, tp=tp, split="none")
+        tensors += _linear(f"{name}.q_down", spec.q_lora_rank, spec.hidden)
         tensors += norm_parameters(spec, f"{name}.q_norm", spec.q_lora_rank)
-        tensors += _linear(f"{name}.q_up", query_dim, spec.q_lora_rank, bias=False, tp=tp, split="column")
+        tensors += _linear(f"{name}.q_up", query_dim, spec.q_lora_rank, tp=tp, split="column")
     else:
-        tensors += _linear(f"{name}.query", query_dim, spec.hidden, bias=False, tp=tp, split="column")
-    tensors += _linear(f"{name}.kv_down", latent, spec.hidden, bias=False, tp=tp, split="none")
+        tensors += _linear(f"{name}.query", query_dim, spec.hidden, tp=tp, split="column")
+    tensors += _linear(f"{name}.kv_down", latent, spec.hidden)
     tensors += norm_parameters(spec, f"{name}.kv_norm", spec.kv_lora_rank)
     kv_up = spec.heads * (spec.head_dim + spec.v_head_dim)
-    tensors += _linear(f"{name}.kv_up", kv_up, spec.kv_lora_rank, bias=False, tp=tp, split="column")
+    tensors += _linear(f"{name}.kv_up", kv_up, spec.kv_lora_rank, tp=tp, split="column")
     values = spec.heads * spec.v_head_dim
-    tensors += _linear(f"{name}.output", spec.hidden, values, bias=False, tp=tp, split="row")
+    tensors += _linear(f"{name}.output", spec.hidden, values, tp=tp, split="row")
     return tensors + (_index_parameters(spec, f"{name}.index") if spec.index_heads else [])
 
 
 def _index_parameters(spec: ModelSpec, name: str) -> list[Parameter]:
     """Return the tensors of the index of sparse attention, whole on every rank."""
     width = spec.index_heads * spec.index_head_dim
-    tensors = _linear(f"{name}.query", width, spec.q_lora_rank or spec.hidden, bias=False, tp=1, split="none")
-    tensors += _linear(f"{name}.key", spec.index_head_dim, spec.hidden, bias=False, tp=1, split="none")
+    tensors = _linear(f"{name}.query", width, spec.q_lora_rank or spec.hidden)
+    tensors += _linear(f"{name}.key", spec.index_head_dim, spec.hidden)
     tensors += [
         Parameter(name=f"{name}.key_norm.{part}", n_elements=spec.index_head_dim) for part in ("weight", "bias")
     ]
-    return tensors + _linear(f"{name}.weights", spec.index_heads, spec.hidden, bias=False, tp=1, split="none")
+    return tensors + _linear(f"{name}.weights", spec.index_heads, spec.hidden)
 
 
 def _compressor_parameters(spec: ModelSpec, name: str, rate: int, width: int, *, series: int) -> list[Parameter]:
     """Return what turns ``rate`` tokens into one key of a width, whole on every rank: values, weights, positions, norm."""
-    tensors = _linear(f"{name}.kv", series * width, spec.hidden, bias=False, tp=1, split="none")
-    tensors += _linear(f"{name}.gate", series * width, spec.hidden, bias=False, tp=1, split="none")
+    tensors = _linear(f"{name}.kv", series * width, spec.hidden)
+    tensors += _linear(f"{name}.gate", series * width, spec.hidden)
     tensors.append(Parameter(name=f"{name}.position_bias", n_elements=rate * series * width))
     return tensors + norm_parameters(spec, f"{name}.norm", width)
 
@@ -108,13 +97,13 @@ def _compressor_parameters(spec: ModelSpec, name: str, rate: int, width: int, *,
 def _compressed_attention_parameters(spec: ModelSpec, tp: int, name: str, kind: str) -> list[Parameter]:
     """Return the tensors of DeepSeek-V4's attention: heads and output groups are split, all that makes keys is whole."""
     groups, rank, width = spec.output_groups, spec.output_lora_rank, spec.attention_width
-    tensors = _linear(f"{name}.q_down", spec.q_lora_rank, spec.hidden, bias=False, tp=tp, split="none")
+    tensors = _linear(f"{name}.q_down", spec.q_lora_rank, spec.hidden)
     tensors += norm_parameters(spec, f"{name}.q_norm", spec.q_lora_rank)
-    tensors += _linear(f"{name}.q_up", width, spec.q_lora_rank, bias=False, tp=tp, split="column")
-    tensors += _linear(f"{name}.kv", spec.head_dim, spec.hidden, bias=False, tp=tp, split="none")
+    tensors += _linear(f"{name}.q_up", width, spec.q_lora_rank, tp=tp, split="column")
+    tensors += _linear(f"{name}.kv", spec.head_dim, spec.hidden)
     tensors += norm_parameters(spec, f"{name}.kv_norm", spec.head_dim)
-    tensors += _linear(f"{name}.output_down", groups * rank, width // groups, bias=False, tp=tp, split="column")
-    tensors += _linear(f"{name}.output", spec.hidden, groups * rank, bias=False, tp=tp, split="row")
+    tensors += _linear(f"{name}.output_down", groups * rank, width // groups, tp=tp, split="column")
+    tensors += _linear(f"{name}.output", spec.hidden, groups * rank, tp=tp, split="row")
     tensors.append(_split(f"{name}.sinks", spec.heads, tp))
     if kind == "h":
         tensors += _compressor_parameters(spec, f"{name}.compressor", spec.heavy_compression, spec.head_dim, series=1)
@@ -122,10 +111,8 @@ def _compressed_attention_parameters(spec: ModelSpec, tp: int, name: str, kind: 
         inner, rate = spec.index_head_dim, spec.compression
         tensors += _compressor_parameters(spec, f"{name}.compressor", rate, spec.head_dim, series=2)
         tensors += _compressor_parameters(spec, f"{name}.index", rate, inner, series=2)
-        tensors += _linear(
-            f"{name}.index.query", spec.index_heads * inner, spec.q_lora_rank, bias=False, tp=1, split="none"
-        )
-        tensors += _linear(f"{name}.index.weights", spec.index_heads, spec.hidden, bias=False, tp=1, split="none")
+        tensors += _linear(f"{name}.index.query", spec.index_heads * inner, spec.q_lora_rank)
+        tensors += _linear(f"{name}.index.weights", spec.index_heads, spec.hidden)
     return tensors
 
 
@@ -147,7 +134,7 @@ def attention_parameters(spec: ModelSpec, tp: int = 1, name: str = "attention", 
         names = zip(("query", "key"), widths, strict=True)
         tensors += [Parameter(name=f"{name}.{n}_norm.weight", n_elements=width) for n, width in names]
     if spec.attention_sinks:
-        tensors.append(Parameter(name=f"{name}.sinks", n_elements=spec.heads // tp, is_tensor_parallel=tp > 1))
+        tensors.append(_split(f"{name}.sinks", spec.heads, tp))
     output_bias = spec.attention_output_bias
     width = spec.heads * values
     return tensors + _linear(f"{name}.output", spec.hidden, width, bias=output_bias, tp=tp, split="row")
@@ -166,10 +153,10 @@ def mlp_parameters(spec: ModelSpec, tp: int = 1, name: str = "mlp", width: int =
 def moe_parameters(spec: ModelSpec, tp: int = 1, ep: int = 1, etp: int | None = None) -> list[Parameter]:
     """Return router, the experts of this rank (``n_experts / ep``, ``1 / etp`` of each) and the shared expert."""
     etp = tp if etp is None else etp
-    tensors = _linear("router", spec.n_experts, spec.hidden, bias=spec.router_bias, tp=tp, split="none")
+    tensors = _linear("router", spec.n_experts, spec.hidden, bias=spec.router_bias)
     if spec.expert_latent:
-        tensors += _linear("latent.down", spec.expert_latent, spec.hidden, bias=False, tp=tp, split="none")
-        tensors += _linear("latent.up", spec.hidden, spec.expert_latent, bias=False, tp=tp, split="none")
+        tensors += _linear("latent.down", spec.expert_latent, spec.hidden)
+        tensors += _linear("latent.up", spec.hidden, spec.expert_latent)
     n_up = 2 if spec.gated_mlp else 1
     local = spec.n_experts // ep
     each = (n_up + 1) * spec.expert_input * spec.expert_hidden // etp
@@ -184,18 +171,14 @@ def moe_parameters(spec: ModelSpec, tp: int = 1, ep: int = 1, etp: int | None = 
     if spec.shared_expert_hidden:
         tensors += mlp_parameters(spec, tp, "shared_expert", spec.shared_expert_hidden)
     if spec.residual_experts:
-        tensors += mlp_parameters(spec, tp) + _linear("coefficient", 2, spec.hidden, bias=True, tp=tp, split="none")
+        tensors += mlp_parameters(spec, tp) + _linear("coefficient", 2, spec.hidden, bias=True)
     if spec.expert_norms:
         norms = ("norm_experts", "norm_after_experts", "norm_after_shared_expert")
         tensors += [tensor for name in norms for tensor in norm_parameters(spec, name)]
         tensors.append(Parameter(name="router.scales", n_elements=spec.hidden + spec.n_experts))
     if spec.shared_expert_gate:
-        tensors += _linear("shared_expert.gate", 1, spec.hidden, bias=False, tp=tp, split="none")
+        tensors += _linear("shared_expert.gate", 1, spec.hidden)
     return tensors
-
-
-def _split(name: str, n_elements: int, tp: int) -> Parameter:
-    return Parameter(name=name, n_elements=n_elements // tp, is_tensor_parallel=tp > 1)
 
 
 def mamba2_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
@@ -211,9 +194,9 @@ def mamba2_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
         *(_split(f"mamba.{name}", spec.ssm_heads, tp) for name in ("dt_bias", "A_log", "D")),
         _split("mamba.conv.weight", mixed * spec.conv_kernel, tp),
         _split("mamba.conv.bias", mixed, tp),
-        *_linear("mamba.in", rows, spec.hidden, bias=False, tp=tp, split="column"),
+        *_linear("mamba.in", rows, spec.hidden, tp=tp, split="column"),
         *([_split("mamba.norm.weight", spec.ssm_width, tp)] if spec.ssm_norm else []),
-        *_linear("mamba.out", spec.hidden, spec.ssm_width, bias=False, tp=tp, split="row"),
+        *_linear("mamba.out", spec.hidden, spec.ssm_width, tp=tp, split="row"),
     ]
 
 
@@ -230,15 +213,15 @@ def mamba1_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
         _split("mamba.D", width, tp),
         _split("mamba.conv.weight", width * spec.conv_kernel, tp),
         _split("mamba.conv.bias", width, tp),
-        *_linear("mamba.in", 2 * width, spec.hidden, bias=False, tp=tp, split="column"),
-        *_linear("mamba.x", rank + 2 * state, width, bias=False, tp=tp, split="row"),
+        *_linear("mamba.in", 2 * width, spec.hidden, tp=tp, split="column"),
+        *_linear("mamba.x", rank + 2 * state, width, tp=tp, split="row"),
         *_linear("mamba.dt", width, rank, bias=True, tp=tp, split="column"),
         *(
             Parameter(name=f"mamba.{name}_norm.weight", n_elements=n)
             for name, n in (("dt", rank), ("b", state), ("c", state))
             if spec.ssm_norm
         ),
-        *_linear("mamba.out", spec.hidden, width, bias=False, tp=tp, split="row"),
+        *_linear("mamba.out", spec.hidden, width, tp=tp, split="row"),
     ]
 
 
@@ -254,11 +237,9 @@ def delta_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
     return [
         *(_split(f"delta.{name}", spec.delta_value_heads, tp) for name in ("dt_bias", "A_log")),
         _split("delta.conv.weight", mixed * spec.conv_kernel, tp),
-        *_linear(
-            "delta.in", mixed + values + 2 * spec.delta_value_heads, spec.hidden, bias=False, tp=tp, split="column"
-        ),
+        *_linear("delta.in", mixed + values + 2 * spec.delta_value_heads, spec.hidden, tp=tp, split="column"),
         Parameter(name="delta.norm.weight", n_elements=spec.delta_value_dim),
-        *_linear("delta.out", spec.hidden, values, bias=False, tp=tp, split="row"),
+        *_linear("delta.out", spec.hidden, values, tp=tp, split="row"),
     ]
 
 
@@ -273,12 +254,12 @@ def kimi_delta_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
     tensors = [_split("delta.dt_bias", width, tp), _split("delta.A_log", spec.delta_value_heads, tp)]
     tensors.append(_split("delta.conv.weight", 3 * width * spec.conv_kernel, tp))
     rows = 3 * width + spec.delta_value_heads + (0 if rank else 2 * width)
-    tensors += _linear("delta.in", rows, spec.hidden, bias=False, tp=tp, split="column")
+    tensors += _linear("delta.in", rows, spec.hidden, tp=tp, split="column")
     for name in ("forget", "gate") if rank else ():
-        tensors += _linear(f"delta.{name}_down", rank, spec.hidden, bias=False, tp=tp, split="none")
-        tensors += _linear(f"delta.{name}_up", width, rank, bias=False, tp=tp, split="column")
+        tensors += _linear(f"delta.{name}_down", rank, spec.hidden)
+        tensors += _linear(f"delta.{name}_up", width, rank, tp=tp, split="column")
     tensors.append(Parameter(name="delta.norm.weight", n_elements=spec.delta_value_dim))
-    return tensors + _linear("delta.out", spec.hidden, width, bias=False, tp=tp, split="row")
+    return tensors + _linear("delta.out", spec.hidden, width, tp=tp, split="row")
 
 
 def short_convolution_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
@@ -289,9 +270,9 @@ def short_convolution_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter
     Liquid AI, "LFM2 Technical Report", arXiv:2511.23404, section 2.
     """
     return [
-        *_linear("short.in", 3 * spec.hidden, spec.hidden, bias=False, tp=tp, split="column"),
+        *_linear("short.in", 3 * spec.hidden, spec.hidden, tp=tp, split="column"),
         _split("short.conv.weight", spec.hidden * spec.conv_kernel, tp),
-        *_linear("short.out", spec.hidden, spec.hidden, bias=False, tp=tp, split="row"),
+        *_linear("short.out", spec.hidden, spec.hidden, tp=tp, split="row"),
     ]
 
 
@@ -322,7 +303,7 @@ def _connection_parameters(spec: ModelSpec, name: str, n_weights: int, n_scales:
     ----------
     Xie et al., "mHC: Manifold-Constrained Hyper-Connections", arXiv:2512.24880.
     """
-    tensors = _linear(name, n_weights, spec.stream_width, bias=True, tp=1, split="none")
+    tensors = _linear(name, n_weights, spec.stream_width, bias=True)
     return [*tensors, Parameter(name=f"{name}.scale", n_elements=n_scales)]
 
 
@@ -361,15 +342,14 @@ def mtp_parameters(spec: ModelSpec, *, tp: int = 1, ep: int = 1, etp: int | None
     DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 2.2.
     """
     tensors = norm_parameters(spec, "mtp.norm_embedding") + norm_parameters(spec, "mtp.norm_hidden")
-    tensors += _linear("mtp.projection", spec.hidden, 2 * spec.hidden, bias=False, tp=tp, split="none")
+    tensors += _linear("mtp.projection", spec.hidden, 2 * spec.hidden)
     tensors += block_parameters(spec, spec.blocks[-1], tp=tp, ep=ep, etp=etp)
     return (*tensors, *norm_parameters(spec, "mtp.final_norm"))
 
 
 def relative_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
     """Return T5's table of relative position biases of one stack."""
-    n_elements = spec.relative_buckets * spec.heads // tp
-    return [Parameter(name="relative_bias", n_elements=n_elements, is_tensor_parallel=tp > 1)] if n_elements else []
+    return [_split("relative_bias", spec.relative_buckets * spec.heads, tp)] if spec.relative_buckets else []
 
 
 def embedding_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
@@ -378,12 +358,12 @@ def embedding_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     width = spec.embedding_width or spec.hidden
     if spec.patch_values:
         bias = spec.patch_bias
-        tensors = _linear("patches", spec.hidden, spec.patch_values, bias=bias, tp=tp, split="none")
+        tensors = _linear("patches", spec.hidden, spec.patch_values, bias=bias)
         tensors.append(Parameter(name="class", n_elements=spec.hidden))
     else:
-        tensors = [Parameter(name="embedding.weight", n_elements=rows * width // tp, is_tensor_parallel=tp > 1)]
+        tensors = [_split("embedding.weight", rows * width, tp)]
     if spec.embedding_width:
-        tensors += _linear("embedding.projection", spec.hidden, width, bias=False, tp=tp, split="none")
+        tensors += _linear("embedding.projection", spec.hidden, width)
     if spec.positions == "learned":
         n_positions = spec.max_positions + spec.position_offset
         tensors.append(Parameter(name="positions.weight", n_elements=n_positions * spec.hidden))
@@ -398,8 +378,8 @@ def front_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     """Return the convolutions over three spectral frames each and the positions of an encoder of sound (Whisper)."""
     if not spec.mel_bins:
         return ()
-    tensors = _linear("front.1", spec.hidden, 3 * spec.mel_bins, bias=True, tp=1, split="none")
-    tensors += _linear("front.2", spec.hidden, 3 * spec.hidden, bias=True, tp=1, split="none")
+    tensors = _linear("front.1", spec.hidden, 3 * spec.mel_bins, bias=True)
+    tensors += _linear("front.2", spec.hidden, 3 * spec.hidden, bias=True)
     tensors.append(Parameter(name="encoder_positions.weight", n_elements=spec.encoder_positions * spec.hidden))
     return _outside_blocks(tensors)
 
@@ -408,19 +388,19 @@ def head_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     """Return final norm and, when it is not tied, the output projection (BERT: the pooler) of one rank."""
     tensors = norm_parameters(spec, "final_norm") if spec.final_norm else []
     if spec.pooler:
-        tensors += _linear("pooler", spec.hidden, spec.hidden, bias=True, tp=tp, split="none")
+        tensors += _linear("pooler", spec.hidden, spec.hidden, bias=True)
     if spec.embedding_width:
-        tensors += _linear("output.projection", spec.embedding_width, spec.hidden, bias=False, tp=tp, split="none")
+        tensors += _linear("output.projection", spec.embedding_width, spec.hidden)
     rows = padded_vocab(spec.vocab, tp)
     if spec.residual_streams:
         tensors += _connection_parameters(spec, "connection", spec.residual_streams, 1)
     if spec.projection:
-        tensors += _linear("projection", spec.projection, spec.hidden, bias=False, tp=tp, split="none")
+        tensors += _linear("projection", spec.projection, spec.hidden)
     if spec.image is not None:
         tensors.append(Parameter(name="logit_scale", n_elements=1))
     elif spec.patch_values:
         n_classes = spec.vocab if not spec.projection else 0
-        tensors += _linear("output", n_classes, spec.hidden, bias=True, tp=tp, split="none") if n_classes else []
+        tensors += _linear("output", n_classes, spec.hidden, bias=True) if n_classes else []
     elif not spec.tied:
         tensors += _linear("output", rows, spec.hidden, bias=spec.head_bias, tp=tp, split="column")
     elif spec.head_bias:

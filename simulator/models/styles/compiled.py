@@ -14,11 +14,10 @@ from simulator.models.ops import (
     cast,
     copy,
     dropout,
+    fused_norm,
     kernel,
-    layer_norm,
     map_kernel,
     pointwise,
-    rms_norm,
 )
 from simulator.models.styles.base import Style
 from simulator.models.styles.megatron import fused_loss
@@ -39,9 +38,8 @@ class Compiled(Style):
 
     def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
         """Append one fused norm kernel, recomputed beside its backward."""
-        append = layer_norm if self.spec.norm == "layer_norm" else rms_norm
         with self.tape.recomputed("inline"):
-            return append(self.tape, x, width or self.spec.hidden, self.dtype)
+            return fused_norm(self.tape, self.spec.norm, x, width or self.spec.hidden, self.dtype)
 
     def activation(self, x: Tensor, *, bias: bool) -> Tensor:
         """Append the activation as one kernel, recomputed beside its backward."""

@@ -14,8 +14,8 @@ from simulator.models.ops import (
     cast,
     copy,
     dropout,
+    fused_norm,
     kernel,
-    layer_norm,
     map_kernel,
     mul,
     pointwise,
@@ -68,7 +68,7 @@ class HfEager(Style):
         width = width or self.spec.hidden
         if self.spec.norm == "layer_norm":
             dtype = self.weight_dtype
-            return layer_norm(self.tape, cast(self.tape, x, dtype), width, dtype)
+            return fused_norm(self.tape, "layer_norm", cast(self.tape, x, dtype), width, dtype)
         return self._rms_norm(x, width)
 
     def _rms_norm(self, x: Tensor, width: int) -> Tensor:

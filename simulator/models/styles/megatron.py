@@ -19,11 +19,10 @@ from simulator.models.ops import (
     copy,
     dropout,
     flash_attention,
+    fused_norm,
     kernel,
-    layer_norm,
     map_kernel,
     pointwise,
-    rms_norm,
 )
 from simulator.models.styles.base import Style
 
@@ -41,8 +40,7 @@ class Megatron(Style):
 
     def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
         """Append one fused norm kernel."""
-        append = layer_norm if self.spec.norm == "layer_norm" else rms_norm
-        return append(self.tape, x, width or self.spec.hidden, self.dtype)
+        return fused_norm(self.tape, self.spec.norm, x, width or self.spec.hidden, self.dtype)
 
     def activation(self, x: Tensor, *, bias: bool) -> Tensor:
         """Append bias and activation (and the product of a gated MLP) as one kernel."""

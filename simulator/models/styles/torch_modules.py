@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from simulator.models.layer import AttentionShape, CommunicationPoint
 from simulator.models.liveness import Tensor
-from simulator.models.ops import add, layer_norm, map_kernel, rms_norm
+from simulator.models.ops import add, fused_norm, map_kernel
 from simulator.models.styles.hf_eager import HfEager
 
 
@@ -114,5 +114,4 @@ class EagerFusedNorm(TorchModules):
 
     def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
         """Append one fused norm kernel."""
-        append = layer_norm if self.spec.norm == "layer_norm" else rms_norm
-        return append(self.tape, x, width or self.spec.hidden, self.dtype)
+        return fused_norm(self.tape, self.spec.norm, x, width or self.spec.hidden, self.dtype)
