@@ -8,26 +8,11 @@ from dataclasses import dataclass
 from html import escape
 
 from simulator.analysis.side_by_side import relative_error
-from simulator.report.charts import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    Chart,
-    axis,
-    layout,
-    round_values,
-)
+from simulator.report.charts import GREY, SERIES, SYMBOLS, Chart, axis, layout, line, round_values
 
 _BAND = 0.2
-#: shapes of series, where there are more of them than colours
-_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross")
 #: values that an axis names
 _MOST_TICKS = 14
-_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, GREY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +38,8 @@ def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
     values = [value for point, _ in shown for value in (point.measured, point.predicted)] or [1.0]
     ends = [min(values) * 0.8, max(values) * 1.25]
     for factor, dash in ((1.0, "solid"), (1 - _BAND, "dot"), (1 + _BAND, "dot")):
-        traces.append(
-            {
-                "type": "scatter", "mode": "lines", "x": ends, "y": [factor * end for end in ends], "showlegend": False,
-                "line": {"color": GREY, "width": 1, "dash": dash}, "hoverinfo": "skip",
-            }
-        )  # fmt: skip
+        guide = [factor * end for end in ends]
+        traces.append(line("", ends, guide, GREY, showlegend=False, line={"width": 1, "dash": dash}))
     for index, series in enumerate(sorted({point.series for point, _ in shown})):
         mine = [point for point, _ in shown if point.series == series]
         texts = [f"{escape(point.label)}<br>error {error:+.1%}" for point, error in shown if point.series == series]
@@ -68,8 +49,8 @@ def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
                 "x": [point.measured for point in mine], "y": [point.predicted for point in mine],
                 "hovertemplate": "%{text}<br>measured %{x:.4g}<br>predicted %{y:.4g}<extra></extra>",
                 "marker": {
-                    "size": 8, "opacity": 0.8, "color": _COLOURS[index % len(_COLOURS)],
-                    "symbol": _SYMBOLS[index // len(_COLOURS) % len(_SYMBOLS)],
+                    "size": 8, "opacity": 0.8, "color": SERIES[index % len(SERIES)],
+                    "symbol": SYMBOLS[index // len(SERIES) % len(SYMBOLS)],
                 },
             }
         )  # fmt: skip

@@ -7,7 +7,8 @@ of the answer unchanged.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from simulator.analysis.metrics import PARTS
 from simulator.answer import MEMORY_PARTS, Answer, Memory, describe_fit, throughput
@@ -18,55 +19,19 @@ from simulator.report.charts import (
     MEMORY_COLOURS,
     ORANGE,
     PART_COLOURS,
+    Bar,
     Chart,
     axis,
     layout,
     limit_line,
+    line,
     round_values,
+    staircase,
 )
 from simulator.timeline import MemoryPoint
 from simulator.units import common_unit, format_bytes, format_number
 
 GIB = 2**30
-_ROW_PX = 42
-
-
-class Bar(NamedTuple):
-    """One labelled bar of a staircase: ``label`` and ``text`` stand beside it."""
-
-    label: str
-    text: str
-    start: float
-    length: float
-    colour: str
-    hatched: bool = False
-
-
-def _staircase(bars: Sequence[Bar], axis_title: str, reach: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return trace and layout of horizontal bars, the first on top, each label above its number."""
-    trace = {
-        "type": "bar",
-        "orientation": "h",
-        "y": list(range(len(bars))),
-        "base": [bar.start for bar in bars],
-        "x": [bar.length for bar in bars],
-        "customdata": [f"{bar.label}: {bar.text}" for bar in bars],
-        "hovertemplate": "%{customdata}<extra></extra>",
-        "marker": {
-            "color": [bar.colour for bar in bars],
-            "pattern": {"shape": ["/" if bar.hatched else "" for bar in bars]},
-        },
-    }
-    ticks = {"tickvals": trace["y"], "ticktext": [f"{bar.label}<br><b>{bar.text}</b>" for bar in bars]}
-    rows = {
-        "range": [len(bars) - 0.5, -0.5],
-        "automargin": True,
-        "fixedrange": True,
-        "showgrid": False,
-        "zeroline": False,
-    }
-    made = layout(axis(axis_title, range=[0, reach]), rows | ticks, showlegend=False, bargap=0.3)
-    return trace, made
 
 
 def _in_unit(value: float, unit: str, size: float) -> str:
@@ -91,16 +56,9 @@ def breakdown_chart(answer: Answer) -> Chart:
         bars.append(
             Bar("hidden communication", _in_unit(hidden_s, unit, size), 0.0, hidden_s / size, ORANGE, hatched=True)
         )
-    trace, made = _staircase(bars, f"{unit}, mean over all ranks", total_s / size * 1.02)
-    return Chart(
-        key="breakdown",
-        title="Where the time goes",
-        traces=(trace,),
-        layout=made,
-        summary="; ".join(f"{bar.label} {bar.text}" for bar in bars),
-        height_px=60 + _ROW_PX * len(bars),
-        is_labelled=True,
-    )
+    summary = "; ".join(f"{bar.label} {bar.text}" for bar in bars)
+    along = axis(f"{unit}, mean over all ranks", range=[0, total_s / size * 1.02])
+    return staircase("breakdown", "Where the time goes", summary, bars, along)
 
 
 def memory_chart(memory: Memory) -> Chart:
@@ -113,16 +71,11 @@ def memory_chart(memory: Memory) -> Chart:
             bars.append(Bar(label, _in_unit(n_bytes, "GiB", GIB), start / GIB, n_bytes / GIB, MEMORY_COLOURS[key]))
             start += n_bytes
     capacity = memory["capacity_bytes"] / GIB
-    trace, made = _staircase(bars, "GiB on the fullest rank", max(capacity, start / GIB) * 1.06)
-    made["shapes"] = [limit_line(capacity, "x")]
-    return Chart(
-        key="memory",
-        title="Memory by category",
-        traces=(trace,),
-        layout=made,
-        summary=f"{format_bytes(memory['peak_bytes'])} {describe_fit(memory)}; the dashed line is the capacity",
-        height_px=60 + _ROW_PX * len(bars),
-    )
+    summary = f"{format_bytes(memory['peak_bytes'])} {describe_fit(memory)}; the dashed line is the capacity"
+    along = axis("GiB on the fullest rank", range=[0, max(capacity, start / GIB) * 1.06])
+    chart = staircase("memory", "Memory by category", summary, bars, along)
+    chart.layout["shapes"] = [limit_line(capacity, "x")]
+    return replace(chart, is_labelled=False)
 
 
 #: points of a curve over the step beyond which it is thinned
@@ -167,11 +120,8 @@ def _steady(memory: Memory) -> list[tuple[str, str, int]]:
 
 
 def _area(name: str, x: Sequence[float], y: Sequence[float], colour: str, hover: str) -> dict[str, Any]:
-    return {
-        "type": "scatter", "name": name, "mode": "lines", "stackgroup": "memory", "stackgaps": "interpolate",
-        "x": [round(v, 6) for v in x], "y": [round(v, 4) for v in y],
-        "line": {"color": colour, "width": 1}, "hovertemplate": hover + "<extra></extra>",
-    }  # fmt: skip
+    stacked: dict[str, Any] = {"stackgroup": "memory", "stackgaps": "interpolate", "line": {"width": 1}}
+    return line(name, [round(v, 6) for v in x], [round(v, 4) for v in y], colour, hover, **stacked)
 
 
 def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -193,23 +143,13 @@ def scaling_chart(answers: Sequence[ScalingRow]) -> Chart:
     ideal = [rates[0] / gpus[0] * n for n in gpus]
     shares = [f"{rate / best:.0%}" for rate, best in zip(rates, ideal, strict=True)]
     traces = (
-        {"type": "scatter", "name": "ideal", "x": gpus, "y": ideal, "mode": "lines", "hoverinfo": "skip"}
-        | {"line": {"color": GREY, "dash": "dash"}},
-        {
-            "type": "scatter",
-            "name": "simulated, share of ideal",
-            "x": gpus,
-            "y": rates,
-            "mode": "lines+markers+text",
-            "marker": {"color": BLUE, "size": 9},
-            "line": {"color": BLUE, "width": 2},
-            "text": shares,
-            "textposition": "bottom right",
-            "cliponaxis": False,
-            "hovertemplate": f"%{{x}} GPUs: %{{y:,.4g}} {unit}, %{{text}} of ideal<extra></extra>",
-            "error_y": _interval(answers),
-        },
-    )
+        line("ideal", gpus, ideal, GREY, line={"dash": "dash"}),
+        line(
+            "simulated, share of ideal", gpus, rates, BLUE, f"%{{x}} GPUs: %{{y:,.4g}} {unit}, %{{text}} of ideal",
+            mode="lines+markers+text", marker={"color": BLUE, "size": 9}, line={"width": 2}, text=shares,
+            textposition="bottom right", cliponaxis=False, error_y=_interval(answers),
+        ),
+    )  # fmt: skip
     ticks = {"tickvals": gpus, "ticktext": [f"{n:,}" for n in gpus]}
     rounded = round_values(min(rates) / 2, 2 * max(ideal))
     made = layout(

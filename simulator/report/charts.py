@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator.analysis.metrics import Part
 from simulator.answer import Category
@@ -34,6 +34,10 @@ BLUE, SKY, ORANGE, VERMILLION, GREEN, PURPLE, YELLOW, GREY = (
     "#F0E442",
     "#8C8C8C",
 )
+
+#: colours of series in their order, and shapes of points beside them
+SERIES = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, "#8C6D00", GREY)
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 
 #: a sequential scale that people with any kind of colour vision read the same way (Nunez et al., 2018)
 SEQUENTIAL = "Cividis"
@@ -111,6 +115,42 @@ def layout(x: dict[str, Any], y: dict[str, Any], *, right_px: int = 16, **more: 
         "yaxis": y,
         **more,
     }
+
+
+def line(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, hover: str = "", **more: Any) -> dict[str, Any]:
+    """Return a line; without words for the pointer to show it is no more than a guide for the eye, and in no legend."""
+    said = {"hovertemplate": hover + "<extra></extra>" * ("<extra>" not in hover)} if hover else {"hoverinfo": "skip"}
+    style = {"color": colour, **more.pop("line", {})}
+    return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": style, **said, **more}
+
+
+class Bar(NamedTuple):
+    """One labelled bar of a staircase: ``label`` and ``text`` stand beside it."""
+
+    label: str
+    text: str
+    start: float
+    length: float
+    colour: str
+    hatched: bool = False
+
+
+def staircase(key: str, title: str, summary: str, bars: Sequence[Bar], along: dict[str, Any]) -> Chart:
+    """Return horizontal bars along an axis, the first on top, each label above its number."""
+    places, texts = list(range(len(bars))), [f"{bar.label}: {bar.text}" for bar in bars]
+    patterns = {"shape": ["/" if bar.hatched else "" for bar in bars]}
+    trace = {
+        "type": "bar", "orientation": "h", "y": places, "base": [bar.start for bar in bars],
+        "x": [bar.length for bar in bars], "customdata": texts, "hovertemplate": "%{customdata}<extra></extra>",
+        "marker": {"color": [bar.colour for bar in bars], "pattern": patterns},
+    }  # fmt: skip
+    names = {"tickvals": places, "ticktext": [f"{bar.label}<br><b>{bar.text}</b>" for bar in bars]}
+    rows = {"range": [len(bars) - 0.5, -0.5], "automargin": True, "fixedrange": True, "showgrid": False}
+    made = layout(along, {**rows, **names, "zeroline": False}, showlegend=False, bargap=0.3)
+    height_px = 60 + 42 * len(bars)
+    return Chart(
+        key=key, title=title, traces=(trace,), layout=made, summary=summary, height_px=height_px, is_labelled=True
+    )
 
 
 def slowdown_map(

@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.answer import describe_axes
 from simulator.explore.comparison import Comparison, PartChange
-from simulator.report.charts import BLUE, GREEN, GREY, VERMILLION, Chart, axis, layout
+from simulator.report.charts import BLUE, GREEN, GREY, VERMILLION, Bar, Chart, axis, staircase
 from simulator.report.grid import Grid, Quantity
 from simulator.report.markup import Markup, element
 from simulator.report.page import Report, Section, make_page
@@ -31,39 +31,18 @@ def waterfall(found: Comparison) -> Chart:
         steps.append(("all else", rest_s))
     finest = common_unit([max((abs(change_s) for _, change_s in steps), default=0.0)], "time")
     unit, size = finest if finest and whole < 1e4 * finest[1] else common_unit([whole], "time") or ("s", 1.0)
-    labels, bases, lengths, colours = ["A"], [0.0], [found["a_s"]], [BLUE]
+    ends = [f"{format_number(found[key] / size)} {unit}" for key in ("a_s", "b_s")]
+    bars, level = [Bar("A", ends[0], 0.0, found["a_s"] / size, BLUE)], found["a_s"]
     levels = [found["a_s"], found["b_s"]]
-    level = found["a_s"]
     for part, change_s in steps:
-        labels.append(part)
-        bases.append(min(level, level + change_s))
-        lengths.append(abs(change_s))
-        colours.append(VERMILLION if change_s > 0 else GREEN)
+        text = f"{Quantity(change_s, is_signed=True).in_unit(size)} {unit}"
+        colour = VERMILLION if change_s > 0 else GREEN
+        bars.append(Bar(part, text, min(level, level + change_s) / size, abs(change_s) / size, colour))
         level += change_s
         levels.append(level)
-    labels, bases, lengths, colours = [*labels, "B"], [*bases, 0.0], [*lengths, found["b_s"]], [*colours, GREY]
-    ends = [f"{format_number(found[key] / size)} {unit}" for key in ("a_s", "b_s")]
-    texts = [ends[0], *(f"{Quantity(s, is_signed=True).in_unit(size)} {unit}" for _, s in steps), ends[1]]
-    trace = {
-        "type": "bar", "orientation": "h", "y": list(range(len(labels))), "base": [one / size for one in bases],
-        "x": [one / size for one in lengths],
-        "marker": {"color": colours}, "customdata": [f"{label}: {text}" for label, text in zip(labels, texts, strict=True)],
-        "hovertemplate": "%{customdata}<extra></extra>",
-    }  # fmt: skip
-    names = {
-        "tickvals": trace["y"],
-        "ticktext": [f"{label}<br><b>{text}</b>" for label, text in zip(labels, texts, strict=True)],
-    }
-    rows = {"range": [len(labels) - 0.5, -0.5], "automargin": True, "fixedrange": True, "showgrid": False}
-    return Chart(
-        key="waterfall",
-        title="From A to B",
-        traces=(trace,),
-        layout=layout(_time_axis([level / size for level in levels], unit), rows | names, showlegend=False, bargap=0.3),
-        summary=found["summary"],
-        height_px=60 + 42 * len(labels),
-        is_labelled=True,
-    )
+    bars.append(Bar("B", ends[1], 0.0, found["b_s"] / size, GREY))
+    along = _time_axis([one / size for one in levels], unit)
+    return staircase("waterfall", "From A to B", found["summary"], bars, along)
 
 
 def _time_axis(levels: Sequence[float], unit: str) -> dict[str, Any]:

@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.collectives.benchmark import BenchmarkRow
 from simulator.report.answer_tables import money_columns
-from simulator.report.charts import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    Chart,
-    axis,
-    layout,
-    round_values,
-)
+from simulator.report.charts import BLUE, GREY, ORANGE, SERIES, VERMILLION, Chart, axis, layout, line, round_values
 from simulator.report.grid import Grid
 from simulator.report.markup import element
 from simulator.report.page import Part, Report, Section, make_page
@@ -30,17 +18,14 @@ from simulator.units import format_bytes, format_time
 if TYPE_CHECKING:
     from simulator.explore.network_needs import Requirement
 
-_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 _GBPS = 8e-9
 
 
 def _line(
-    name: str, x: Sequence[float], y: Sequence[float], colour: str, hover: str, *, dash: str = "solid", **more: Any
+    name: str, x: Sequence[float], y: Sequence[float], colour: str, hover: str, dash: str = "solid"
 ) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "lines" if dash == "dash" else "lines+markers", "name": name, "x": list(x), "y": list(y),
-        "line": {"color": colour, "dash": dash}, "hovertemplate": f"{name}, {hover}<extra></extra>", **more,
-    }  # fmt: skip
+    mode = "lines" if dash == "dash" else "lines+markers"
+    return line(name, x, y, colour, f"{name}, {hover}", mode=mode, line={"dash": dash})
 
 
 def _log_axis(title: str, values: Sequence[float], texts: Sequence[str] | None = None) -> dict[str, Any]:
@@ -57,9 +42,9 @@ def _digits(value: float) -> str:
 def bandwidth_chart(collective: str, topology: str, series: Mapping[str, Sequence[BenchmarkRow]]) -> Chart:
     """Return the bus bandwidth of a collective over size, as benchmarks draw it."""
     traces = tuple(
-        _line(
+        line(
             label, [row.n_bytes for row in rows], [row.busbw_bytes_per_s / 1e9 for row in rows],
-            _COLOURS[i % len(_COLOURS)], "%{customdata}: %{y:.3g} GB/s",
+            SERIES[i % len(SERIES)], f"{label}, %{{customdata}}: %{{y:.3g}} GB/s", mode="lines+markers",
             customdata=[f"{format_bytes(row.n_bytes)} in {format_time(row.time_s)}, {row.label}" for row in rows],
         )
         for i, (label, rows) in enumerate(series.items())
@@ -98,12 +83,12 @@ def requirements_charts(requirements: Sequence[Requirement]) -> tuple[Chart, Cha
     lines = [
         _line(
             f"{one.scenario.plan.gpus} GPUs", [rate * _GBPS for rate, _ in one.curve], [value for _, value in one.curve],
-            _COLOURS[i % len(_COLOURS)], "%{x:,.4g} Gb/s: %{y:.1%}",
+            SERIES[i % len(SERIES)], "%{x:,.4g} Gb/s: %{y:.1%}",
         )
         for i, one in enumerate(curves)
     ]  # fmt: skip
     if rates:
-        lines.append(_line("target", [rates[0], rates[-1]], [target, target], GREY, "%{y:.0%}", dash="dash"))
+        lines.append(_line("target", [rates[0], rates[-1]], [target, target], GREY, "%{y:.0%}", "dash"))
     efficiency = Chart(
         key="efficiency",
         title="Efficiency by bandwidth",
@@ -131,7 +116,7 @@ def _needed_chart(target: float, requirements: Sequence[Requirement]) -> Chart:
         # a logarithm has no place for others
         known = [(gpus, rate * _GBPS) for gpus, rate in zip(counts, rates, strict=True) if 0 < rate < math.inf]
         x, y = [gpus for gpus, _ in known], [rate for _, rate in known]
-        lines.append(_line(name, x, y, colour, "%{x:,} GPUs: %{y:,.4g} Gb/s", dash=dash))
+        lines.append(_line(name, x, y, colour, "%{x:,} GPUs: %{y:,.4g} Gb/s", dash))
     worst = max(lines[0]["y"], default=0.0)
     low, high = (choose((y for line in lines for y in line["y"]), default=1.0) for choose in (min, max))
     return Chart(

@@ -18,15 +18,16 @@ from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.straggler_slowdowns import SlowdownMap
 from simulator.report.charts import (
     BLUE,
-    GREEN,
     GREY,
     ORANGE,
     PURPLE,
+    SERIES,
     SKY,
     VERMILLION,
     Chart,
     axis,
     layout,
+    line,
     slowdown_map,
 )
 from simulator.report.grid import Grid, Quantity
@@ -323,14 +324,13 @@ def _curves(curves: Sequence[CounterCurve]) -> list[Chart]:
     found = []
     for unit, (key, title) in _OVER_TIME.items():
         lines = sorted((one for one in curves if one["unit"] == unit), key=lambda one: -max(one["values"]))
-        until, size = common_unit([max((line["times_s"][-1] for line in lines), default=0.0)], "time") or ("s", 1.0)
+        until, size = common_unit([max((one["times_s"][-1] for one in lines), default=0.0)], "time") or ("s", 1.0)
         traces = tuple(
-            {
-                "type": "scatter", "mode": "lines", "name": _label(line, ("rank", "counter")),
-                "x": [time_s / size for time_s in line["times_s"]], "y": line["values"],
-                "line": {"color": colour, "width": 1, "shape": "hv"},
-            }
-            for line, colour in zip(lines, (BLUE, ORANGE, VERMILLION, GREEN, PURPLE, SKY), strict=False)
+            line(
+                name := _label(one, ("rank", "counter")), [time_s / size for time_s in one["times_s"]], one["values"],
+                colour, f"{name}: %{{y:.4g}} {unit}", line={"width": 1, "shape": "hv"},
+            )
+            for one, colour in zip(lines, SERIES[:6], strict=False)
         )  # fmt: skip
         if traces:
             most = f"{traces[0]['name']}: at most {max(lines[0]['values']):.4g} {unit}"

@@ -8,7 +8,8 @@ import numpy as np
 
 from simulator.analysis.link_use import link_classes
 from simulator.analysis.passes import Pass
-from simulator.report.grid import Grid, Quantity
+from simulator.report import answer_tables
+from simulator.report.grid import Grid
 from simulator.report.markup import element
 from simulator.report.page import Report, Section, Stream, make_page
 from simulator.report.timeline_chart import pipeline_data
@@ -26,21 +27,15 @@ def topology_page(topology: Topology) -> Report:
         "p", f"{topology.n_gpus:,} GPUs on {topology.n_nodes:,} nodes: {topology.device(0).name}", class_="plan"
     )
     classes = link_classes(topology, idle)
+    whole = answer_tables.links(classes)
     chart = topology_chart(topology, idle)
     *edges, points = chart.traces
     points = {**points, "marker": {**points["marker"], "showscale": False}}
     summary = "switches of one kind behind those of the node are drawn as one"
     chart = replace(chart, title="A node and the fabric", traces=(*edges, points), summary=summary)
-    cells = [
-        (
-            one.kind,
-            f"{one.n_links:,}",
-            Quantity(one.bandwidth_bytes_per_s, "bandwidth"),
-            Quantity(one.latency_s),
-        )
-        for one in classes
-    ]
-    rows = Grid("Links by class", ("links", "number", "bandwidth each way", "latency"), cells)
+    kept = (0, 4, 5, 6)  # all but what says how busy they are
+    cells = [[row[i] for i in kept] for row in whole.rows]
+    rows = Grid("Links by class", [whole.columns[i] for i in kept], cells)
     sections = [Section("links", "Links", "A node and the fabric", [chart, rows])]
     document = {"topology": topology.name, "links": [one._asdict() for one in classes]}
     return make_page(topology.name, head, sections, document=document)

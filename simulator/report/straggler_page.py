@@ -9,7 +9,7 @@ import numpy as np
 from simulator.answer import describe_plan
 from simulator.explore.stragglers import MOST_STEPS, Floats, Played, Straggling, in_words
 from simulator.report.answer_tables import causes
-from simulator.report.charts import BLUE, Chart, axis, layout, slowdown_map
+from simulator.report.charts import BLUE, Chart, axis, layout, line, slowdown_map
 from simulator.report.markup import element
 from simulator.report.page import Report, Section, make_page
 from simulator.scenario import Scenario
@@ -35,10 +35,8 @@ def straggler_page(scenario: Scenario, found: Straggling, played: Played) -> Rep
 def _jobs_chart(jobs: Floats) -> Chart:
     ordered = np.sort(jobs)
     shares = (np.arange(len(ordered)) + 1) / len(ordered)
-    trace = {
-        "type": "scatter", "mode": "lines", "x": ordered.round(4).tolist(), "y": shares.round(4).tolist(),
-        "line": {"color": BLUE, "shape": "hv"}, "hovertemplate": "%{y:.0%} of the jobs: at most %{x:.3f}<extra></extra>",
-    }  # fmt: skip
+    x, y, hover = ordered.round(4).tolist(), shares.round(4).tolist(), "%{y:.0%} of the jobs: at most %{x:.3f}"
+    trace = line("jobs", x, y, BLUE, hover, line={"shape": "hv"})
     return Chart(
         key="jobs", title="Slowdown of the jobs", summary=f"from {ordered[0]:.3f} to {ordered[-1]:.3f}", traces=(trace,),
         layout=layout(axis("mean step over the even one"), axis("share of jobs", tickformat=".0%", rangemode="tozero")),

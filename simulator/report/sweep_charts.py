@@ -15,18 +15,16 @@ from simulator.plan.fields import in_words
 from simulator.report.answer_tables import per_gpu
 from simulator.report.charts import (
     BLUE,
-    GREEN,
     GREY,
-    ORANGE,
     PART_COLOURS,
-    PURPLE,
     SEQUENTIAL,
-    SKY,
-    VERMILLION,
+    SERIES,
+    SYMBOLS,
     Chart,
     axis,
     layout,
     limit_line,
+    line,
     round_values,
 )
 from simulator.schedules import SCHEDULES
@@ -41,8 +39,6 @@ MAX_POINTS = 3000
 _GIB = 2**30
 _MAX_NAMED = 8
 _LONG = 24
-_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, "#8C6D00", GREY)
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 #: values that say by themselves what they are a value of
 _PLAIN_WORDS = {*SETTINGS["sharding"].words, *SETTINGS["precision"].words, *SCHEDULES, *FRAMEWORKS} - {"none"}
 #: axes whose values are names
@@ -166,10 +162,8 @@ def curve(along: str, others: Sequence[str], rows: Sequence[Row]) -> Chart:
     if scaling:
         start = max(rows, key=lambda row: (-int(row["gpus"]), per_gpu(row)))
         ends = [min(ticks), max(ticks)]  # type: ignore[type-var]
-        ideal = {"type": "scatter", "name": "ideal", "mode": "lines", "hoverinfo": "skip", "x": ends}
-        traces.insert(
-            0, ideal | {"y": [per_gpu(start) * (x or 0.0) for x in ends], "line": {"color": GREY, "dash": "dash"}}
-        )
+        ideal = [per_gpu(start) * (x or 0.0) for x in ends]
+        traces.insert(0, line("ideal", ends, ideal, GREY, line={"dash": "dash"}))
     heights = [height(row) for row in rows]
     wide = min(ticks) > 0 and max(ticks) / min(ticks) > 3  # type: ignore[type-var, operator]
     x = axis(name_of(along), type="log" if wide else "linear", tickvals=list(ticks), ticktext=list(ticks.values()))
@@ -192,13 +186,11 @@ def _differ(rows: Sequence[Row], figure: Callable[[Row], float]) -> bool:
 
 
 def _line(index: int, name: str, along: str, rows: Sequence[Row], height: Callable[[Row], float]) -> dict[str, Any]:
-    colour = _COLOURS[index % len(_COLOURS)]
-    return {
-        "type": "scatter", "mode": "lines+markers", "name": name or "simulated",
-        "x": [number_of(row[along]) for row in rows], "y": [round(height(row), 2) for row in rows],
-        "text": [_hover(row) for row in rows], "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
-        "line": {"color": colour, "width": 2}, "marker": {"color": colour, "size": 8, "symbol": _SYMBOLS[index % len(_SYMBOLS)]},
-    }  # fmt: skip
+    colour = SERIES[index % len(SERIES)]
+    marker = {"color": colour, "size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]}
+    x, y = [number_of(row[along]) for row in rows], [round(height(row), 2) for row in rows]
+    said = {"hover": "%{text}<extra>%{fullData.name}</extra>", "text": [_hover(row) for row in rows]}
+    return line(name or "simulated", x, y, colour, **said, mode="lines+markers", marker=marker, line={"width": 2})
 
 
 def _hover(row: Row) -> str:
@@ -404,15 +396,12 @@ def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
     rest = [point for point in points if point not in front]
 
     def trace(name: str, members: Sequence[Any], **style: Any) -> dict[str, Any]:
-        return {
-            "type": "scatter", "name": name, "x": [round(p[0], 5) for p in members], "y": [round(p[1], 4) for p in members],
-            "text": [f"<b>{p[2]}</b><br>{_hover(p[3])}" for p in members], "hovertemplate": "%{text}<extra></extra>", **style,
-        }  # fmt: skip
+        x, y = [round(p[0], 5) for p in members], [round(p[1], 4) for p in members]
+        return line(name, x, y, BLUE, "%{text}", text=[f"<b>{p[2]}</b><br>{_hover(p[3])}" for p in members], **style)
 
     traces = (
         trace("others", rest, mode="markers", marker={"color": GREY, "size": 8, "symbol": "circle-open"}),
-        trace("Pareto front", front, mode="lines+markers", line={"color": BLUE, "shape": "hv"})
-        | {"marker": {"color": BLUE, "size": 10}},
+        trace("Pareto front", front, mode="lines+markers", line={"shape": "hv"}, marker={"color": BLUE, "size": 10}),
     )
     capacities = {row.get("capacity_bytes", 0) for _, row in named}
     capacity = capacities.pop() / _GIB if len(capacities) == 1 and "memory" in chosen.title else 0.0
@@ -422,6 +411,6 @@ def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
     if capacity:
         made["shapes"] = [limit_line(capacity, "y")]
     names = "; ".join(point[2] for point in front[:6]) + (" ..." if len(front) > 6 else "")
-    line = "; the dashed line is the capacity" if capacity else ""
-    summary = f"{len(front)} of {len(points)} are on the Pareto front: {names}{line}"
+    dashed = "; the dashed line is the capacity" if capacity else ""
+    summary = f"{len(front)} of {len(points)} are on the Pareto front: {names}{dashed}"
     return Chart(key="pareto", title=chosen.title, traces=traces, layout=made, summary=summary, height_px=380)

@@ -17,7 +17,7 @@ from simulator.analysis.passes import Pass
 from simulator.identity import ByIdentity
 from simulator.program.op import Collective, HostWork, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
-from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Chart, axis, layout
+from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Chart, axis, layout, line
 from simulator.timeline import Span, Timeline, merge, total_ps
 from simulator.units import PS_PER_S
 
@@ -407,7 +407,5 @@ def _trace(category: Mapping[str, str], boxes: Sequence[Box], seconds: float) ->
         first, last = round(left * seconds, 9), round(right * seconds, 9)
         x += [first, first, last, last, None]
         y += [round(bottom, 3), round(top, 3), round(top, 3), round(bottom, 3), None]
-    return {
-        "type": "scatter", "mode": "lines", "fill": "toself", "name": category["label"], "x": x, "y": y, "hoverinfo": "skip",
-        "fillcolor": category["colour"], "line": {"width": 0},
-    }  # fmt: skip
+    colour = category["colour"]
+    return line(category["label"], x, y, colour, fill="toself", fillcolor=colour, line={"width": 0})

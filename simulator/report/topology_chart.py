@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.analysis.link_use import domain_word, nic_shares
-from simulator.report.charts import Chart, layout
+from simulator.report.charts import Chart, layout, line
 from simulator.topology import LINK_KINDS, Topology
 from simulator.topology.link import FABRIC_KINDS
 from simulator.units import format_bandwidth
@@ -232,15 +232,7 @@ def _line(a: Place, b: Place) -> tuple[list[float], list[float]]:
 
 def _edge(drawing: _Drawing, ends: tuple[str, str], load: Load) -> dict[str, Any]:
     x, y = _line(drawing.places[ends[0]], drawing.places[ends[1]])
-    width = 1.5 + 6.5 * min(load.most, 1.0)
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": x,
-        "y": y,
-        "hoverinfo": "skip",
-        "line": {"width": round(width, 2), "color": _colour(load.most)},
-    }
+    return line("", x, y, _colour(load.most), line={"width": round(1.5 + 6.5 * min(load.most, 1.0), 2)})
 
 
 def _colour(share: float) -> str:
