@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from simulator.cli.completion import schedules, topologies
+from simulator.cli.options import PLAIN_JSON, Text, report_option
 from simulator.cli.shared import print_json, say, say_written
 from simulator.errors import ConfigError
-from simulator.report.grid import Grid
-from simulator.report.terminal import print_grid
-from simulator.units import format_time
 
 
-def topology(action: str, name: str | None, *, plot: str | None = None, json_output: bool) -> None:
-    """Run ``simulate topology show NAME`` or ``simulate topology list``."""
+def topology(
+    action: Annotated[str, typer.Argument(help="show or list")],
+    name: Annotated[Text, typer.Argument(help="cluster file or shipped name", autocompletion=topologies)] = None,
+    plot: Annotated[Text, report_option("Draw a node and the fabric: .html, .svg, .png or .pdf.")] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """Show nodes, links, bandwidths and bisection of a cluster, or list the shipped clusters."""
     from simulator.interop import open_topology
     from simulator.topology import describe, list_topologies
 
@@ -41,9 +47,14 @@ def topology(action: str, name: str | None, *, plot: str | None = None, json_out
     say(str(summary))
 
 
-def models(action: str, *, json_output: bool) -> None:
-    """Run ``simulate models list``."""
+def models(
+    action: Annotated[str, typer.Argument(help="list")] = "list",
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """List the models of the catalogue with their exact parameter counts."""
     from simulator.models.catalog import CATALOG
+    from simulator.report.grid import Grid
+    from simulator.report.terminal import print_grid
 
     if action != "list":
         raise ConfigError(f"models {action}: unknown action", hint="simulate models list")
@@ -61,12 +72,18 @@ def models(action: str, *, json_output: bool) -> None:
     print_grid(Grid("", [column.replace("_", " ") for column in rows[0]], cells))
 
 
-def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int, plot: str | None = None) -> None:
-    """Run ``simulate schedule``."""
+def schedule(
+    name: Annotated[str, typer.Argument(help="1f1b, gpipe, 1f1b-interleaved, zb-1p ...", autocompletion=schedules)],
+    stages: Annotated[int, typer.Option("--stages", "--pp", help="Pipeline stages.")] = 4,
+    micro_batches: Annotated[int, typer.Option("--micro-batches", help="Micro-batches.")] = 8,
+    chunks: Annotated[int, typer.Option("--chunks", "--virtual-pp", help="Model chunks per stage.")] = 1,
+    plot: Annotated[Text, report_option("Draw it with unit times: .html, .svg, .png or .pdf.")] = None,
+) -> None:
+    """Print the table of a pipeline schedule and draw it with unit times."""
     from simulator.schedules import build_table, placement_of, render
 
-    table = build_table(name, n_stages, n_micro_batches, n_chunks=n_chunks)
-    placement = placement_of(name, n_stages, n_chunks)
+    table = build_table(name, stages, micro_batches, n_chunks=chunks)
+    placement = placement_of(name, stages, chunks)
     say(render(table, placement), hang=" | ")
     if plot:
         from simulator.report.still_pages import schedule_page
@@ -77,6 +94,9 @@ def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int, plot
 def list_presets(*, json_output: bool) -> None:
     """Run ``simulate --preset list``."""
     from simulator.explore.presets import presets
+    from simulator.report.grid import Grid
+    from simulator.report.terminal import print_grid
+    from simulator.units import format_time
 
     known = presets()
     if json_output:

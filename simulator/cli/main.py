@@ -13,19 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from simulator import __version__
-from simulator.cli.completion import schedules, topologies
 from simulator.cli.main_flags import FLAGS
 from simulator.cli.memory_limit import limit_memory
-from simulator.cli.options import (
-    PLAIN_JSON,
-    Text,
-    other_flag,
-    our_flags,
-    refuse_blanks,
-    report_option,
-    with_flags,
-    with_plan_flags,
-)
+from simulator.cli.options import other_flag, our_flags, refuse_blanks, with_flags, with_plan_flags
 from simulator.cli.shared import complain, print_json
 from simulator.errors import SimulatorError
 
@@ -79,48 +69,13 @@ def main_command(
     run_main(dict(context.params))
 
 
-@app.command("topology", help="Show a cluster or list the shipped ones.")
-def topology_command(
-    action: Annotated[str, typer.Argument(help="show or list")],
-    name: Annotated[Text, typer.Argument(help="cluster file or shipped name", autocompletion=topologies)] = None,
-    plot: Annotated[Text, report_option("Draw a node and the fabric: .html, .svg, .png or .pdf.")] = None,
-    json_output: Annotated[bool, PLAIN_JSON] = False,
-) -> None:
-    """Show nodes, links, bandwidths and bisection of a cluster, or list the shipped clusters."""
-    from simulator.cli.describe import topology
-
-    topology(action, name, plot=plot, json_output=json_output)
-
-
-@app.command("models", help="List the catalogue.")
-def models_command(
-    action: Annotated[str, typer.Argument(help="list")] = "list",
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
-    """List the models of the catalogue with their exact parameter counts."""
-    from simulator.cli.describe import models
-
-    models(action, json_output=json_output)
-
-
-@app.command("schedule", help="Print and draw a pipeline schedule.")
-def schedule_command(
-    name: Annotated[str, typer.Argument(help="1f1b, gpipe, 1f1b-interleaved, zb-1p ...", autocompletion=schedules)],
-    stages: Annotated[int, typer.Option("--stages", "--pp", help="Pipeline stages.")] = 4,
-    micro_batches: Annotated[int, typer.Option("--micro-batches", help="Micro-batches.")] = 8,
-    chunks: Annotated[int, typer.Option("--chunks", "--virtual-pp", help="Model chunks per stage.")] = 1,
-    plot: Annotated[Text, report_option("Draw it with unit times: .html, .svg, .png or .pdf.")] = None,
-) -> None:
-    """Print the table of a pipeline schedule and draw it with unit times."""
-    from simulator.cli.describe import schedule
-
-    schedule(name, stages, micro_batches, chunks, plot)
-
-
 #: whether a command takes the flags of the main command, and among them those of a whole run
 _OWN, _FLAGS, _FLAGS_OF_RUNS = range(3)
 #: commands that live in files of their own: module, function, help, and which flags they take
 _COMMANDS = {
+    "topology": ("describe", "topology", "Show a cluster or list the shipped ones.", _OWN),
+    "models": ("describe", "models", "List the catalogue.", _OWN),
+    "schedule": ("describe", "schedule", "Print and draw a pipeline schedule.", _OWN),
     "validate": ("validate", "validate", "Predict the rows of a measurement file and print the errors.", _OWN),
     "import": ("import_", "import_", "Read a file of another tool: plan, model, cluster or log.", _OWN),
     "calibrate": ("calibrate", "calibrate", "", _OWN),
@@ -184,8 +139,8 @@ def _asked(words: list[str]) -> typer.Typer:
 
 def _takes_plans(words: list[str]) -> bool:
     """Whether the command, if one is named, takes the flags of a plan: others have flags of such names of their own."""
-    named = next((word for word in words if word in _COMMANDS or word in ("topology", "models", "schedule")), "")
-    return not named or (named in _COMMANDS and _COMMANDS[named][3] != _OWN)
+    named = next((word for word in words if word in _COMMANDS), "")
+    return not named or _COMMANDS[named][3] != _OWN
 
 
 def _limits_first(words: list[str]) -> list[str]:

@@ -142,13 +142,17 @@ class Flag:
 Flags = Mapping[str | None, Mapping[str, Flag]]
 
 
+def own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
+    """Return the parameters that a command declares itself."""
+    return [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+
+
 def with_flags(flags: Flags) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of a table as its ``**options``, behind those that it declares itself."""
 
     def given(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
         more = [one.parameter(name, panel) for panel, group in flags.items() for name, one in group.items()]
-        return with_signature(command, [*own, *more])
+        return with_signature(command, [*own_parameters(command), *more])
 
     return given
 
@@ -158,7 +162,7 @@ def with_plan_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     They stand before ``--plan``, group by group.
     """
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    own = own_parameters(command)
     names = [parameter.name for parameter in own]
     order = [one for group in GROUPS for one in SETTINGS.values() if one.group == group]
     flags = [_parameter(one) for one in order if one.key not in names]

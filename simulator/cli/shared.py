@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from simulator.explore.evaluation import Store
 
-from simulator.cli.options import with_signature
+from simulator.cli.options import own_parameters, with_signature
 from simulator.errors import SimulatorError
 from simulator.plan import SETTINGS
 from simulator.units import format_time
@@ -35,7 +35,7 @@ def with_scenario(
 
     An option of its own replaces the main command's.
     """
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind != p.VAR_KEYWORD]
+    own = own_parameters(command)
     theirs, names = inspect.signature(main_command, eval_str=True).parameters, {one.name for one in own}
     return with_signature(command, [*(theirs[name] for name in (*_SCENARIO, *also) if name not in names), *own])
 
@@ -142,11 +142,6 @@ def progress_line(*, is_quiet: bool = False) -> Iterator[Callable[[str], None]]:
         yield lambda what: status.update(escape(what))
 
 
-def is_due(last_s: float, *, is_terminal: bool) -> bool:
-    """Whether it is time to say how far it is: ten times a second on a terminal, every ten seconds in a log."""
-    return time.monotonic() - last_s >= (0.1 if is_terminal else 10.0)
-
-
 #: scenarios after which the time that is left can be told
 _ENOUGH = 3
 
@@ -170,22 +165,30 @@ class Progress:
         if n_done >= max(_ENOUGH, n_total // 20) and not is_last:
             left_s = (time.monotonic() - self._started_s) / n_done * (n_total - n_done - n_stored)
             parts.append(f"about {clock(left_s)} left")
-        self._show(", ".join(parts), is_last=is_last)
+        self.show(", ".join(parts), is_last=is_last)
 
     def search(self, *, n_judged: int, n_simulated: int, n_left: int, best_s: float) -> None:
         """Say how many plans are judged by rules and memory, then how many are simulated, and how many are left."""
         elapsed = clock(time.monotonic() - self._started_s)
         if not n_simulated:
-            self._show(f"{n_judged:,} plans judged in {elapsed}, {n_left:,} of them fit", is_last=False)
+            self.show(f"{n_judged:,} plans judged in {elapsed}, {n_left:,} of them fit")
             return
         plans = f"{n_simulated:,} plan{'s' * (n_simulated != 1)} of {n_judged:,} judged"
-        self._show(
+        self.show(
             f"{plans} simulated in {elapsed}, best {format_time(best_s)}, {n_left:,} not ruled out yet",
             is_last=not n_left,
         )
 
-    def _show(self, line: str, *, is_last: bool) -> None:
-        if not is_last and not is_due(self._said_s, is_terminal=self._is_terminal):
+    def jobs(self, label: str, n_done: int, n_total: int, share: float | None = None) -> None:
+        """Say how many of some jobs are done, and how long the others will take by the share of the work that is, where jobs differ."""
+        share = max(n_done, 1) / n_total if share is None else share
+        left_s = (time.monotonic() - self._started_s) * (1.0 / share - 1.0)
+        self.show(f"{label}: {n_done} of {n_total}, about {clock(left_s)} left")
+
+    def show(self, line: str, *, is_last: bool = False) -> None:
+        """Say a line where it is time to, or where it is the last."""
+        every_s = 0.1 if self._is_terminal else 10.0
+        if not is_last and time.monotonic() - self._said_s < every_s:
             return
         self._said_s = time.monotonic()
         if self._is_terminal:

@@ -91,11 +91,13 @@ def _here(idle: list[str], threshold: float | None, report: str | None, json_out
     from validation.jobs.here import gpus_here
 
     n_gpus = gpus_here()
-    (_here_gpus if n_gpus else _here_cpu)(threshold, report, json_output, n_gpus)
+    if n_gpus:
+        _here_gpus(threshold, report, json_output, n_gpus)
+    else:
+        _here_cpu(threshold, report, json_output)
 
 
-def _here_cpu(threshold: float | None, report: str | None, json_output: bool, n_gpus: int) -> None:
-    del n_gpus
+def _here_cpu(threshold: float | None, report: str | None, json_output: bool) -> None:
     from validation.jobs.here import HERE, check_here, compare_here, document
     from validation.jobs.shown import print_comparisons, write_page
 

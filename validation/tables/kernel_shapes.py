@@ -8,12 +8,12 @@ from simulator.calibration.kernel_rows import row_of
 from simulator.calibration.kernels import predict_rows_s
 from simulator.kernels.roofline import KernelConstants
 from simulator.topology import device as devices
-from validation.tables.many_jobs import Progress
+from validation.tables.many_jobs import Tell
 from validation.tables.outcome import Outcome, one_by_one
 from validation.tables.reader import Row
 
 
-def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: int = 1) -> list[Outcome]:
+def predict(rows: Sequence[Row], tell: Tell | None = None, n_processes: int = 1) -> list[Outcome]:
     """Predict the time of every kernel row in microseconds, under the conditions of its timing."""
     constants: dict[str, KernelConstants] = {}
 
@@ -23,4 +23,4 @@ def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: 
         known = constants.setdefault(device.name, KernelConstants.of(device))
         return 1e6 * float(predict_rows_s([timed], device, known)[0]), ""
 
-    return one_by_one(kernel_us)(rows, progress, n_processes)
+    return one_by_one(kernel_us)(rows, tell, n_processes)

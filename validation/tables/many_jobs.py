@@ -1,71 +1,29 @@
-"""Many independent jobs over a few processes, with progress on stderr."""
+"""Many independent jobs over a few processes."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TypeVar
 
 from simulator.explore.evaluation import Pool
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
+#: is told how many jobs are done, of how many, and which share of the work that is where jobs differ
+Tell = Callable[..., None]
 
 #: a pool of processes costs seconds to start: not for less
 _MIN_JOBS_FOR_POOL = 40
 _BATCHES_PER_PROCESS = 12
-_LINE_EVERY_S = 10.0
 _MOST_PROCESSES = 8
 
 
 def processes_here() -> int:
     """Return how many processes predict rows unless the user says otherwise."""
     return min(os.cpu_count() or 1, _MOST_PROCESSES)
-
-
-class Progress:
-    """Says on stderr how far the work is: a bar on a terminal, a line every ten seconds elsewhere."""
-
-    def __init__(self, label: str, *, quiet: bool = False) -> None:
-        self.label = label
-        self.quiet = quiet
-        self._bar: Any = None
-        self._task: Any = None
-        self._started_s = self._said_s = time.monotonic()
-
-    def __enter__(self) -> Self:
-        if not self.quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task(self.label, total=None)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, done: int, total: int, share: float | None = None) -> None:
-        """Tell that ``done`` of ``total`` jobs are done, and which share of the work that is where jobs differ."""
-        if self.quiet:
-            return
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total)
-            return
-        now_s = time.monotonic()
-        if now_s - self._said_s >= _LINE_EVERY_S:
-            self._said_s = now_s
-            share = max(done, 1) / total if share is None else share
-            left_s = (now_s - self._started_s) * (1.0 / share - 1.0)
-            print(f"{self.label}: {done} of {total}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
 
 
 def _run_batch(item: tuple[Callable[[Job], Answer], Sequence[Job], int]) -> list[Answer]:
@@ -102,7 +60,7 @@ def batches_of(weights: Sequence[float], n_batches: int) -> list[range]:
 def run_all(
     work: Callable[[Job], Answer],
     jobs: Sequence[Job],
-    progress: Progress | None = None,
+    tell: Tell | None = None,
     n_processes: int = 1,
     weight: Callable[[Job], float] = lambda job: 1.0,
 ) -> list[Answer]:
@@ -118,8 +76,8 @@ def run_all(
 
     def note(indices: Sequence[int], answers: Sequence[Answer]) -> None:
         found.update(zip(indices, answers, strict=True))
-        if progress is not None:
-            progress.update(len(found), len(jobs), sum(weights[index] for index in found) / sum(weights))
+        if tell is not None:
+            tell(len(found), len(jobs), sum(weights[index] for index in found) / sum(weights))
 
     if n_processes <= 1 or len(jobs) < _MIN_JOBS_FOR_POOL:
         batches, n_processes = [range(index, index + 1) for index in range(len(jobs))], 1

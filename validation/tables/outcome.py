@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.errors import SimulatorError
-from validation.tables.many_jobs import Progress
+from validation.tables.many_jobs import Tell
 from validation.tables.reader import Row
 
 
@@ -69,17 +69,17 @@ class Outcome:
 
 
 #: predicts rows of one kind: told how many are done, over so many processes
-Predictor = Callable[[Sequence[Row], Progress | None, int], list[Outcome]]
+Predictor = Callable[[Sequence[Row], Tell | None, int], list[Outcome]]
 
 
 def one_by_one(predict_us: Callable[[Row], tuple[float, str]]) -> Predictor:
     """Return what predicts rows in this process, one after the other, from the microseconds of one and a note about it."""
 
-    def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: int = 1) -> list[Outcome]:
+    def predict(rows: Sequence[Row], tell: Tell | None = None, n_processes: int = 1) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for row in rows:
-            if progress is not None:
-                progress.update(len(outcomes), len(rows))
+            if tell is not None:
+                tell(len(outcomes), len(rows))
             try:
                 predicted, note = predict_us(row)
                 outcomes.append(Outcome(row=row, predicted=predicted, note=note))

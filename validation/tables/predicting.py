@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from simulator.analysis.confidence import shipped_table
+from simulator.cli.shared import Progress, progress_line
 from simulator.errors import ThresholdError
 from validation.tables.kinds import KINDS
-from validation.tables.many_jobs import Progress, processes_here
+from validation.tables.many_jobs import processes_here
 from validation.tables.outcome import Outcome
 from validation.tables.reader import Row, check_columns, read_table, select
 from validation.tables.residuals import with_intervals
@@ -32,8 +34,9 @@ def predict_rows(rows: Sequence[Row], *, n_processes: int = 1, quiet: bool = Tru
         mine = [row for row in rows if row.kind == kind]
         if not mine:
             continue
-        with Progress(f"predicting {len(mine)} {kind} rows", quiet=quiet) as progress:
-            outcomes = import_module(KINDS[kind].predictor).predict(mine, progress, n_processes)
+        with progress_line(is_quiet=quiet) as say:
+            tell = None if quiet else partial(Progress(say).jobs, f"predicting {len(mine)} {kind} rows")
+            outcomes = import_module(KINDS[kind].predictor).predict(mine, tell, n_processes)
         predicted.update((id(outcome.row), outcome) for outcome in outcomes)
     return [_judged(predicted[id(row)]) for row in rows]
 

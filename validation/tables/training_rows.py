@@ -13,7 +13,7 @@ from simulator.models.spec import ModelSpec
 from simulator.scenario import Scenario
 from simulator.units import format_bytes
 from validation.tables.cases import Case, case_of
-from validation.tables.many_jobs import Progress, run_all
+from validation.tables.many_jobs import Tell, run_all
 from validation.tables.outcome import Outcome
 from validation.tables.reader import Row
 
@@ -148,7 +148,7 @@ def _weight(job: tuple[Case, bool]) -> float:
     return 50.0 + case.spec.layers + passes
 
 
-def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: int = 1) -> list[Outcome]:
+def predict(rows: Sequence[Row], tell: Tell | None = None, n_processes: int = 1) -> list[Outcome]:
     """Predict every training row in its metric's unit; rows of one run share one simulation."""
     cases: list[tuple[Case, tuple[str, ...]] | str] = []
     wanted: dict[Case, bool] = {}
@@ -161,9 +161,7 @@ def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: 
         cases.append((case, assumed))
         wanted[case] = wanted.get(case, True) and row.metric in _MEMORY_METRICS
     jobs = sorted(wanted.items(), key=lambda job: (job[0].topology, job[0].spec.name, job[0].plan.gpus))
-    answers = dict(
-        zip([case for case, _ in jobs], run_all(_answer_job, jobs, progress, n_processes, _weight), strict=True)
-    )
+    answers = dict(zip([case for case, _ in jobs], run_all(_answer_job, jobs, tell, n_processes, _weight), strict=True))
     outcomes = []
     for row, entry in zip(rows, cases, strict=True):
         if isinstance(entry, str):
