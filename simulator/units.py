@@ -240,6 +240,11 @@ def format_time(duration_s: float) -> str:
     return f"{duration_s / 1e-9:.4g} ns" if duration_s else "0 s"
 
 
+def format_signed(difference_s: float) -> str:
+    """Print a difference of durations with its sign."""
+    return f"{'-' if difference_s < 0 else '+'}{format_time(abs(difference_s))}"
+
+
 def format_duration(duration_s: float) -> str:
     """Print a long duration in minutes, hours or days, a short one as :func:`format_time` does.
 

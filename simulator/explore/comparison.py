@@ -16,7 +16,7 @@ from simulator.errors import ConfigError
 from simulator.explore.named_settings import canonical_name, convert, scenario_of
 from simulator.plan import ParallelPlan
 from simulator.simulation import simulate
-from simulator.units import format_bytes, format_time
+from simulator.units import format_bytes, format_signed, format_time
 
 #: share of the larger time below which two answers take the same
 SAME = 5e-4
@@ -214,14 +214,10 @@ def _summary(found: Comparison, a: Answer, b: Answer) -> str:
             f"{format_time(after)} instead of {format_time(before)}"
         )
         causes = [row for row in found["parts"] if abs(row["share"] or 0.0) >= 0.1][:3]
-        named = (f"{row['part']} {_signed(row['difference_s'])} ({row['share'] or 0.0:.0%})" for row in causes)
+        named = (f"{row['part']} {format_signed(row['difference_s'])} ({row['share'] or 0.0:.0%})" for row in causes)
         verdict += f"; {', '.join(named)}"
     (rate_a, unit), (rate_b, _) = throughput(a), throughput(b)
     peaks = [one["memory"]["peak_bytes"] for one in (a, b)]
     memory = f"peak memory {format_bytes(peaks[0])} and {format_bytes(peaks[1])}"
     digits = ",.0f" if min(rate_a, rate_b) >= 100 else ".4g"
     return f"{verdict}. Throughput {rate_a:{digits}} and {rate_b:{digits}} {unit}; {memory}."
-
-
-def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{format_time(abs(seconds))}"

@@ -241,9 +241,6 @@ def check_scheduler(scheduler: str) -> None:
         read_slurm(scheduler)
 
 
-Work = Callable[[Scenario], Record]
-
-
 def failure(error: Exception) -> Record:
     """Return an error as a record."""
     if isinstance(error, SimulatorError):
@@ -316,18 +313,13 @@ def look_up(scenarios: Sequence[Scenario], store: Store | None) -> LookUp:
 
 
 def compute(
-    pending: Sequence[Pending],
-    store: Store | None,
-    pool: Pool,
-    *,
-    work: Work = evaluate,
-    batch_size: int | str = "auto",
+    pending: Sequence[Pending], store: Store | None, pool: Pool, *, batch_size: int | str = "auto"
 ) -> Iterator[tuple[list[int], Record]]:
     """Simulate scenarios; yield positions and record of each in the order of completion.
 
     Every answer is stored when it arrives, so that whatever ends the work early loses nothing.
     """
-    for index, record in pool.run(work, [one.scenario for one in pending], batch_size=batch_size):
+    for index, record in pool.run(evaluate, [one.scenario for one in pending], batch_size=batch_size):
         one = pending[index]
         # a fault of ours is not the scenario's answer: try again next time
         if store is not None and one.key is not None and record["status"] != "error":

@@ -102,7 +102,8 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
 
         said = read_preset(files.pop("preset")).settings
         started = {(key := canonical_name(name)): convert(key, value) for name, value in said.items()}
-        return started | with_files({**_machine_and_model(started), **own, **files})
+        named = {name: value for name, value in started.items() if name in {"topology", "model"}}
+        return started | with_files({**named, **own, **files})
     if "megatron" in files and not own.get("model"):
         own["model"] = files["megatron"]
     n_gpus = int(own.get("gpus") or 0)
@@ -110,10 +111,6 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
         known = (*SETTINGS, *SCENARIO_SETTINGS)
         n_gpus = open_topology(own["topology"], overrides={k: v for k, v in own.items() if k not in known}).n_gpus
     return plan_settings({**own, **files}, n_gpus) | own
-
-
-def _machine_and_model(started: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: started[name] for name in ("topology", "model") if name in started}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

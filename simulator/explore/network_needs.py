@@ -158,16 +158,28 @@ def simulated_bytes_per_s(n_nodes: int, n_parameters: int) -> float:
     nics = topology.node.nics
     assert nics is not None
     limit_s = HIDDEN * _step_s(topology, n_parameters, reduces=False)
-    low, high = 2.0**-10, 2.0**10
-    if _step_s(topology.scaled(dict.fromkeys(BETWEEN, high)), n_parameters) > limit_s:
+
+    def is_hidden(factor: float) -> bool:
+        return _step_s(topology.scaled(dict.fromkeys(BETWEEN, factor)), n_parameters) <= limit_s
+
+    if not is_hidden(high := 2.0**10):
         return math.inf
-    while high / low > 1.002:
+    _, least = narrowed(is_hidden, 2.0**-10, high, 1.002)
+    return least * nics.count * nics.bandwidth_bytes_per_s
+
+
+def narrowed(holds: Callable[[float], bool], low: float, high: float, ratio: float) -> tuple[float, float]:
+    """Halve an interval, of whose ends only the upper one satisfies a condition, on a logarithmic scale down to a ratio.
+
+    Examples
+    --------
+    >>> [round(end, 2) for end in narrowed(lambda x: x >= 2.0, 1.0, 16.0, 1.01)]
+    [1.99, 2.0]
+    """
+    while high / low > ratio:
         middle = (low * high) ** 0.5
-        if _step_s(topology.scaled(dict.fromkeys(BETWEEN, middle)), n_parameters) > limit_s:
-            low = middle
-        else:
-            high = middle
-    return high * nics.count * nics.bandwidth_bytes_per_s
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low, high
 
 
 def _step_s(topology: Topology, n_parameters: int, *, reduces: bool = True) -> float:
@@ -339,7 +351,8 @@ def requirement(
     topology = topology_of(scenario)
     spec = load_model(scenario.model)
     resolved = resolve(scenario, topology, spec)
-    needs = NetworkNeeds(_reads_nothing(resolved), without_storage(topology), spec)
+    fed = replace(resolved, plan=replace(resolved.plan, sample_time_s=0.0))  # reading data is a need of its own
+    needs = NetworkNeeds(fed, replace(topology, spec=topology.spec.model_copy(update={"storage": None})), spec)
     if not needs.result.memory.fits:
         hint = "the same plan without 'requirements' lists the ways out"
         raise InfeasiblePlanError(
@@ -348,6 +361,9 @@ def requirement(
     nics = topology.node.nics
     present = nics.count * nics.bandwidth_bytes_per_s if nics is not None and topology.n_nodes > 1 else 0.0
     factor = least_factor(needs.efficiency, target) if present else 0.0
+    plan = resolved.plan
+    tokens_per_gpu = plan.global_batch * plan.sequence_length / plan.gpus
+    rule = rule_of_thumb(topology.n_nodes, spec.n_parameters, tokens_per_gpu=tokens_per_gpu) if present else None
     return Requirement(
         scenario=resolved, n_nodes=topology.n_nodes, target=target, efficiency=needs.efficiency(),
         iteration_time_s=needs.iteration_s(), free_s=needs.free_s, free_wan_s=needs.free_wan_s, tokens_per_s=needs.tokens_per_s,
@@ -355,18 +371,9 @@ def requirement(
         most_latency_s=most_latency_s(lambda extra_s: needs.efficiency(1.0, extra_s), target) if present else None,
         **_storage(resolved, topology, sample_bytes_of(spec, resolved.plan), target / needs.free_s),
         curve=[(f * present, needs.efficiency(f)) for f in CURVE] if with_curve and present else [],
-        rule=_rule(resolved, topology.n_nodes, spec) if present else None,
+        rule=rule,
         spending=spending(request, needs.result.answer, resolved.plan, topology),
     )  # fmt: skip
-
-
-def _reads_nothing(scenario: Scenario) -> Scenario:
-    return replace(scenario, plan=replace(scenario.plan, sample_time_s=0.0))
-
-
-def without_storage(topology: Topology) -> Topology:
-    """Return the same machine with reading data left out."""
-    return replace(topology, spec=topology.spec.model_copy(update={"storage": None}))
 
 
 def _storage(scenario: Scenario, topology: Topology, sample_bytes: float, steps_per_s: float) -> dict[str, Any]:
@@ -382,15 +389,6 @@ def _storage(scenario: Scenario, topology: Topology, sample_bytes: float, steps_
         "present_storage_bytes_per_s": present,
         "loader_workers": math.ceil(worker_s(plan, topology) * steps_per_s),
     }
-
-
-def _rule(scenario: Scenario, n_nodes: int, spec: ModelSpec) -> RuleOfThumb:
-    return rule_of_thumb(n_nodes, spec.n_parameters, tokens_per_gpu=_tokens_per_gpu(scenario, spec))
-
-
-def _tokens_per_gpu(scenario: Scenario, spec: ModelSpec) -> float:
-    plan = scenario.plan
-    return plan.global_batch * (plan.sequence_length or spec.max_positions) / plan.gpus
 
 
 def least_factor(efficiency: Callable[[float], float], target: float) -> float:
@@ -413,13 +411,7 @@ def least_factor(efficiency: Callable[[float], float], target: float) -> float:
         above = factor
     if not below:
         return 0.0
-    while above / below > 1.0 + TOLERANCE:
-        middle = (above * below) ** 0.5
-        if efficiency(middle) < target:
-            below = middle
-        else:
-            above = middle
-    return above
+    return narrowed(lambda factor: efficiency(factor) >= target, below, above, 1.0 + TOLERANCE)[1]
 
 
 def most_latency_s(efficiency: Callable[[float], float], target: float) -> float | None:
@@ -434,16 +426,10 @@ def most_latency_s(efficiency: Callable[[float], float], target: float) -> float
         return None
     if efficiency(MOST_LATENCY_S) >= target:
         return MOST_LATENCY_S
-    low_s, high_s = LEAST_LATENCY_S, MOST_LATENCY_S
-    if efficiency(low_s) < target:
+    if efficiency(LEAST_LATENCY_S) < target:
         return 0.0
-    while high_s / low_s > 1.0 + LATENCY_TOLERANCE:
-        middle_s = (low_s * high_s) ** 0.5
-        if efficiency(middle_s) >= target:
-            low_s = middle_s
-        else:
-            high_s = middle_s
-    return low_s
+    ratio = 1.0 + LATENCY_TOLERANCE
+    return narrowed(lambda extra_s: efficiency(extra_s) < target, LEAST_LATENCY_S, MOST_LATENCY_S, ratio)[0]
 
 
 def requirements(

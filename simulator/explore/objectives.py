@@ -21,7 +21,7 @@ from simulator.explore.training_run import RunRequest
 from simulator.interop.plan_files import PLAN_FILES
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
-from simulator.units import format_bytes, format_time
+from simulator.units import format_bytes, format_signed
 
 #: settings in which plans of one search differ
 CHOICES = ("dp", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "sharding", "recompute", "sequence_parallel")
@@ -62,12 +62,8 @@ def explain(one: Ranked, other: Ranked) -> str:
         )
     parts = sorted(differences_s(one, other).items(), key=lambda item: -abs(item[1]))
     threshold_s = 0.1 * max(abs(total_s), abs(parts[0][1]))
-    named = [f"{PARTS[part]} {_signed(seconds)}" for part, seconds in parts[:3] if abs(seconds) > threshold_s]
-    return f"{_signed(total_s)} ({share:+.1%}): {', '.join(named) or 'no part differs'}"
-
-
-def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{format_time(abs(seconds))}"
+    named = [f"{PARTS[part]} {format_signed(seconds)}" for part, seconds in parts[:3] if abs(seconds) > threshold_s]
+    return f"{format_signed(total_s)} ({share:+.1%}): {', '.join(named) or 'no part differs'}"
 
 
 class PlanRow(Figures):

@@ -500,7 +500,11 @@ def straggle(
     model = StepModel(result)
     even_s = model.even_s(causes.lengths, seed)
     played = model.play(causes, n_jobs=n_jobs, n_steps=n_steps, seed=seed)
-    rows = [CauseRow(cause=name, slowdown=_slowdown(model, one, n_jobs, n_steps, seed)) for name, one in causes.alone()]
+    rows = []
+    for name, one in causes.alone():
+        alone = model.play(one, n_jobs=n_jobs, n_steps=n_steps, seed=seed)
+        slowdown = float(alone.step_s.mean()) / model.even_s(one.lengths, seed)
+        rows.append(CauseRow(cause=name, slowdown=slowdown))
     step_s = played.step_s
     jobs = step_s.mean(axis=1) / even_s
     middle = int(np.argsort(jobs)[len(jobs) // 2])
@@ -516,11 +520,6 @@ def straggle(
         ranks=model.by_ranks(causes, middle, n_jobs=n_jobs, n_steps=n_steps, seed=seed),
         n_jobs=n_jobs, n_steps=n_steps, seed=seed, left_out=left_out,
     ), played  # fmt: skip
-
-
-def _slowdown(model: StepModel, causes: Causes, n_jobs: int, n_steps: int, seed: int) -> float:
-    played = model.play(causes, n_jobs=n_jobs, n_steps=n_steps, seed=seed)
-    return float(played.step_s.mean()) / model.even_s(causes.lengths, seed)
 
 
 def in_words(found: Straggling) -> str:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Required, get_args, get_type_hints
+from typing import Any, Protocol, Required, TypedDict, Unpack, get_args, get_type_hints
 
 from simulator.analysis.metrics import Breakdown
 from simulator.answer import MEMORY_MARGIN, Figures, figures_of, is_tight
 from simulator.config import beside, cell, did_you_mean, notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.evaluation import LookUp, Pool, Record, Store, Work, compute, evaluate, failure, look_up
+from simulator.explore.evaluation import LookUp, Pool, Record, Store, compute, failure, look_up
 from simulator.explore.named_settings import Point, Sweep
 from simulator.explore.spending import Spending, spending
 from simulator.explore.training_run import RunRequest
@@ -94,41 +94,24 @@ def _shown(row: dict[str, Any]) -> tuple[str, ...]:
     return format_time(row["iteration_time_s"]), rate, f"{row['mfu']:.1%}", format_bytes(row["peak_bytes"])
 
 
-def run_sweep(
-    sweep: Sweep,
-    store: Store | None = None,
-    *,
-    request: RunRequest = RunRequest(),  # noqa: B008 - frozen
-    n_jobs: int = 0,
-    scheduler: str = "",
-    observe: Observer | None = None,
-    work: Work = evaluate,
-    margin: float = MEMORY_MARGIN,
-) -> SweepResult:
+class Wishes(TypedDict, total=False):
+    """How a sweep is worked on."""
+
+    request: RunRequest  #: Price, power and, where it is asked for, the length of a run: what columns of money are reckoned with.
+    n_jobs: int  #: Processes; 0, the default, means one per core.
+    scheduler: str  #: Address of a Dask scheduler instead.
+    observe: Observer | None
+    margin: float  #: Share of the memory that should stay free: rows that leave less are marked.
+
+
+def run_sweep(sweep: Sweep, store: Store | None = None, **wishes: Unpack[Wishes]) -> SweepResult:
     """Simulate what is not in the store yet and return all rows.
 
-    Every answer is stored when it arrives: whatever ends the sweep early, the next call does only the rest.
-
-    Parameters
-    ----------
-    store : Store, optional
-        Nothing is kept without one.
-    request : RunRequest
-        Price, power and, where it is asked for, the length of a run: what the columns of money are reckoned with.
-    n_jobs : int
-        Processes; 0 means one per core.
-    scheduler : str
-        Address of a Dask scheduler instead.
-    work : callable
-        What is done with a scenario.
-    margin : float
-        Share of the memory that should stay free: rows that leave less are marked.
+    Every answer is stored when it arrives: whatever ends the sweep early, the next call does only the rest. Nothing is kept
+    without a store.
     """
     rows: list[dict[str, Any]] = []
-    counts = _simulated(
-        sweep, store, rows.extend, request=request, n_jobs=n_jobs, scheduler=scheduler, observe=observe, work=work,
-        margin=margin, n_together=max(1, sweep.n_points),
-    )  # fmt: skip
+    counts = _simulated(sweep, store, rows.extend, max(1, sweep.n_points), **wishes)
     return SweepResult(sweep=sweep, rows=rows, n_computed=counts.n_computed, n_stored=counts.n_stored)
 
 
@@ -153,14 +136,8 @@ def stream_sweep(
     store: Store,
     folder: str | Path,
     formats: Sequence[str],
-    *,
-    request: RunRequest = RunRequest(),  # noqa: B008 - frozen
-    n_jobs: int = 0,
-    scheduler: str = "",
-    observe: Observer | None = None,
-    work: Work = evaluate,
-    margin: float = MEMORY_MARGIN,
     n_together: int = TOGETHER,
+    **wishes: Unpack[Wishes],
 ) -> tuple[Counts, list[Path]]:
     """Simulate a sweep of any size; no more than ``n_together`` of its rows are in memory.
 
@@ -169,10 +146,7 @@ def stream_sweep(
     next call takes from the store what is there, does the rest, and writes the same parts.
     """
     parts = Parts(Path(folder) / "sweep", formats, column_kinds(sweep.axes))
-    counts = _simulated(
-        sweep, store, parts.write, request=request, n_jobs=n_jobs, scheduler=scheduler, observe=observe, work=work,
-        margin=margin, n_together=n_together,
-    )  # fmt: skip
+    counts = _simulated(sweep, store, parts.write, n_together, **wishes)
     return counts, parts.files
 
 
@@ -180,14 +154,13 @@ def _simulated(
     sweep: Sweep,
     store: Store | None,
     keep: Callable[[Rows], None],
-    *,
-    request: RunRequest,
-    n_jobs: int,
-    scheduler: str,
-    observe: Observer | None,
-    work: Work,
-    margin: float,
     n_together: int,
+    *,
+    request: RunRequest = RunRequest(),  # noqa: B008 - frozen
+    n_jobs: int = 0,
+    scheduler: str = "",
+    observe: Observer | None = None,
+    margin: float = MEMORY_MARGIN,
 ) -> Counts:
     """Simulate a sweep, so many rows at a time, and hand them on in the order of the axes."""
     if not sweep.axes:
@@ -201,7 +174,7 @@ def _simulated(
             if found.pending and pool is None:
                 is_one = len(found.pending) == 1 and not n_later
                 pool = stack.enter_context(Pool(n_jobs=1 if is_one else n_jobs, scheduler=scheduler))
-            answers = compute(found.pending, store, pool, work=work) if pool is not None else ()
+            answers = compute(found.pending, store, pool) if pool is not None else ()
             keep(_marked(_rows_of(piece, found, answers, request, counts, observe, n_later), margin))
     return counts
 
@@ -217,7 +190,7 @@ def _rows_of(
 ) -> list[dict[str, Any]]:
     """Return the rows of some points; each answer is made a row when it arrives."""
     asked = [index for index, point in enumerate(points) if point.scenario is not None]
-    rows = {index: _row(point, _failed(point), request) for index, point in enumerate(points) if point.scenario is None}
+    rows = {i: _row(point, failure(point.error), request) for i, point in enumerate(points) if point.error is not None}
     n_before, n_done = counts.n_computed, 0
     counts.n_stored += len(found.known)
     n_failed = counts.n_failed + sum(record["status"] != "ok" for _, record in found.known)
@@ -247,11 +220,6 @@ def _marked(rows: Rows, margin: float) -> Rows:
         if "peak_bytes" in row:
             row["is_tight"] = is_tight(row["peak_bytes"], row["capacity_bytes"], margin)
     return rows
-
-
-def _failed(point: Point) -> Record:
-    assert point.error is not None
-    return failure(point.error)
 
 
 def _row(point: Point, record: Record, request: RunRequest) -> dict[str, Any]:

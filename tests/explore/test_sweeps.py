@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import joblib
@@ -48,7 +49,9 @@ class StoppedError(Exception):
     pass
 
 
-def stop_after(n):
+@contextmanager
+def stopped_after(n):
+    """Simulate so many scenarios, and end at the next."""
     count = itertools.count()
 
     def work(scenario):
@@ -56,7 +59,9 @@ def stop_after(n):
             raise StoppedError
         return evaluate(scenario)
 
-    return work
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(StoppedError):
+        patched.setattr(evaluation, "evaluate", work)
+        yield
 
 
 # -- settings and axes -------------------------------------------------------------------------------------------
@@ -148,8 +153,8 @@ def test_every_combination_has_a_row_with_the_simulators_answer(store):
 def test_a_resumed_sweep_equals_an_uninterrupted_one(tmp_path_factory, stop):
     whole = run_sweep(Sweep(base=BASE, axes=AXES), Store(tmp_path_factory.mktemp("whole")), n_jobs=1)
     store = Store(tmp_path_factory.mktemp("parts"))
-    with pytest.raises(StoppedError):
-        run_sweep(Sweep(base=BASE, axes=AXES), store, n_jobs=1, work=stop_after(stop))
+    with stopped_after(stop):
+        run_sweep(Sweep(base=BASE, axes=AXES), store, n_jobs=1)
     assert len(store) == stop
     resumed = run_sweep(Sweep(base=BASE, axes=AXES), store, n_jobs=1)
     assert (resumed.n_stored, resumed.n_computed) == (stop, 9 - stop)
@@ -189,15 +194,14 @@ def test_a_streamed_sweep_that_was_ended_writes_the_same_files(tmp_path, stop):
     formats = ["csv", "jsonl", *(["parquet"] if importlib.util.find_spec("pyarrow") else [])]
     sweep = Sweep(base=BASE, axes=AXES)
 
-    def run(name, **work):
-        counts, files = stream_sweep(
-            sweep, Store(tmp_path / name / "store"), tmp_path / name, formats, n_jobs=1, n_together=2, **work
-        )
+    def run(name):
+        store = Store(tmp_path / name / "store")
+        counts, files = stream_sweep(sweep, store, tmp_path / name, formats, n_jobs=1, n_together=2)
         return counts, {file.name: file.read_bytes() for file in files}
 
     _, whole = run("whole")
-    with pytest.raises(StoppedError):
-        run("parts", work=stop_after(stop))
+    with stopped_after(stop):
+        run("parts")
     assert len(list((tmp_path / "parts" / "sweep").glob("*.csv"))) == stop // 2, "pieces that were done are there"
     counts, resumed = run("parts")
     assert (counts.n_stored, counts.n_computed) == (stop, 9 - stop)
