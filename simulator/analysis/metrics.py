@@ -276,10 +276,6 @@ def _tally_in_step(inside: Inside, known: _Tallies, device: Device) -> _Tally:
     return tally
 
 
-def _is_data(span: Span) -> bool:
-    return isinstance(span.op, HostWork) and span.op.phase == "data"
-
-
 def _late_data_ps(timeline: Timeline) -> int:
     """Time at the end of a step in which nothing is left to do but reading the next batch, which all ranks wait for."""
     if all(span.stream != LOADER for span in timeline.simulated):
@@ -316,7 +312,9 @@ def _rank_breakdown(
     uncovered_ps = timeline.length_ps(idle, rank)
     overlapped_ps -= timeline.length_ps(twice, rank) + uncovered_ps
     occupied = merge(busy + talking)
-    reading = chain.from_iterable(same for same in alike if _is_data(same[0]))
+    reading = chain.from_iterable(
+        same for same in alike if isinstance(op := same[0].op, HostWork) and op.phase == "data"
+    )
     data = merge([(span.start_ps, span.end_ps) for span in reading if span.stream == HOST])
     blocking_ps = timeline.length_ps(subtract(data, occupied), rank)
     data_ps = blocking_ps + late_data_ps

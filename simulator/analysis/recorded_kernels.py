@@ -134,28 +134,12 @@ def kernel_rows(selection: Selection, by: str = "kernel") -> list[KernelRow]:
     return rows
 
 
-def _kernel_names(rank: RankTrace) -> list[str]:
-    return [rank.names[name] for name in rank.ops.name.tolist()]
-
-
-def _operator_names(rank: RankTrace) -> list[str]:
-    return _around(rank, OPERATOR, "(no operator)")
-
-
-def _annotation_names(rank: RankTrace) -> list[str]:
-    return _around(rank, ANNOTATION, "(no annotation)", without=re.compile("^ProfilerStep"))
-
-
-def _phase_names(rank: RankTrace) -> list[str]:
-    return [str(phase) for phase in phases(rank)]
-
-
 #: grouping -> the group of every device operation of a rank
 GROUPINGS: dict[str, Callable[[RankTrace], list[str]]] = {
-    "kernel": _kernel_names,
-    "operator": _operator_names,
-    "annotation": _annotation_names,
-    "phase": _phase_names,
+    "kernel": lambda rank: [rank.names[name] for name in rank.ops.name.tolist()],
+    "operator": lambda rank: _around(rank, OPERATOR, "(no operator)"),
+    "annotation": lambda rank: _around(rank, ANNOTATION, "(no annotation)", without=re.compile("^ProfilerStep")),
+    "phase": lambda rank: [str(phase) for phase in phases(rank)],
 }
 
 

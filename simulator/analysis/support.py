@@ -52,7 +52,10 @@ def _support(features: Features, known: ResidualTable) -> Support:
     mine = [row for row in known.rows if cell_of(row.features) == cell_of(features)]
     least, most = gpus_of(mine)
     if len(mine) >= ENOUGH and least / _REACH <= features.gpus <= most * _REACH:
-        return Support(word="validated", n_rows=len(mine), error=mean_error(mine), basis=_validated(features, mine))
+        basis = (
+            f"{len(mine)} measured {in_words(features, len(mine))} {span(mine)}, {mean_error(mine):.1%} off in the mean"
+        )
+        return Support(word="validated", n_rows=len(mine), error=mean_error(mine), basis=basis)
     error = mean_error(mine) if mine else None
     return Support(word="extrapolated", n_rows=len(mine), error=error, basis=_extrapolated(features, mine, known.rows))
 
@@ -80,10 +83,6 @@ def span(rows: Sequence[Residual]) -> str:
     if not most:
         return "on no GPUs"
     return f"on {least:,} GPU{'s' * (most > 1)}" if least == most else f"on {least:,} to {most:,} GPUs"
-
-
-def _validated(features: Features, rows: Sequence[Residual]) -> str:
-    return f"{len(rows)} measured {in_words(features, len(rows))} {span(rows)}, {mean_error(rows):.1%} off in the mean"
 
 
 def nearest(features: Features, rows: Sequence[Residual]) -> list[Residual]:

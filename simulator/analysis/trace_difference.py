@@ -138,7 +138,7 @@ def diff(measured: Trace, simulated: Trace, *, ranks: Collection[int] = (), step
         updates = [_updates(side) for side in sides]
         wanted = tuple(usage for usage in first.of(rank) if rank in chosen and usage.step in selection.steps)
         for a, b in _paired_steps(wanted, second.of(other)):
-            parts = {part: value / 1e9 for part, value in _parts(a, b).items()}
+            parts = {part: (_split(b)[part] - value) / 1e9 for part, value in _split(a).items()}
             found.append(
                 StepDifference(
                     rank=rank,
@@ -184,10 +184,6 @@ def _paired_steps(first: tuple[Usage, ...], second: tuple[Usage, ...]) -> list[t
     if len(second) == 1:
         return [(usage, second[0]) for usage in first]
     return list(zip(first, second, strict=False))
-
-
-def _parts(a: Usage, b: Usage) -> dict[str, float]:
-    return {part: _split(b)[part] - value for part, value in _split(a).items()}
 
 
 def _split(usage: Usage) -> dict[str, float]:

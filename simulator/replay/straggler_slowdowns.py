@@ -84,7 +84,8 @@ class _Study:
         for plan, even in zip(self.whole.plans, self.even.plans, strict=True):
             mask = keep(plan)
             plans.append(replace(even, duration_ns=np.where(mask, plan.duration_ns, even.duration_ns)))
-            kept.update(number for op, number in plan.key.items() if mask[op] and _leads(plan, op))
+            # a message is its sender's
+            kept.update(number for op, number in plan.key.items() if mask[op] and plan.call(op).collective != "recv")
         transfers = tuple(
             own if number in kept else typical
             for number, (own, typical) in enumerate(zip(self.whole.transfer_ns, self.even.transfer_ns, strict=True))
@@ -101,11 +102,6 @@ class _Study:
 
 def _mean(steps_s: Mapping[int, float]) -> float:
     return sum(steps_s.values()) / max(len(steps_s), 1)
-
-
-def _leads(plan: RankPlan, op: int) -> bool:
-    """Whether a rank's share in a joined operation decides whose it is: a message is its sender's."""
-    return plan.call(op).collective != "recv"
 
 
 def slowdowns(whole: Reconstruction, *, steps: Collection[int], looked_at: Collection[int]) -> Slowdowns:

@@ -213,10 +213,6 @@ def _constants(sections: Sequence[ConstantSection]) -> Markup:
     return Markup("".join(parts))
 
 
-def _time(shown: Shown) -> list[Part]:
-    return [answer_charts.breakdown_chart(shown.answer)]
-
-
 def _explained(shown: Shown) -> list[Part]:
     if "explanation" not in shown.document:
         return [answer_tables.critical_path(path_rows(shown.result.timeline))]
@@ -300,7 +296,7 @@ def _inputs(shown: Shown) -> list[Part]:
 
 #: key of the section -> panel, from top to bottom
 PANELS: dict[str, Panel] = {
-    "time": Panel("Time", "Where the time goes", _time),
+    "time": Panel("Time", "Where the time goes", lambda shown: [answer_charts.breakdown_chart(shown.answer)]),
     "explained": Panel("Explained", "What decides the time, and what would help", _explained),
     "nearby": Panel("Change one thing", "Change one thing", _nearby),
     "neighbours": Panel("Neighbours", "Other jobs and sites", _neighbours),

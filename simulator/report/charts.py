@@ -253,11 +253,8 @@ def _write_figures(figures: Sequence[Any], files: Sequence[Path]) -> None:
             fig=list(figures), file=[str(file) for file in files], format=files[0].suffix[1:].lower(), width=_IMAGE_PX
         )
     except (ValueError, RuntimeError, ImportError) as error:
-        raise ConfigError(f"{files[0]}: plotly cannot write images here: {_first_line(error)}", hint=_IMAGES) from None
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigError(f"{files[0]}: plotly cannot write images here: {first_line}", hint=_IMAGES) from None
 
 
 def _plotly(module: str) -> Any:

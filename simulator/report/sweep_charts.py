@@ -189,8 +189,11 @@ def _line(index: int, name: str, along: str, rows: Sequence[Row], height: Callab
     colour = SERIES[index % len(SERIES)]
     marker = {"color": colour, "size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]}
     x, y = [number_of(row[along]) for row in rows], [round(height(row), 2) for row in rows]
-    said = {"hover": "%{text}<extra>%{fullData.name}</extra>", "text": [_hover(row) for row in rows]}
-    return line(name or "simulated", x, y, colour, **said, mode="lines+markers", marker=marker, line={"width": 2})
+    hover, look = (
+        "%{text}<extra>%{fullData.name}</extra>",
+        {"mode": "lines+markers", "marker": marker, "line": {"width": 2}},
+    )
+    return line(name or "simulated", x, y, colour, hover=hover, text=[_hover(row) for row in rows], **look)
 
 
 def _hover(row: Row) -> str:

@@ -34,12 +34,9 @@ from simulator.units import format_time
 
 if TYPE_CHECKING:
     from simulator.answer import Result
-    from simulator.explore.answer_form import Document, Scaling, ScalingRow, WayOut
+    from simulator.explore.answer_form import Document, Extras, Scaling, ScalingRow, WayOut
     from simulator.explore.comparison import Comparison
-    from simulator.explore.local_steps import LocalSteps
-    from simulator.explore.neighbours import Neighbours
     from simulator.explore.network_needs import Requirement
-    from simulator.explore.network_trouble import Trouble
     from simulator.explore.stragglers import Straggling
     from simulator.explore.sweeps import SweepResult
     from simulator.interop.written_plans import Written
@@ -126,18 +123,33 @@ def print_document(results: Sequence[Result], found: Document | Scaling) -> None
     for result, answer in zip(results, answers, strict=True):
         if "whole_run" in answer:
             print_whole_run(answer["whole_run"], gpus=result.plan.gpus if len(results) > 1 else 0)
-    if "neighbours" in found:
-        print_neighbours(found["neighbours"])
-    if "placements" in found:
-        print_grid(answer_tables.placements(found["placements"]))
-    if "local_steps" in found:
-        print_local_steps(found["local_steps"])
-    if "network_trouble" in found:
-        print_network_trouble(found["network_trouble"])
+    _print_beside(found)
     if "explanation" in found:
         print_explanation(found["explanation"])
     if "ways_out" in found:
         print_ways_out(found["ways_out"])
+
+
+def _print_beside(found: Extras) -> None:
+    """Print what other jobs, sites and a network with troubles make of the answer."""
+    out = make_console()
+    if "neighbours" in found:
+        from simulator.explore.neighbours import in_words as neighbours_in_words
+
+        out.print(f"\n{neighbours_in_words(found['neighbours'])}\n", highlight=False)
+        print_grid(answer_tables.neighbours(found["neighbours"]), out)
+    if "placements" in found:
+        print_grid(answer_tables.placements(found["placements"]))
+    if "local_steps" in found:
+        from simulator.explore.local_steps import in_words as steps_in_words
+
+        out.print(f"\n{steps_in_words(found['local_steps'])}", highlight=False)
+    if "network_trouble" in found:
+        from simulator.explore.network_trouble import in_words as trouble_in_words
+
+        said = [trouble_in_words(one) for one in found["network_trouble"]]
+        for line in said or ["nothing is wrong with the network"]:
+            out.print(f"\n{line}", highlight=False)
 
 
 def print_answer(scenario: Scenario, answer: Answer) -> None:
@@ -438,31 +450,6 @@ def print_straggling(scenario: Scenario, found: Straggling) -> None:
         words = f"uneven stages cost {found['stages_slowdown'] - 1:.1%} of every step, the simulated one included"
         out.print(f"\n{words}: --pipeline-layout moves layers", highlight=False)
     out.print(f"\ntaken as in the simulated step: {'; '.join(found['left_out'])}", highlight=False)
-
-
-def print_neighbours(found: Neighbours) -> None:
-    """Print what jobs beside each other lose."""
-    from simulator.explore.neighbours import in_words
-
-    out = make_console()
-    out.print(f"\n{in_words(found)}\n", highlight=False)
-    print_grid(answer_tables.neighbours(found), out)
-
-
-def print_local_steps(found: LocalSteps) -> None:
-    """Print what local steps on several sites save."""
-    from simulator.explore.local_steps import in_words
-
-    make_console().print(f"\n{in_words(found)}", highlight=False)
-
-
-def print_network_trouble(found: Sequence[Trouble]) -> None:
-    """Print what is wrong with the network, and what it costs."""
-    from simulator.explore.network_trouble import in_words
-
-    out = make_console()
-    for line in [in_words(one) for one in found] or ["nothing is wrong with the network"]:
-        out.print(f"\n{line}", highlight=False)
 
 
 def print_emitted(written: Sequence[Written]) -> None:
