@@ -93,15 +93,12 @@ def _collect(cases: Cases, limits: Limits, predict: bool) -> Outcome:
     try:
         for row in run_cases(cases, limits):
             rows.append(with_prediction(row) if predict else row)
-            print(_progress(rows[-1]), file=sys.stderr)
+            text = f"{row['job']} {row['cfg']} on {row['nodes']} hosts at {row['rate']}: {row['median_s'] * 1e3:.2f} ms"
+            error = f", predicted {rows[-1]['relative_error']:+.1%}" if "relative_error" in rows[-1] else ""
+            print(text + error, file=sys.stderr)
     except UnavailableError as error:
         return Outcome(rows=rows, skipped=error.message)
     return Outcome(rows=rows)
-
-
-def _progress(row: dict[str, Any]) -> str:
-    text = f"{row['job']} {row['cfg']} on {row['nodes']} hosts at {row['rate']}: {row['median_s'] * 1e3:.2f} ms"
-    return f"{text}, predicted {row['relative_error']:+.1%}" if "relative_error" in row else text
 
 
 def emulate(
@@ -159,7 +156,9 @@ def emulate(
         )  # fmt: skip
         shapes = _shapes(nodes, rate, delay_us, racks, trunk, slow, queue)
         cases = [(shape, _jobs(base, job, bytes_, is_free=not gloo_threads)) for shape in shapes]
-    allowed = Limits(timeout_s=timeout, traffic_bytes=_limit(max_traffic, cases if suite_ else []))
+    needed = _traffic_bytes(cases) if suite_ else 0  # a suite may send what it needs
+    most_bytes = parse_bytes(max_traffic) if max_traffic else max(_MAX_TRAFFIC_BYTES, needed)
+    allowed = Limits(timeout_s=timeout, traffic_bytes=most_bytes)
     _run(_dilated(cases, dilation), allowed, predict, check, csv, json_, dilation)
 
 
@@ -171,11 +170,6 @@ def _dilated(cases: Cases, factor: float) -> Cases:
 
 
 emulate.__doc__ = _HELP
-
-
-def _limit(text: str, of_suite: Cases) -> int:
-    """Read --max-traffic; without it a suite may send what it needs."""
-    return parse_bytes(text) if text else max(_MAX_TRAFFIC_BYTES, _traffic_bytes(of_suite))
 
 
 def _run(

@@ -164,6 +164,25 @@ class Job:
         )
 
 
+def message_pairs(name: str, n_ranks: int) -> list[tuple[int, int]]:
+    """(source, target) of all messages that a job sends at once; none of a job that is a collective or a step.
+
+    Examples
+    --------
+    >>> message_pairs("ring_shift", 3), message_pairs("cross_ring", 4)
+    ([(0, 1), (1, 2), (2, 0)], [(0, 2), (2, 1), (1, 3), (3, 0)])
+    """
+    half = n_ranks // 2
+    orders = {
+        "ring_shift": [*range(n_ranks)],
+        "cross_ring": [rank for low in range(half) for rank in (low, low + half)],
+    }
+    if name == "p2p":
+        return [(0, 1)]
+    order = orders.get(name, [])
+    return list(zip(order, (*order[1:], *order[:1]), strict=True))
+
+
 def job_of_row(row: Mapping[str, str]) -> Job:
     """Read the job from a measured row."""
     name, text = row["job"], row.get("cfg", "") or ""

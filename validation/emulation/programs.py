@@ -5,7 +5,7 @@ A training step is a model of timed layers and a plan; what its framework does w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from simulator.plan import FRAMEWORKS, Framework, ParallelPlan
 from simulator.plan.framework import FSDP, MEGATRON
 from simulator.program.op import Collective, Op, Transfer
 from simulator.program.program import Block, Program, RankProgram, Task
-from validation.emulation.job import FLOAT_BYTES, Job, buffer_bytes
+from validation.emulation.job import FLOAT_BYTES, Job, buffer_bytes, message_pairs
 
 #: the kernel of a pass of a timed layer
 TIMED = "timed layer"
@@ -88,30 +88,12 @@ def _step(job: Job, n_ranks: int) -> Program:
         ).program  # fmt: skip
 
 
-def _ring(order: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(order, (*order[1:], order[0]), strict=True))
-
-
-def _cross_ring(n_ranks: int) -> list[tuple[int, int]]:
-    half = n_ranks // 2
-    return _ring([rank for low in range(half) for rank in (low, low + half)])
-
-
-#: job -> (source, target) of all messages that are sent at once
-_MESSAGES: dict[str, Callable[[int], list[tuple[int, int]]]] = {
-    "p2p": lambda n_ranks: [(0, 1)],
-    "ring_shift": lambda n_ranks: _ring(range(n_ranks)),
-    "cross_ring": _cross_ring,
-}
-
-
 def _exchange(job: Job, n_ranks: int) -> Program:
     """Write down one collective, or messages that are sent at once."""
     ops: list[tuple[tuple[int, ...], Collective | Transfer]] = []
-    if job.name in _MESSAGES:
-        for pair in _MESSAGES[job.name](n_ranks):
-            ops.append((pair, Transfer(n_bytes=job.n_bytes, pairs=(pair,), name="message")))
-    else:
+    for pair in message_pairs(job.name, n_ranks):
+        ops.append((pair, Transfer(n_bytes=job.n_bytes, pairs=(pair,), name="message")))
+    if not ops:
         ranks = tuple(range(n_ranks))
         n_bytes = buffer_bytes(job.n_bytes, n_ranks)
         ops.append((ranks, Collective(collective=job.name, axis="dp", n_bytes=n_bytes, groups=(ranks,), name=job.name)))

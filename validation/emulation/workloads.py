@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from simulator.schedules import build_table
 from validation.emulation.collective_calls import collective_call
-from validation.emulation.job import FLOAT_BYTES, Job
+from validation.emulation.job import COLLECTIVES, FLOAT_BYTES, Job, message_pairs
 
 Step = Callable[[], dict[str, float]]
 
@@ -108,13 +108,13 @@ def _collective(seat: Seat) -> Step:
     return step
 
 
-def _ring(seat: Seat, order: tuple[int, ...]) -> Step:
-    """A message to the next rank of ``order`` and one from the one before."""
+def _ring(seat: Seat) -> Step:
+    """A message to the next rank of a ring and one from the one before."""
     out = _tensor(seat.job.n_bytes)
     into = torch.empty_like(out)
-    place = order.index(seat.rank)
-    target = seat.ranks[order[(place + 1) % seat.world]]
-    source = seat.ranks[order[place - 1]]
+    pairs = message_pairs(seat.job.name, seat.world)
+    [target] = [seat.ranks[to] for source, to in pairs if source == seat.rank]
+    [source] = [seat.ranks[source] for source, to in pairs if to == seat.rank]
 
     def step() -> dict[str, float]:
         sending = dist.isend(out, target, group=seat.group)
@@ -124,17 +124,6 @@ def _ring(seat: Seat, order: tuple[int, ...]) -> Step:
         return {}
 
     return step
-
-
-def _ring_shift(seat: Seat) -> Step:
-    """A message from every rank to the next."""
-    return _ring(seat, tuple(range(seat.world)))
-
-
-def _cross_ring(seat: Seat) -> Step:
-    """As ``ring_shift`` with ranks of the first half and the second half in turn."""
-    half = seat.world // 2
-    return _ring(seat, tuple(rank for pair in zip(range(half), range(half, seat.world), strict=True) for rank in pair))
 
 
 def _p2p(seat: Seat) -> Step:
@@ -329,10 +318,10 @@ def _tag(action: tuple[str, int]) -> int:
 
 #: job -> builder
 WORKLOADS: dict[str, Callable[[Seat], Step]] = {
-    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"), _collective),
+    **dict.fromkeys(COLLECTIVES, _collective),
     "p2p": _p2p,
-    "ring_shift": _ring_shift,
-    "cross_ring": _cross_ring,
+    "ring_shift": _ring,
+    "cross_ring": _ring,
     "ddp": _ddp,
     "zero1": _zero1,
     "zero3": _zero3,

@@ -103,7 +103,7 @@ def compare(seen: Sequence[Seen], size: GptSize, settings: Settings) -> Comparis
     kernels = CalibratedKernels(
         lines=fit_lines([pair for one in seen for pair in one.shapes]),
         optimizer=optimizer_line(
-            [_n_tensors(model) for model in models],
+            [sum(len(layer.parameters) for layer in model.layers) for model in models],
             [one.n_parameters for one in around],
             [phases["optimizer"] for phases in alone],
         ),
@@ -156,10 +156,6 @@ def _overhead_line(models: Sequence[Model], left_s: Sequence[float]) -> Line:
     return fit_line(
         [b / n for b, n in zip(n_bytes, counts, strict=True)], [s / n for s, n in zip(left_s, counts, strict=True)]
     )
-
-
-def _n_tensors(model: Model) -> int:
-    return sum(len(layer.parameters) for layer in model.layers)
 
 
 def _comparison(

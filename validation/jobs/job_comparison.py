@@ -153,7 +153,7 @@ def _for_job(
     phases = [typical_phases([one.calibration[i] for one in runs]) for i in range(len(programs))]
     kernels = machine.kernels
     if job in _DTENSOR_OPTIMIZERS:
-        counts, elements = ([max(values) for values in column] for column in _columns(programs))
+        counts, elements = ([max(getattr(one, name)) for one in programs] for name in ("n_tensors", "n_elements"))
         kernels = replace(kernels, optimizer=optimizer_line(counts, elements, [one["optimizer"] for one in phases]))
 
     found = [
@@ -181,10 +181,6 @@ def _around(
     per_kernel = (seconds(Line(start_s=_PROBE_S, s_per_unit=0.0)) - bare_s) / _PROBE_S
     per_byte = (seconds(Line(start_s=0.0, s_per_unit=_PROBE_S_PER_BYTE)) - bare_s) / _PROBE_S_PER_BYTE
     return per_byte / per_kernel, (measured_s - bare_s) / per_kernel
-
-
-def _columns(programs: Sequence[JobProgram]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    return [one.n_tensors for one in programs], [one.n_elements for one in programs]
 
 
 def _set_side_by_side(

@@ -57,15 +57,8 @@ def _both_passes(
     op: str, columns: dict[str, Any], inputs: tuple[torch.Tensor, ...], run: Callable[..., torch.Tensor]
 ) -> Iterator[Probe]:
     """Probe the forward pass, and the backward pass alone."""
-    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
     yield Probe(op=op, kernel_pass="forward", columns=columns, call=lambda: run(*inputs))
-    out = run(*leaves)
-    upstream = torch.ones_like(out)
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    yield Probe(
-        op=op, kernel_pass="backward", columns=columns,
-        call=lambda: torch.autograd.grad(out, wanted, upstream, retain_graph=True),
-    )  # fmt: skip
+    yield Probe(op=op, kernel_pass="backward", columns=columns, call=_backward(run, *(x.detach() for x in inputs)))
 
 
 def _attentions(size: GptSize, batch: int, dtype: str, device: torch.device) -> Iterator[Probe]:

@@ -26,10 +26,6 @@ class Trainer:
     step: Callable[[PhaseClock], float | None]  #: One optimizer step; marks its phases on the clock.
 
 
-def _weights_dtype(precision: str) -> torch.dtype:
-    return _DTYPES.get(precision, torch.float32)
-
-
 @contextlib.contextmanager
 def _autocast(precision: str, device: torch.device) -> Iterator[None]:
     if not precision.startswith("amp_"):
@@ -44,7 +40,7 @@ def build_model(size: GptSize, settings: Settings, device: torch.device, *, tied
     torch.manual_seed(0)
     with torch.device(device):
         model = build_gpt(size, tied=tied)
-    return model.to(_weights_dtype(settings.precision))
+    return model.to(_DTYPES.get(settings.precision, torch.float32))
 
 
 def random_batch(size: GptSize, settings: Settings, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -233,14 +233,11 @@ def _plans(outcomes: Sequence[Outcome]) -> list[str]:
     return ["## Order of competing plans", "", text, "", *_shown(plans_table(outcomes))]
 
 
-def _unseen(found: Validation) -> list[Residual]:
-    return [residual for residual, row in residuals_of(found.outcomes) if row.text("split") == "test"]
-
-
 def draw(found: Validation, table: ResidualTable) -> str:
     """Return the figure that opens the page, as SVG."""
     test = [o for o in _select(found, "training", _split("test")) if o.row.metric == "iteration_time_s"]
-    return figure(test, shares_inside(table, _unseen(found)))
+    unseen = [residual for residual, row in residuals_of(found.outcomes) if row.text("split") == "test"]
+    return figure(test, shares_inside(table, unseen))
 
 
 def _intervals(found: Validation, table: ResidualTable) -> list[str]:

@@ -162,10 +162,6 @@ def _faults_of(cells: Mapping[str, str], kind: str, place: str) -> list[str]:
     return faults
 
 
-def _shipped() -> list[str]:
-    return sorted(path.name for path in MEASUREMENTS.glob("*.csv") if path.name != "published_errors.csv")
-
-
 def find_table(path: Path) -> Path:
     """Return the path itself, or the shipped table of that bare name."""
     shipped = MEASUREMENTS / path.name
@@ -192,8 +188,9 @@ def read_table(path: str | Path) -> list[Row]:
     try:
         text = find_table(Path(path)).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
+        shipped = sorted(path.name for path in MEASUREMENTS.glob("*.csv") if path.name != "published_errors.csv")
         raise ConfigError(
-            f"{file}: no such file", hint=f"give the path of a measurement CSV, or one of {', '.join(_shipped())}"
+            f"{file}: no such file", hint=f"give the path of a measurement CSV, or one of {', '.join(shipped)}"
         ) from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
