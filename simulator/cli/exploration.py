@@ -14,6 +14,7 @@ from simulator.cli.shared import print_json, say_written
 
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
+    from simulator.explore.objectives import SearchAnswer
 
 Jobs = Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)]
 Scheduler = Annotated[str, option("Dask scheduler that does the work: tcp://..., or a Slurm file.")]
@@ -163,13 +164,14 @@ def search(
     _show_search(answer, written, files, is_json=json_output)
 
 
-def _show_search(answer: dict[str, Any], written: Sequence[Any], files: Sequence[Path], *, is_json: bool) -> None:
+def _show_search(answer: SearchAnswer, written: Sequence[Any], files: Sequence[Path], *, is_json: bool) -> None:
     """Print a search and the files that it wrote."""
+    from simulator.explore.objectives import as_printed
     from simulator.report.terminal import print_emitted, print_files, print_search
 
     if is_json:
         emitted = [one.to_dict() for one in written]
-        print_json({**answer, "emitted": emitted, "files": [str(file) for file in files]})
+        print_json({**as_printed(answer), "emitted": emitted, "files": [str(file) for file in files]})
         return
     print_search(answer)
     print_emitted(written)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast, final
 
 from simulator.analysis.metrics import PARTS, Breakdown, Part
 from simulator.answer import MEMORY_MARGIN, Figures, figures_of, is_tight
@@ -16,7 +16,7 @@ from simulator.explore.energy import price_of
 from simulator.explore.evaluation import Store
 from simulator.explore.judged_plans import JudgedPlans
 from simulator.explore.space import Space, search_space
-from simulator.explore.spending import spending
+from simulator.explore.spending import Spending, spending
 from simulator.explore.training_run import RunRequest
 from simulator.interop.plan_files import PLAN_FILES
 from simulator.plan import ParallelPlan
@@ -66,6 +66,14 @@ def explain(one: Ranked, other: Ranked) -> str:
     return f"{format_signed(total_s)} ({share:+.1%}): {', '.join(named) or 'no part differs'}"
 
 
+class Totals(Spending):
+    """What training costs with a plan."""
+
+    gpus: int  #: GPUs that it runs on.
+    peak_bytes: float  #: Memory that the fullest of them needs.
+
+
+@final
 class PlanRow(Figures):
     """One plan of a ranking."""
 
@@ -78,6 +86,83 @@ class PlanRow(Figures):
     choices: str  #: Which settings differ from that one's.
     compared_with: str  #: ``best``, or ``runner-up`` for the best.
     is_tight: bool  #: Whether it leaves less of the device's memory free than ``--memory-margin`` asks for.
+    totals: NotRequired[Totals]  #: What training costs with it, where the search is one of several objectives.
+
+
+class NoPlan(TypedDict):
+    """Where nothing runs."""
+
+    reason: str  #: Why nothing runs.
+
+
+class FrontRow(TypedDict):
+    """A plan that no other beats in both time and memory."""
+
+    summary: str  #: Its choices in one line.
+    iteration_time_s: float  #: Seconds of an iteration.
+    peak_bytes: float  #: Memory that the fullest GPU needs.
+
+
+class Found(TypedDict):
+    """What a search found."""
+
+    best: PlanRow  #: The fastest plan.
+    plans: list[PlanRow]  #: The ranking.
+    plain: dict[str, PlanRow | NoPlan]  #: The best plan of each kind of plain data parallelism.
+    given: NotRequired[PlanRow | NoPlan]  #: The plan of the file that the search began with.
+    pareto: list[FrontRow]  #: Plans that no other beats in both time and memory.
+    n_plans: int  #: Valid plans.
+    n_unfit: int  #: Plans that do not fit.
+    n_pruned: int  #: Plans that a lower bound rules out.
+    n_simulated: int  #: Plans that were simulated.
+    n_stored: int  #: Of these, plans that were known from before.
+    n_failed: int  #: Plans that could not be simulated.
+    failures: dict[str, int]  #: Why, with the number of plans.
+
+
+@final
+class CountAnswer(Found):
+    """What a search found for one number of GPUs of one cluster."""
+
+    topology: str  #: The cluster.
+    gpus: int  #: The number of GPUs.
+    global_batch: int | None  #: Sequences per iteration.
+
+
+class NoCountAnswer(NoPlan):
+    """A number of GPUs on which nothing runs."""
+
+    topology: str  #: The cluster.
+    gpus: int  #: The number of GPUs.
+
+
+class Shared(TypedDict):
+    """What the plans of a search share."""
+
+    topology: str  #: Cluster of the chosen plan.
+    model: str  #: The model.
+    sequence_length: int | None  #: Tokens per sequence.
+    framework: str  #: Whose rules hold.
+
+
+class Choice(Totals):
+    """The plan that is best by the objective."""
+
+    objective: str  #: What it is best by.
+    topology: str  #: Its cluster.
+    summary: str  #: Its choices in one line.
+    plan: dict[str, Any]  #: Every setting.
+    iteration_time_s: float  #: Seconds of an iteration.
+    memory_margin: float  #: Share of the memory that plans should leave free.
+    is_tight: bool  #: Whether it leaves less.
+
+
+class SearchAnswer(TypedDict):
+    """The answer of a search."""
+
+    scenario: Shared  #: What all plans share.
+    searches: list[CountAnswer | NoCountAnswer]  #: One for each number of GPUs of each cluster.
+    choice: Choice  #: The plan that is best by the objective.
 
 
 def row(one: Ranked, best: Ranked, runner_up: Ranked | None, margin: float) -> PlanRow:
@@ -85,41 +170,39 @@ def row(one: Ranked, best: Ranked, runner_up: Ranked | None, margin: float) -> P
     is_best = one is best
     other = runner_up if is_best else best
     answer = one.answer
-    return {
+    found = {
         "plan": one.plan.to_dict(), "summary": describe(one.plan), "label": one.label,
         "bound_s": one.bound_s, **figures_of(answer), "breakdown": answer["breakdown"],
         "why": explain(one, other) if other is not None else "", "choices": choices(one.plan, other.plan) if other else "",
         "compared_with": "runner-up" if is_best else "best",
         "is_tight": is_tight(one.peak_bytes, answer["memory"]["capacity_bytes"], margin),
     }  # fmt: skip
+    return cast(PlanRow, found)
 
 
-def to_dict(result: SearchResult, margin: float) -> dict[str, Any]:
+def to_dict(result: SearchResult, margin: float) -> Found:
     """Return a search's result as plain data; plans that leave less than a share of the memory free are marked."""
     best = result.ranked[0]
     runner_up = result.ranked[1] if len(result.ranked) > 1 else None
     plain = {label: _account(found, best, runner_up, margin) for label, found in result.plain.items()}
-    return {
+    found = {
         "best": row(best, best, runner_up, margin),
         "plans": [row(one, best, runner_up, margin) for one in result.ranked],
         "plain": plain,
         **({} if result.given is None else {"given": _account(result.given, best, runner_up, margin)}),
-        "pareto": _pareto(result.pareto),
+        "pareto": [
+            {"summary": describe(one.plan), "iteration_time_s": one.iteration_time_s, "peak_bytes": one.peak_bytes}
+            for one in result.pareto
+        ],
         "n_plans": result.n_plans, "n_unfit": result.n_unfit, "n_pruned": result.n_pruned,
         "n_simulated": result.n_simulated, "n_stored": result.n_stored, "n_failed": result.n_failed,
         "failures": dict(result.failures),
     }  # fmt: skip
+    return cast(Found, found)
 
 
-def _account(found: Ranked | str, best: Ranked, runner_up: Ranked | None, margin: float) -> PlanRow | dict[str, str]:
+def _account(found: Ranked | str, best: Ranked, runner_up: Ranked | None, margin: float) -> PlanRow | NoPlan:
     return {"reason": found} if isinstance(found, str) else row(found, best, runner_up, margin)
-
-
-def _pareto(front: Sequence[Ranked]) -> list[dict[str, Any]]:
-    return [
-        {"summary": describe(one.plan), "iteration_time_s": one.iteration_time_s, "peak_bytes": one.peak_bytes}
-        for one in front
-    ]
 
 
 #: objective -> column of :func:`totals` that is to be small
@@ -133,8 +216,8 @@ OBJECTIVES = {
 }
 
 
-def totals(one: Ranked, topology: Topology, request: RunRequest) -> dict[str, Any]:
-    """Return what training costs with a plan: ``gpus``, ``peak_bytes``, and :func:`simulator.explore.spending.spending`."""
+def totals(one: Ranked, topology: Topology, request: RunRequest) -> Totals:
+    """Return what training costs with a plan."""
     spent = spending(request, one.answer, one.plan, topology)
     assert spent is not None, "a search is over language models"
     return {"gpus": one.plan.gpus, "peak_bytes": one.peak_bytes, **spent}
@@ -220,7 +303,7 @@ def best_by_objective(found: Sequence[CountResult], objective: str, request: Run
         ranked = [plan for plan in one.result.ranked if plan not in one.result.pareto]
         frugal = [one.result.frugal] if one.result.frugal is not None else []
         for plan in (*one.result.pareto, *ranked, *frugal):
-            figures = totals(plan, one.space.topology, request)
+            figures: Mapping[str, Any] = totals(plan, one.space.topology, request)
             candidates.append((figures[column], figures["s_per_billion_tokens"], plan.plan.gpus, one, plan))
     best = min(candidates, key=lambda item: item[:3])
     return best[3], best[4]
@@ -244,8 +327,8 @@ def answer_of(
     *,
     request: RunRequest = RunRequest(),  # noqa: B008 - frozen
     margin: float = MEMORY_MARGIN,
-) -> tuple[dict[str, Any], Space, list[ParallelPlan]]:
-    """Return the answer as plain data, and the chosen plan with its rivals for files.
+) -> tuple[SearchAnswer, Space, list[ParallelPlan]]:
+    """Return the answer, and the chosen plan with its rivals for files.
 
     Parameters
     ----------
@@ -257,8 +340,7 @@ def answer_of(
     Returns
     -------
     answer : dict
-        Of one number of GPUs as :func:`simulator.explore.objectives.to_dict` has it; of several with ``searches`` and the
-        best by the objective.
+        One search for every number of GPUs, and the best by the objective.
     space : Space
         Of the chosen plan.
     plans : list of ParallelPlan
@@ -271,19 +353,29 @@ def answer_of(
     assert chosen.space is not None and chosen.result is not None
     plans = [best.plan, *(one.plan for one in chosen.result.ranked if one.plan != best.plan)]
     plans += [one.plan for one in chosen.result.plain.values() if isinstance(one, Ranked) and one.plan not in plans]
-    shared = {
-        "topology": chosen.topology, "model": chosen.model,
-        "sequence_length": chosen.space.base.sequence_length, "framework": chosen.space.base.framework,
+    base = chosen.space.base
+    answer: SearchAnswer = {
+        "scenario": {
+            "topology": chosen.topology, "model": chosen.model, "sequence_length": base.sequence_length, "framework": base.framework,
+        },
+        "searches": searches,
+        "choice": {
+            "objective": objective, "topology": chosen.topology, "summary": describe(best.plan), "plan": best.plan.to_dict(),
+            **totals(best, chosen.space.topology, request), "iteration_time_s": best.iteration_time_s, "memory_margin": margin,
+            "is_tight": is_tight(best.peak_bytes, best.answer["memory"]["capacity_bytes"], margin),
+        },
     }  # fmt: skip
-    answer = {"scenario": shared, **(searches[0] if len(searches) == 1 else {"searches": searches})}
-    totals_of_best = totals(best, chosen.space.topology, request)
-    choice = {"objective": objective, "topology": chosen.topology, "summary": describe(best.plan), "plan": best.plan.to_dict(),
-              **totals_of_best, "iteration_time_s": best.iteration_time_s, "memory_margin": margin,
-              "is_tight": is_tight(best.peak_bytes, best.answer["memory"]["capacity_bytes"], margin)}  # fmt: skip
-    return {**answer, "choice": choice}, chosen.space, plans
+    return answer, chosen.space, plans
 
 
-def _answer(one: CountResult, request: RunRequest, margin: float) -> dict[str, Any]:
+def as_printed(answer: SearchAnswer) -> dict[str, Any]:
+    """Return an answer as ``--json`` prints it: a single search stands among the other keys."""
+    searches = answer["searches"]
+    found = searches[0] if len(searches) == 1 else {"searches": searches}
+    return {"scenario": answer["scenario"], **found, "choice": answer["choice"]}
+
+
+def _answer(one: CountResult, request: RunRequest, margin: float) -> CountAnswer | NoCountAnswer:
     if one.result is None or one.space is None:
         return {"topology": one.topology, "gpus": one.gpus, "reason": one.reason}
     data = to_dict(one.result, margin)
@@ -293,5 +385,5 @@ def _answer(one: CountResult, request: RunRequest, margin: float) -> dict[str, A
     beside = [(data["plain"][name], plan) for name, plan in one.result.plain.items()]
     for place, known in (*beside, (data.get("given"), one.result.given)):
         if isinstance(known, Ranked):
-            place["totals"] = totals(known, one.space.topology, request)
+            cast(PlanRow, place)["totals"] = totals(known, one.space.topology, request)
     return {"topology": one.topology, "gpus": one.gpus, "global_batch": one.space.base.global_batch, **data}

@@ -18,6 +18,7 @@ from simulator.report.grid import Grid, Number, Quantity, Share
 from simulator.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from simulator.explore.objectives import CountAnswer, NoPlan, PlanRow
     from simulator.explore.stragglers import Straggling
 
 #: characters of a list of nodes
@@ -252,14 +253,14 @@ def figures(row: Mapping[str, Any], names: Iterable[str] = FIGURES) -> tuple[obj
     return tuple(FIGURES[name](row) if "iteration_time_s" in row else "-" for name in names)
 
 
-def ranking(answer: Mapping[str, Any]) -> Iterator[tuple[int | None, list[str], Mapping[str, Any]]]:
+def ranking(answer: CountAnswer) -> Iterator[tuple[int | None, list[str], PlanRow | NoPlan]]:
     """Yield rank, labels and row of every plan that a search shows: the ranking, then what stands beside it without a rank."""
     beside = answer["plain"] | ({"yours": answer["given"]} if "given" in answer else {})
     labels: dict[str, list[str]] = {}
     for label, row in beside.items():
-        labels.setdefault(row.get("summary", ""), []).append(label)
-    for rank, row in enumerate(answer["plans"], start=1):
-        yield rank, labels.get(row["summary"], []), row
+        labels.setdefault("" if "reason" in row else row["summary"], []).append(label)
+    for rank, plan in enumerate(answer["plans"], start=1):
+        yield rank, labels.get(plan["summary"], []), plan
     listed = [row["summary"] for row in answer["plans"]]
     for label, row in beside.items():
         if "reason" in row or row["summary"] not in listed:

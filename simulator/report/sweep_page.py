@@ -8,6 +8,7 @@ from typing import Any
 
 from simulator.answer import Figures
 from simulator.errors import ConfigError
+from simulator.explore.objectives import PlanRow, SearchAnswer, as_printed
 from simulator.explore.sweeps import RESOLVED, SweepResult, check_formats, write_rows
 from simulator.report.answer_tables import FIGURES, figures, money_columns, per_gpu, ranking, without_answer
 from simulator.report.charts import Chart, check_images
@@ -151,10 +152,10 @@ def write_sweep(result: SweepResult, folder: str | Path, formats: str, plot: str
     return files + page.save(plot or Path(folder) / "sweep.html")
 
 
-def search_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+def search_rows(answer: SearchAnswer) -> list[dict[str, Any]]:
     """Return one row per plan of a search's answer: the ranking of each number of GPUs, plain plans and the given one."""
     rows = []
-    for one in answer.get("searches", [answer]):
+    for one in answer["searches"]:
         where = {"topology": one["topology"], "gpus": one["gpus"]}
         if "reason" in one:
             rows.append({**where, "plan": "", "status": "infeasible", "reason": one["reason"]})
@@ -167,8 +168,9 @@ def search_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(where: Mapping[str, Any], row: Mapping[str, Any], rank: int | None, label: str) -> dict[str, Any]:
+def _row(where: Mapping[str, Any], row: PlanRow, rank: int | None, label: str) -> dict[str, Any]:
     name = f"{label}: {row['summary']}" if label else row["summary"]
+    whole: Mapping[str, Any] = row
     flat: dict[str, Any] = {**where, "rank": rank, "plan": name, "status": "ok", "reason": "", "why": row["why"]}
     flat |= {name: row["plan"][name] for name in RESOLVED if name not in flat}
     flat |= {
@@ -176,13 +178,13 @@ def _row(where: Mapping[str, Any], row: Mapping[str, Any], rank: int | None, lab
     }
     return {
         **flat,
-        **{name: row[name] for name in Figures.__annotations__},
+        **{name: whole[name] for name in Figures.__annotations__},
         **row["breakdown"],
         **{name: value for name, value in row.get("totals", {}).items() if name not in ("gpus", "peak_bytes")},
     }
 
 
-def write_search(answer: Mapping[str, Any], folder: str | None, formats: str, plot: str | None) -> list[Path]:
+def write_search(answer: SearchAnswer, folder: str | None, formats: str, plot: str | None) -> list[Path]:
     """Write ``search.csv`` and so on and ``search.html`` into a folder, where one is given; else only the plots asked for."""
     rows = search_rows(answer)
     files = write_rows(rows, folder, "search", names_of(formats)) if folder else []
@@ -196,7 +198,7 @@ def write_search(answer: Mapping[str, Any], folder: str | None, formats: str, pl
     clusters = list(dict.fromkeys(row["topology"] for row in rows))
     title = f"Plans for {scenario['model']} on {_and(clusters)}"
     lead = f"sequence {scenario['sequence_length']}, {scenario['framework']}"
-    page = _many_page(title, lead, search_charts(named), named, answer)
+    page = _many_page(title, lead, search_charts(named), named, as_printed(answer))
     return files + page.save(target)
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from simulator.explore.answer_form import Document, Extras, Scaling, ScalingRow, WayOut
     from simulator.explore.comparison import Comparison
     from simulator.explore.network_needs import Requirement
+    from simulator.explore.objectives import CountAnswer, SearchAnswer
     from simulator.explore.stragglers import Straggling
     from simulator.explore.sweeps import SweepResult
     from simulator.interop.written_plans import Written
@@ -319,12 +320,12 @@ def counted(n_computed: int, n_stored: int, n_failed: int) -> str:
 _WIDE = 130
 
 
-def print_search(answer: dict[str, Any]) -> None:
+def print_search(answer: SearchAnswer) -> None:
     """Print the ranking of every number of GPUs, and the choice where there are several."""
     out = make_console()
-    searches, shared = answer.get("searches", [answer]), answer["scenario"]
+    searches, shared = answer["searches"], answer["scenario"]
     for one in searches:
-        batch = f", global batch {one['global_batch']}" if "global_batch" in one else ""
+        batch = "" if "reason" in one else f", global batch {one['global_batch']}"
         where = f"{shared['model']} on {one['gpus']} GPUs of {one['topology']}{batch}\n"
         out.print(where, style="bold", highlight=False, markup=False)
         if "reason" in one:
@@ -332,7 +333,7 @@ def print_search(answer: dict[str, Any]) -> None:
         else:
             _print_ranking(out, one)
     choice = answer["choice"]
-    if any(row["is_tight"] for one in searches for row in one.get("plans", ())):
+    if any(row["is_tight"] for one in searches if "reason" not in one for row in one["plans"]):
         margin = describe_margin(choice["memory_margin"])
         out.print(f"tight: less than {margin} of the memory stays free (--memory-margin)", highlight=False)
     if len(searches) > 1 or choice["objective"] != "time":
@@ -346,7 +347,7 @@ def print_search(answer: dict[str, Any]) -> None:
         )
 
 
-def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
+def _print_ranking(out: Console, answer: CountAnswer) -> None:
     """Print the ranking, why each plan wins or loses, plain data parallelism, the given plan, and what was looked at."""
     money = money_columns([row["totals"] for row in answer["plans"]])
     rows = list(_ranking(answer))
@@ -378,7 +379,7 @@ def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
     )
 
 
-def _ranking(answer: dict[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any], str]]:
+def _ranking(answer: CountAnswer) -> Iterator[tuple[str, str, Mapping[str, Any], str]]:
     """Yield rank, name, figures and words of every plan that is shown."""
     for rank, labels, row in answer_tables.ranking(answer):
         if "reason" in row:

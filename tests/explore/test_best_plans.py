@@ -288,7 +288,7 @@ def test_a_given_plan_that_does_not_run_has_its_reason(tmp_path):
     base = {"topology": "bigred200", "model": "gpt2", "plan": str(file)}
     found = search_counts(base, {"recompute": ("none",), "micro_batch": (1,)}, (4,), top=2, n_jobs=1)
     answer, *_ = answer_of(found, "time")
-    assert "not a multiple of micro-batch x dp" in answer["given"]["reason"]
+    assert "not a multiple of micro-batch x dp" in answer["searches"][0]["given"]["reason"]
 
 
 @pytest.mark.slow
