@@ -10,7 +10,6 @@ from simulator.errors import SimulatorError
 from validation.emulation.emulate_command import emulate
 from validation.emulation.judged import predict
 from validation.emulation.ranks import clean as end_orphans
-from validation.jobs.batch_script import script
 from validation.jobs.here import compare
 from validation.jobs.run_command import run
 
@@ -19,7 +18,6 @@ app = typer.Typer(
     help="Real torch.distributed jobs, on this machine, under torchrun or Slurm, or on an emulated cluster.",
 )  # fmt: skip
 app.command("run")(run)
-app.command("script", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(script)
 app.command("compare")(compare)
 app.command("emulate")(emulate)
 app.command("predict")(predict)

@@ -77,7 +77,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
             world_size=world,
             local_rank=_number(environment, "SLURM_LOCALID", 0),
             local_world_size=int(per_node) if per_node.isdigit() else -(-world // nodes),
-            address=_required(environment, "MASTER_ADDR", "the script that `python -m validation script slurm` prints"),
+            address=_required(environment, "MASTER_ADDR", "validation/jobs/slurm.sh"),
             port=_number(environment, "MASTER_PORT", _DEFAULT_PORT),
             launcher="slurm",
         )
@@ -88,9 +88,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
                 world_size=_number(environment, world_size),
                 local_rank=_number(environment, local_rank),
                 local_world_size=_number(environment, local_world_size),
-                address=_required(
-                    environment, "MASTER_ADDR", "the script that `python -m validation script pbs` prints"
-                ),
+                address=_required(environment, "MASTER_ADDR", "validation/jobs/pbs.sh"),
                 port=_number(environment, "MASTER_PORT", _DEFAULT_PORT),
                 launcher="mpi",
             )
