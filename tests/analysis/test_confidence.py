@@ -17,6 +17,7 @@ from simulator.analysis.confidence import (
     collective_interval,
     confidence_of,
     features_of,
+    for_device,
     interval,
     kind_of,
     shipped_spread,
@@ -171,6 +172,26 @@ def test_the_prediction_itself_always_lies_in_its_interval(monkeypatch, low, hig
         pytest.approx(expected[1]),
         "b",
     )
+
+
+@pytest.mark.parametrize("kernel_error", [0.1, 0.35])
+def test_kernels_known_by_a_datasheet_alone_widen_intervals_by_their_error_in_quadrature(kernel_error):
+    """A normal distribution has 80 % within 1.2816 standard deviations; of 0.35, those of 0.15 are in the residuals already."""
+    sheet = replace(load_device("a100-sxm4-40g"), kernel_basis="datasheet", kernel_error=kernel_error)
+    found = Interval(low=0.9, high=1.4, basis="b", distance=0.0)
+    low, high = logs(for_device(found, sheet))
+    excess = 1.2816 * math.sqrt(0.35**2 - 0.15**2) if kernel_error > 0.15 else 0.0
+    half = math.sqrt((math.log(1.4 / 0.9) / 2) ** 2 + excess**2)
+    assert (low + high, high - low) == pytest.approx((math.log(0.9 * 1.4), 2 * half), rel=1e-4)
+    for basis in ("measured", "generation"):
+        assert for_device(found, replace(sheet, kernel_basis=basis)) == found
+
+
+def test_an_answer_on_a_device_known_by_its_datasheet_says_so(monkeypatch):
+    monkeypatch.setattr(confidence, "_shipped_interval", lambda _: Interval(low=0.9, high=1.1, basis="b", distance=0.0))
+    found = confidence_of(ParallelPlan(gpus=1), load_device("mi250x"), 1.0)
+    assert found["high_s"] / found["low_s"] > 1.1 / 0.9
+    assert found["basis"] == "b; kernels of mi250x follow from its datasheet"
 
 
 def test_a_single_comparable_run_is_said_in_the_singular_with_its_source():

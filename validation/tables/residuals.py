@@ -16,12 +16,14 @@ from simulator.analysis.confidence import (
     Residual,
     ResidualTable,
     features_of,
+    for_device,
     interval,
     weighted_quantile,
 )
 from simulator.calibration.collective_fit import LeftOut
 from simulator.calibration.collectives import LARGE_BYTES
 from simulator.errors import SimulatorError
+from simulator.topology.device import Device
 from validation.tables.cases import Case, case_of
 from validation.tables.outcome import Outcome
 from validation.tables.reader import Row
@@ -31,8 +33,8 @@ TIMES = ("iteration_time_s",)
 _WITH_INTERVAL = ("iteration_time_s", "forward_s", "backward_s")
 
 
-def row_features(row: Row) -> Features | None:
-    """Return the features of the run behind a training row; None where it determines no run."""
+def _run_of(row: Row) -> tuple[Features, Device] | None:
+    """Return the features of the run behind a training row, and its device; None where it determines no run."""
     from simulator.topology import load_topology
 
     try:
@@ -40,7 +42,7 @@ def row_features(row: Row) -> Features | None:
         device = load_topology(case.topology, case.plan.gpus).device(0)
     except SimulatorError:
         return None
-    return features_of(case.plan, device, experts=case.spec.n_experts > 0, family=case.spec.architecture)
+    return features_of(case.plan, device, experts=case.spec.n_experts > 0, family=case.spec.architecture), device
 
 
 def residuals_of(outcomes: Sequence[Outcome]) -> list[tuple[Residual, Row]]:
@@ -50,11 +52,11 @@ def residuals_of(outcomes: Sequence[Outcome]) -> list[tuple[Residual, Row]]:
         row = outcome.row
         if row.kind != "training" or row.metric not in TIMES or not outcome.predicted or not row.measured:
             continue
-        features = row_features(row)
-        if features is None:
+        run = _run_of(row)
+        if run is None:
             continue
         ratio = math.log(row.measured / outcome.predicted)
-        residuals.append((Residual(features=features, source=row.key("source"), log_ratio=ratio), row))
+        residuals.append((Residual(features=run[0], source=row.key("source"), log_ratio=ratio), row))
     return residuals
 
 
@@ -83,12 +85,13 @@ def with_intervals(outcomes: Sequence[Outcome], table: ResidualTable) -> list[Ou
         if row.kind != "training" or row.metric not in _WITH_INTERVAL or not outcome.predicted or not table.rows:
             completed.append(outcome)
             continue
-        features = row_features(row)
-        if features is None:
+        run = _run_of(row)
+        if run is None:
             completed.append(outcome)
             continue
+        features, device = run
         if features not in memo:
-            found = interval(features, table)
+            found = for_device(interval(features, table), device)
             memo[features] = (found.low, found.high)
         low, high = memo[features]
         completed.append(replace(outcome, low=low * outcome.predicted, high=high * outcome.predicted))
