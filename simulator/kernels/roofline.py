@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulator.errors import ConfigError
@@ -118,8 +118,10 @@ class RooflineKernels:
 
     def _predict(self, shape: KernelShape, device: Device, constants: KernelConstants) -> float:
         if isinstance(shape, GemmShape):
-            columns = GemmColumns.of([shape], device, constants.gemm)
-            return (1.0 + shape.summing) * float(gemm_times_s(columns, device, constants.gemm, self.conditions)[0])
+            n_turns = shape.batch if shape.in_turn else 1
+            columns = GemmColumns.of([replace(shape, batch=shape.batch // n_turns)], device, constants.gemm)
+            time_s = float(gemm_times_s(columns, device, constants.gemm, self.conditions)[0])
+            return n_turns * (1.0 + shape.summing) * time_s
         if isinstance(shape, AttentionShape):
             is_backward = shape.kernel_pass != "forward"
             way = "backward" if is_backward else "forward"

@@ -67,9 +67,8 @@ class GemmShape(Launch):
     #: By what share of its time sums in its epilogue, such as those of a bias' gradient, lengthen it.
     summing: float = 0.0
     left_sms: int = 0  #: SMs that its blocks, which stay until all is done, leave to kernels beside it.
-    library: str = (
-        ""  #: Whose kernel it is where it is not the vendor's library: ``torch``'s grouped one, ``flashinfer``.
-    )
+    library: str = ""  #: Whose kernel it is where not the vendor's library: ``torch``'s grouped one, ``flashinfer``.
+    in_turn: bool = False  #: Whether the products of a batch are kernels of their own, one after the other.
 
     @property
     def n_flops(self) -> float:
@@ -246,7 +245,8 @@ class CommunicationPoint:
     #: vocabulary-parallel embedding, ``"context"`` the exchange of keys and values of context parallelism,
     #: ``"dispatch"`` and ``"combine"`` the token exchange of experts, ``"expert_f"`` and ``"expert_g"`` where tokens of
     #: the ranks that share an expert are gathered and its output scattered again, ``"shared"`` begin and end of a
-    #: shared expert, ``"logits"`` the gathering of vocabulary-parallel logits for a loss that wants them whole.
+    #: shared expert, ``"counted"`` where the host reads how many tokens each expert gets, ``"logits"`` the gathering of
+    #: vocabulary-parallel logits for a loss that wants them whole.
     operator: Literal[
         "f",
         "g",
@@ -258,6 +258,7 @@ class CommunicationPoint:
         "expert_f",
         "expert_g",
         "shared",
+        "counted",
         "logits",
     ]
     #: Bytes of the full (not sequence-sharded) tensor of this rank's tensor-parallel group.

@@ -53,7 +53,7 @@ def _routed(style: Style, x: Tensor, gates: Tensor, n_sent: int) -> Tensor:
     width = spec.expert_input
     sent = Tensor(n_sent * width, style.dtype, x.storage)
     with style.captured("moe_preprocess"):
-        gates = _counts(style, gates)
+        gates = _counted(style, _counts(style, gates))
     visits = _visits(style, x)
     routed = tape.record(
         [x],
@@ -198,6 +198,20 @@ def _counts(style: Style, gates: Tensor) -> Tensor:
     return style.tape.record(
         [gates], gates.n_elements, gates.dtype, forward=forward, backward=[back] * 4, view=gates, gradient="alias"
     )
+
+
+def _counted(style: Style, gates: Tensor) -> Tensor:
+    """Mark where the host reads how many tokens each expert gets, unless an exchange does or one kernel serves all experts.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/moe/token_dispatcher.py``: counts on the host for ``moe_grouped_gemm`` without expert
+    parallelism, too; huggingface/transformers, ``MixtralExperts.forward``: ``nonzero`` of the experts that have tokens.
+    """
+    if style.setting.ep > 1 or style.groups_experts or style.setting.fuses_experts:
+        return gates
+    mark = CommunicationPoint(operator="counted", n_bytes=0)
+    return style.tape.record([gates], gates.n_elements, gates.dtype, forward=[mark], view=gates, gradient="alias")
 
 
 def _exchange(style: Style, x: Tensor, operator: str) -> Tensor:
@@ -412,6 +426,7 @@ def _grouped(
         n_pieces=n_pieces,
         left_sms=setting.left_sms,
         library="torch" if style.groups_experts else "",
+        in_turn=n_pieces > 1 and not style.spreads_experts,
     )
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
     if setting.recipe.quantisation is not None:

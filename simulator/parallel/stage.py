@@ -128,10 +128,8 @@ class _Builder:
         if produced:
             self.run = produced
             self.flush(phase)
-        if found.waits and after:
-            self.entries.append(
-                Entry(HostWork(name="wait for tokens per expert", duration_s=0.0, phase=phase), HOST, after)
-            )
+        if found.waits:
+            self.wait(phase, after)
         op = Collective(
             collective=found.collective, axis=found.axis, n_bytes=found.n_bytes, name=found.name,
             groups=self.communicators.groups(found.axis), phase=phase, routed=found.routed,
@@ -139,6 +137,13 @@ class _Builder:
         self.entries.append(Entry(op, found.axis, after))
         overlaps = max(found.overlaps, int(is_async and found.collective == "all_gather"))
         self.pending.append([len(self.entries) - 1, overlaps])
+
+    def wait(self, phase: Phase, after: tuple[int, ...]) -> None:
+        """Let the host wait for what tells it how many tokens each expert gets."""
+        if after:
+            self.entries.append(
+                Entry(HostWork(name="wait for tokens per expert", duration_s=0.0, phase=phase), HOST, after)
+            )
 
     def flush(self, phase: Phase) -> None:
         """Close the open run."""
@@ -173,6 +178,11 @@ def template_of(layer: Layer, kind: Kind, plan: ParallelPlan, communicators: Com
     phase: Phase = "forward"
     for phase, items in items_of(layer, kind):
         for item in exchange_experts(exchange_context(items, plan), plan, communicators):
+            if isinstance(item, CommunicationPoint) and item.operator == "counted":
+                if plan.waits_for_counts:
+                    builder.flush(phase)
+                    builder.wait(phase, builder.last_compute)
+                continue
             found = at_point(item, plan) if isinstance(item, CommunicationPoint) else item
             if isinstance(found, Exchange):
                 builder.exchange(found, phase)

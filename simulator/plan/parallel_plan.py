@@ -435,7 +435,7 @@ class ParallelPlan:
     def waits_for_counts(self) -> bool:
         """Whether the host waits for the device to know how many tokens each expert gets, before it launches the experts."""
         is_static = self.moe_pad_to_capacity and self.moe_capacity_factor is not None
-        return self.ep > 1 and self.framework_spec.host != "graphs" and not self.moe_fused_experts and not is_static
+        return self.framework_spec.host != "graphs" and not self.moe_fused_experts and not is_static
 
     @property
     def dispatcher_sms(self) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 from simulator.costs import ModelCosts
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.kernels import RooflineKernels
 from simulator.kernels.host import PIECE_S
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec, rename
@@ -19,9 +20,10 @@ from simulator.parallel.idle import idle_settings
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.stage import items_of, template_of
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective, HostWork, Kernel
+from simulator.program.op import Collective, HostWork, Kernel, KernelRun
 from simulator.scenario import Scenario
 from simulator.simulation import model_for, simulate
+from simulator.topology.device import load_device
 
 SPEC = find_spec("mixtral-8x7b")
 TOKENS = 2 * 1024
@@ -152,6 +154,45 @@ def test_torchtitan_runs_its_experts_through_torchs_grouped_product(kernels, lib
     products = expert_products(MIXTRAL, kernels=kernels)
     assert len(products) >= 6
     assert {(k.library, k.n_pieces) for k in products} == {(library, 1 if library else 8)}
+
+
+def products_of_a_loop(kernels):
+    return [(k.batch, k.in_turn) for k in expert_products(MIXTRAL, kernels=kernels)]
+
+
+def test_a_loop_runs_experts_one_after_the_other():
+    """huggingface/transformers, ``MixtralExperts.forward``; Transformer Engine spreads products over streams (``multi_tensor_gemm``)."""
+    assert set(products_of_a_loop("hf-eager")) == {(8, True)}
+    assert set(products_of_a_loop("fused")) == set(products_of_a_loop("compiled")) == {(8, False)}
+    device, kernels = load_device("h100-sxm5-80g"), RooflineKernels()
+    few = GemmShape(m=64, n=1536, k=2048, batch=32, name="grouped_gemm", n_pieces=32)
+    one = kernels.duration_s(replace(few, batch=1), device)
+    assert kernels.duration_s(replace(few, in_turn=True), device) == pytest.approx(32 * one)
+    assert kernels.duration_s(few, device) < 16 * one
+
+
+@pytest.mark.parametrize(
+    ("changes", "n_waits"),
+    [
+        ({"framework": "hf-eager"}, 1),
+        ({"framework": "megatron-core"}, 1),
+        ({"framework": "megatron-core", "ep": 2, "dp": 2, "gpus": 2}, 1),  # for the exchange, not once more
+        ({"framework": "torchtitan-compile"}, 0),  # offsets stay on the device
+        ({"framework": "megatron-core", "moe_fused_experts": True}, 0),
+        ({"framework": "megatron-core", "moe_capacity_factor": 1.0, "moe_pad_to_capacity": True}, 0),
+        ({"framework": "megatron-core", "cuda_graphs": "full_iteration"}, 0),
+    ],
+)
+def test_the_host_reads_how_many_tokens_each_expert_gets_without_an_exchange_too(changes, n_waits):
+    """NVIDIA/Megatron-LM, ``token_dispatcher.py``: ``tokens_per_expert`` goes to the host, where a grouped product needs it."""
+    plan = ParallelPlan(**{"gpus": 1, "dp": 1, "micro_batch": 1, "global_batch": 2, "sequence_length": 1024} | changes)
+    layer = next(layer for layer in model_for(replace(SPEC, layers=1), plan).layers if layer.is_block)
+    template = template_of(layer, "F", plan, Communicators(Mesh(plan), 0, folded=True))
+    waits = [i for i, entry in enumerate(template.entries) if isinstance(entry.op, HostWork)]
+    assert len(waits) == n_waits
+    for place in waits:
+        names = [k.name for e in template.entries[:place] if isinstance(e.op, KernelRun) for k in e.op.kernels]
+        assert "router" in names and "grouped_gemm" not in names
 
 
 def moved(spec, plan, **settings):

@@ -58,6 +58,8 @@ class Style(ABC):
     weighs_inside_experts = False
     #: whether one kernel serves all experts of a rank whatever the plan says, as torch's ``grouped_mm`` does
     groups_experts = False
+    #: whether products of experts run beside each other, on streams of their own
+    spreads_experts = False
     #: whether selective recomputation is torch's, every second matrix product, instead of Megatron's core attention
     recomputes_operators = False
     #: whether Megatron's runs a fused attention kernel a second time

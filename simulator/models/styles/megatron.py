@@ -181,6 +181,7 @@ class Fused(Megatron):
     accumulates_in_product = True
     keeps_quantised_weights = True
     weighs_inside_experts = True
+    spreads_experts = True  # Transformer Engine, ``nvte_multi_tensor_gemm``: cuBLAS on four streams
     recomputes_flash = True
 
     def split_heads(self, merged: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
