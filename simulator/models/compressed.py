@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.models.layer import AttentionShape, GemmShape, LayerItem
+from simulator.models.latent import chosen_by_index
+from simulator.models.layer import AttentionShape, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import kernel, map_kernel, pointwise
 from simulator.models.spec import ModelSpec
@@ -97,22 +98,11 @@ def _with_compressed(style: Style, x: Tensor, kv: Tensor, shape: AttentionShape,
 
 def _choice(style: Style, shape: AttentionShape) -> list[LayerItem]:
     """Return the products of the index, with compressed keys of its own, and its choice; nothing flows back through it."""
-    spec, n_tokens, dtype = style.spec, style.setting.tokens, style.setting.gemm_dtype
-    width, made = spec.index_head_dim, max(1, shape.seq_k // spec.compression)
-    chosen, n_scores = n_tokens * min(spec.index_top_k, made), n_tokens * made // 2
-    return [
-        GemmShape(m=n_tokens, n=spec.index_heads * width, k=spec.q_lora_rank, dtype=dtype, name="index_query"),
-        GemmShape(m=n_tokens, n=4 * width + spec.index_heads, k=spec.hidden, dtype=dtype, name="index_key"),
-        GemmShape(
-            batch=shape.batch,
-            m=shape.seq_q * spec.index_heads,
-            n=max(1, made // 2),
-            k=width,
-            dtype=dtype,
-            name="index_scores",
-        ),
-        kernel("topk", chosen, 4 * n_scores, 4 * chosen, "fp32", row=made),
-    ]
+    spec, made = style.spec, max(1, shape.seq_k // style.spec.compression)
+    return chosen_by_index(
+        style, shape, n_keys=made, n_scores=style.setting.tokens * made // 2, top_k=min(spec.index_top_k, made),
+        key_width=4 * spec.index_head_dim,
+    )  # fmt: skip
 
 
 def collapsed(style: Style, streams: Tensor, n_weights: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from simulator.models.layer import AttentionShape, GemmShape
+from simulator.models.layer import AttentionShape, GemmShape, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import kernel, map_kernel
 from simulator.models.styles.base import Style
@@ -77,20 +77,26 @@ def _chosen(style: Style, x: Tensor, k: Tensor, shape: AttentionShape) -> Tensor
     ----------
     DeepSeek-AI, "DeepSeek-V3.2-Exp", 2025, section 1 (lightning indexer, in eight bits).
     """
-    spec, setting = style.spec, style.setting
-    width = spec.index_heads * spec.index_head_dim
-    n_tokens, n_scores = setting.tokens, shape.batch * shape.seq_q * shape.seq_k // 2
-    products = [
-        GemmShape(m=n_tokens, n=width, k=spec.q_lora_rank or spec.hidden, dtype=setting.gemm_dtype, name="index_query"),
-        GemmShape(m=n_tokens, n=spec.index_head_dim + spec.index_heads, k=spec.hidden, dtype=setting.gemm_dtype, name="index_key"),
-        GemmShape(
-            batch=shape.batch, m=shape.seq_q * spec.index_heads, n=max(1, shape.seq_k // 2), k=spec.index_head_dim,
-            dtype=setting.gemm_dtype, name="index_scores",
-        ),
-    ]  # fmt: skip
-    chosen = n_tokens * spec.index_top_k
-    choice = kernel("topk", chosen, 4 * n_scores, 4 * chosen, "fp32", row=shape.seq_k)
-    return style.tape.record([k, x], k.n_elements, k.dtype, forward=[*products, choice], view=k, gradient="alias")
+    spec, n_scores = style.spec, shape.batch * shape.seq_q * shape.seq_k // 2
+    choice = chosen_by_index(
+        style, shape, n_keys=shape.seq_k, n_scores=n_scores, top_k=spec.index_top_k, key_width=spec.index_head_dim
+    )
+    return style.tape.record([k, x], k.n_elements, k.dtype, forward=choice, view=k, gradient="alias")
+
+
+def chosen_by_index(
+    style: Style, shape: AttentionShape, *, n_keys: int, n_scores: int, top_k: int, key_width: int
+) -> list[LayerItem]:
+    """Return the products of an index over so many keys, made by a projection of ``key_width``, and its choice of ``top_k``."""
+    spec, n_tokens, dtype = style.spec, style.setting.tokens, style.setting.gemm_dtype
+    heads, width, chosen = spec.index_heads, spec.index_head_dim, n_tokens * top_k
+    rows = shape.seq_q * heads
+    return [
+        GemmShape(m=n_tokens, n=heads * width, k=spec.q_lora_rank or spec.hidden, dtype=dtype, name="index_query"),
+        GemmShape(m=n_tokens, n=key_width + heads, k=spec.hidden, dtype=dtype, name="index_key"),
+        GemmShape(batch=shape.batch, m=rows, n=max(1, n_keys // 2), k=width, dtype=dtype, name="index_scores"),
+        kernel("topk", chosen, 4 * n_scores, 4 * chosen, "fp32", row=n_keys),
+    ]
 
 
 def _down(style: Style, x: Tensor, rank: int) -> Tensor:

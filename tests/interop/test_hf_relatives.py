@@ -190,6 +190,13 @@ def test_parameters_as_transformers_counts_them(tmp_path, family, keys, count):
     assert found.report.unknown == ()
 
 
+def test_a_shared_expert_of_no_width_is_none(tmp_path):
+    """Its three matrices are gone from each of three layers; a width of zero is no width that is missing."""
+    (keys, count), width = next((keys, count) for family, keys, count in COUNTS if family == "qwen2_moe"), 1024
+    spec = read(tmp_path, "qwen2_moe", keys | {"shared_expert_intermediate_size": 0}).spec
+    assert spec.n_parameters == count - 3 * 3 * 512 * width
+
+
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
