@@ -110,7 +110,11 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         ),
         (
             ("release",),
-            not (plan.framework_spec.features or plan.framework_spec.has_early_modules(plan.release)),
+            not (
+                plan.framework_spec.features
+                or plan.framework_spec.has_early_modules(plan.release)
+                or (plan.lora_rank and plan.framework_spec.wide_adapters_since)
+            ),
             f"no feature of {plan.framework} depends on it",
         ),
         (("overlap_p2p",), not sends_block(replace(plan, overlap_p2p=False)), "these messages never block"),

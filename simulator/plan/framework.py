@@ -299,9 +299,9 @@ class Framework:
     #: and ``reduce_scatter_tensor``: ``torch.cat(torch.chunk(...))``). Compiled blocks are not slower for it (torchtitan's runs on 64
     #: and more GPUs without asynchronous tensor parallelism, split=fit).
     copies_sequence: bool = False
-    #: Whether adapters are in fp32 beside 16-bit weights, and what enters and leaves them is cast (huggingface/peft,
-    #: ``autocast_adapter_dtype``, on by default since 0.11, and ``tuners/lora/layer.py``, ``Linear.forward``).
-    wide_adapters: bool = False
+    #: Month since which adapters are in fp32 beside 16-bit weights, and what enters and leaves them is cast, empty where they are in 16
+    #: bits (huggingface/peft, ``autocast_adapter_dtype``, on by default since 0.11, and ``tuners/lora/layer.py``, ``Linear.forward``).
+    wide_adapters_since: str = ""
     #: What a pipeline shares out equally instead of blocks: ``parameters`` of all layers, embedding and head among them, or
     #: the ``products`` of blocks and head (embeddings count nothing), each stage going on until it has passed its share.
     balances: Literal["", "parameters", "products"] = ""
@@ -336,6 +336,10 @@ class Framework:
     #: Other names that people type.
     aliases: tuple[str, ...] = ()
 
+    def has_wide_adapters(self, release: str | None) -> bool:
+        """Tell whether adapters are in fp32 beside 16-bit weights, at a release."""
+        return bool(self.wide_adapters_since) and (release or "99") >= self.wide_adapters_since
+
     def has_early_modules(self, release: str | None) -> bool:
         """Tell whether calls of Transformer Engine cost the host what they did before 2.11: containers before 26.02."""
         return self.calls_modules and (release or "99") < "26.02"
@@ -363,6 +367,8 @@ class Framework:
         return {key: value for key, value in found.items() if key not in settings}
 
 
+#: month of PEFT 0.11
+_PEFT_0_11 = "24.05"
 #: PyTorch's own parts run one by one, as this project's jobs do
 _TORCH_DDP = Framework(
     name="torch-ddp",
@@ -388,7 +394,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=DDP,
                     master_weights=False,
-                    wide_adapters=True,
+                    wide_adapters_since=_PEFT_0_11,
                     sharded_by=f"hf-fsdp{under}",
                 ),
                 Framework(
@@ -397,14 +403,13 @@ FRAMEWORKS: dict[str, Framework] = {
                     data_parallel=FSDP,
                     gathers_to_recompute=True,
                     flash="flash_attention_2",
-                    wide_adapters=True,
+                    wide_adapters_since=_PEFT_0_11,
                 ),
                 Framework(
                     name=f"deepspeed{under}",
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=DEEPSPEED,
-                    cp_comm_type="a2a",
-                    wide_adapters=True,
+                    cp_comm_type="a2a",  # its engine casts all modules to 16 bits, adapters too (runtime/engine.py)
                 ),
             )
         ),

@@ -9,7 +9,7 @@ from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape
 from simulator.models.setting import Setting
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
-from simulator.simulation import simulate
+from simulator.simulation import model_for, simulate
 
 LLAMA = find_spec("llama2-7b")
 HIDDEN, FFN, LAYERS, TOKENS, RANK = 4096, 11008, 32, 4096, 16
@@ -71,6 +71,24 @@ def test_peft_keeps_adapters_in_fp32_and_casts_around_them():
     assert moved[1] - moved[0] == TOKENS * HIDDEN * (6 + 8 + 10 + 6 - 4 - 6)
     factors = [{i.dtype for i in b.forward if isinstance(i, GemmShape) and i.name.startswith("lora")} for b in blocks]
     assert factors == [{"bf16"}, {"fp32"}]
+
+
+@pytest.mark.parametrize(
+    ("framework", "release", "is_slower"),
+    [("hf-eager", None, True), ("hf-eager", "25.01", True), ("hf-eager", "23.12", False), ("deepspeed", None, False)],
+)
+def test_adapters_are_in_fp32_since_peft_0_11(framework, release, is_slower):
+    """huggingface/peft, release 0.11.0 of May 2024: ``autocast_adapter_dtype``; DeepSpeed's engine casts the whole module to 16 bits."""
+    settings = {"framework": framework, "release": release, "precision": "bf16", "micro_batch": 1, "lora_rank": RANK}
+    plan = ParallelPlan(**settings, sequence_length=1024)
+    assert plan.framework_spec.has_wide_adapters(plan.release) == is_slower
+    dtypes = {
+        item.dtype
+        for layer in model_for(LLAMA, plan).layers
+        for item in layer.forward
+        if isinstance(item, GemmShape) and item.name == "lora_a"
+    }
+    assert dtypes == ({"fp32"} if is_slower else {"bf16"})
 
 
 def test_inputs_of_frozen_products_are_not_held():

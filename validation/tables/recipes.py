@@ -137,9 +137,9 @@ def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
     if re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", release) and is_container:
         fields["release"] = release
     month = re.fullmatch(r"20(\d\d)-(\d\d)", row.text("release"))
-    if month and "nvidia/megatron-lm" in row.text("source").lower():
+    if month and ("nvidia/megatron-lm" in row.text("source").lower() or row.text("task") == "lora"):
         fields["release"] = f"{month[1]}.{month[2]}"
-        assumed.append(f"release {fields['release']}: the container of the month of publication")
+        assumed.append(f"release {fields['release']}: the software of the month of publication")
     dispatcher = row.text("dispatcher").lower()
     if dispatcher:
         fields["moe_dispatcher"] = _word(

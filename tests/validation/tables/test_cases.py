@@ -85,6 +85,7 @@ class TestCases:
             ("LiBai (OneFlow)", "megatron"),
             ("DeepSpeed ZeRO-3, Hugging Face transformers, Liger kernels", "deepspeed-liger"),
             ("Hugging Face Trainer FSDP", "hf-fsdp"),
+            ("Hugging Face accelerate FSDP2, torch.compile", "torchtitan-compile"),
             ("Hugging Face Trainer FSDP, Liger", "hf-fsdp-liger"),
             ("Hugging Face Trainer with Liger's kernels", "hf-liger"),
         ],
