@@ -1,4 +1,4 @@
-"""torchtitan's TOML job files, both ways; dumped JSON configurations and ``--section.option`` overrides too.
+"""torchtitan's TOML job files, both ways; dumped JSON configurations too.
 
 References
 ----------
@@ -24,14 +24,10 @@ from simulator.models.spec import ModelSpec
 KEYS = shipped_table("torchtitan")
 
 
-def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> Imported:
-    """Read a TOML job file or a dumped JSON configuration.
-
-    ``overrides`` are command-line words such as ``--training.seq_len 4096``, which win over the file.
-    """
+def import_torchtitan(path: str | Path) -> Imported:
+    """Read a TOML job file or a dumped JSON configuration."""
     data, locator = load_yaml(path) if Path(path).suffix == ".json" else (load_toml(path), None)
-    reader = Reader(flattened(data, str(path)) | _overrides(overrides), str(path), locator=locator)
-    return read_torchtitan(reader)
+    return read_torchtitan(Reader(flattened(data, str(path)), str(path), locator=locator))
 
 
 def read_torchtitan(reader: Reader, *, kind: str = "torchtitan") -> Imported:
@@ -71,16 +67,6 @@ def is_torchtitan(text: str) -> bool:
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------
-
-
-def _overrides(words: tuple[str, ...]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for index, word in enumerate(words):
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and "." in name:
-            following = words[index + 1] if index + 1 < len(words) else "--"
-            given[name.replace("-", "_")] = value if equals else True if following.startswith("--") else following
-    return given
 
 
 #: model and flavor, as torchtitan and presets of Primus have them -> model of the catalogue

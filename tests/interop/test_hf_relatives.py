@@ -190,6 +190,28 @@ def test_parameters_as_transformers_counts_them(tmp_path, family, keys, count):
     assert found.report.unknown == ()
 
 
+def test_what_a_switch_leaves_out_is_gone_from_the_count(tmp_path):
+    """OPT's final norm has a scale and a shift; of Falcon's new blocks each has one norm or two."""
+    opt = {key: value for key, value in GROUPED.items() if key != "num_key_value_heads"} | {"ffn_dim": 1024}
+    counts = [
+        read(tmp_path, "opt", opt | {"_remove_final_layer_norm": gone}).spec.n_parameters for gone in (False, True)
+    ]
+    assert counts[0] - counts[1] == 2 * 512
+    falcon = GROUPED | {"new_decoder_architecture": True, "num_kv_heads": 2}
+    counts = [read(tmp_path, "falcon", falcon | {"num_ln_in_parallel_attn": n}).spec.n_parameters for n in (1, 2)]
+    assert counts[1] - counts[0] == 3 * 2 * 512
+
+
+def test_latent_experts_work_between_two_projections(tmp_path):
+    """NVIDIA, Nemotron 3: of two matrices of an expert each is as wide as the latent on one side."""
+    keys = GROUPED | {"hybrid_override_pattern": "M*E", "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "moe_shared_expert_intermediate_size": 512}  # fmt: skip
+    plain, latent = (
+        read(tmp_path, "nemotron_h", keys | more).spec.n_parameters for more in ({}, {"moe_latent_size": 128})
+    )
+    assert latent - plain == 8 * 2 * 256 * (128 - 512) + 2 * 512 * 128
+
+
 def test_a_shared_expert_of_no_width_is_none(tmp_path):
     """Its three matrices are gone from each of three layers; a width of zero is no width that is missing."""
     (keys, count), width = next((keys, count) for family, keys, count in COUNTS if family == "qwen2_moe"), 1024
