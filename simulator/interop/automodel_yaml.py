@@ -22,10 +22,12 @@ _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 
 
 def _named(data: dict[str, Any]) -> dict[str, Any]:
-    """Name the strategy after the class that a recipe gives in its place: ``...distributed.ddp.DDPManager``."""
-    target = "distributed._target_"
+    """Name the strategy after the class that a recipe gives in its place, ``...distributed.ddp.DDPManager``, and what is recomputed."""
+    target, recomputed = "distributed._target_", "distributed.activation_checkpointing"
     named = str(data.get(target) or "").rpartition(".")[2].removesuffix("Manager").lower()
-    return data | ({target: named} if named else {})
+    is_full = data.get(recomputed)
+    told = {recomputed: "full" if is_full else "none"} if isinstance(is_full, bool) else {}
+    return data | ({target: named} if named else {}) | told
 
 
 def _describe(found: Found) -> Described:

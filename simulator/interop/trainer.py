@@ -187,9 +187,8 @@ def _deepspeed(found: Found, path: Path) -> dict[str, Any]:
 def catalogue_model(reader: Reader, key_name: str, named: str) -> ModelSpec | None:
     """Return the model of the catalogue that a file names under a key, where it is one; say so, or that it is not."""
     name = named.rsplit("/", 1)[-1].lower()
-    short = re.sub(r"[-_](hf|instruct|chat|base|it|v\d[\d.]*|\d{4})\b", "", name.replace("meta-", "")).replace(
-        "llama-", "llama"
-    )
+    plain = name.replace("meta-", "").removeprefix("nvidia-").replace("llama-", "llama")
+    short = re.sub(r"[-_](hf|instruct|thinking|chat|base|it|bf16|fp8|v\d[\d.]*|\d{4})\b", "", plain)
     for one in (name, short):
         try:
             spec = find_spec(one) if one else None

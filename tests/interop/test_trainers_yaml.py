@@ -343,6 +343,8 @@ def test_automodel_drains_its_pipeline_after_each_local_batch(tmp_path):
             {"sharding": "zero3"},
         ),
         ("strategy: fsdp2", "strategy: fsdp2\n  activation_checkpointing: true", {"recompute": "full"}),
+        ("strategy: fsdp2", "strategy: fsdp2\n  activation_checkpointing: false", {"recompute": "none"}),
+        ("strategy: fsdp2", "strategy: fsdp2\n  activation_checkpointing: selective", {"recompute": "selective"}),
         (
             "dataset:",
             "peft:\n  dim: 8\n  target_modules: '*_proj'\ndataset:",
@@ -385,3 +387,23 @@ def test_a_degree_of_automodel_is_a_number_or_none(tmp_path):
     path.write_text(AUTOMODEL.replace("tp_size: 1", "tp_size: two"))
     with pytest.raises(ConfigError, match="tp_size: 'two' is no degree"):
         import_any(path)
+
+
+@pytest.mark.parametrize(
+    ("named", "model"),
+    [
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano"),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "nemotron-3-super"),
+        ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "nemotron-3-ultra"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16", None),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3-30b-a3b"),
+        ("MiniMaxAI/MiniMax-M2.1", "minimax-m2"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama3-8b"),
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b"),
+    ],
+)
+def test_names_of_the_hub_name_models_of_the_catalogue(tmp_path, named, model):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(AUTOMODEL.replace("deepseek-ai/DeepSeek-V3", named))
+    found = import_any(path)
+    assert (found.spec.name if found.spec else None) == model
