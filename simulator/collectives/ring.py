@@ -222,12 +222,17 @@ class Ring(Algorithm):
         return replace(terms, latency_s=terms.latency_s + steps_s - hidden_s)
 
     def steps(self, case: Case) -> tuple[int, int]:
-        """Steps within nodes and between nodes that follow one another."""
+        """Steps within nodes and between nodes that follow one another.
+
+        A chunk goes once around the ring in each pass, but for one hop: where that lies inside a node, the chunk has left every
+        node by the end. (NCCL's estimate counts one hop between nodes less.)
+        """
         n, nodes = case.shape.n_ranks, case.shape.n_nodes
         if case.collective in _CHAINS:
             has_one_channel = case.protocol == "ll" and case.n_bytes < 2 * LL_LINE_BYTES * n
             return (0, 0) if case.pipelined and (nodes == 1 or has_one_channel) else (n - nodes, nodes - 1)
-        n_between = (2 if case.collective == "all_reduce" else 1) * (nodes - 1)
+        n_passes = 2 if case.collective == "all_reduce" else 1
+        n_between = n_passes * (nodes if 1 < nodes < n else nodes - 1)
         return n_steps(case.collective, n) - n_between, n_between
 
     def _between(self, case: Case) -> tuple[float, float]:
