@@ -254,11 +254,13 @@ def _kernel_document(fit: KernelFit, missing: Mapping[str, str], out: str | None
 
 
 def _print_kernels(fit: KernelFit, missing: Mapping[str, str]) -> None:
+    from simulator.config import leaves
+
     print(f"{fit.device}: one standard deviation {fit.relative_error:.1%}\n\nconstants")
-    for name, value in _leaves(fit.sections):
+    for name, value in leaves(fit.sections):
         error = fit.uncertainty.get(name)
         sure = "" if error is None else f"  ± {error:.1%}" if error < float("inf") else "  not determined by these rows"
-        print(f"  {name}: {value}{sure}")
+        print(f"  {name}: {f'{value:g}' if isinstance(value, int | float) else value}{sure}")
     for title, found in (("fitted rows", fit.residuals), ("rows held out", fit.held_out)):
         print()
         if found:
@@ -266,13 +268,3 @@ def _print_kernels(fit: KernelFit, missing: Mapping[str, str]) -> None:
         else:
             print(f"no {title}")
     _print_undetermined(missing)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found += _leaves(value, f"{prefix}{key}.")
-        else:
-            found.append((f"{prefix}{key}", f"{value:g}" if isinstance(value, int | float) else str(value)))
-    return found

@@ -79,13 +79,17 @@ def write_text(out: str, text: str, document: dict[str, Any]) -> None:
 
 def _table(document: dict[str, Any]) -> str:
     """Return the account as people read it, one kind of key per paragraph."""
+    from simulator.config import leaves
+
     lines = [f"{document['file']}: {document['kind']}"]
     for part in ("plan", "model", "measurements"):
         if part in document:
             shown = {key: value for key, value in document[part].items() if value not in (None, "", 0, False)}
             lines += _paragraph(part, [f"{key}={value}" for key, value in shown.items()], ", ")
     if "cluster" in document:
-        lines += _paragraph("cluster", _flat(document["cluster"]), "\n")
+        lines += _paragraph(
+            "cluster", [f"{name}: {_short(value)}" for name, value in leaves(document["cluster"])], "\n"
+        )
     for part in ("used", "irrelevant", "unknown"):
         lines += _paragraph(part, _shortened(document[part]), ", ")
     lines += _paragraph("assumed", document["assumed"], "\n")
@@ -96,16 +100,8 @@ def _shortened(items: list[str]) -> list[str]:
     return items if len(items) <= _SHOWN else [*items[: _SHOWN // 2], f"and {len(items) - _SHOWN // 2} more"]
 
 
-def _flat(data: dict[str, Any], prefix: str = "") -> list[str]:
-    lines: list[str] = []
-    for key, value in data.items():
-        if isinstance(value, dict):
-            lines += _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list | tuple) and len(str(value)) > _SHOWN:
-            lines.append(f"{prefix}{key}: {len(value)} entries")
-        else:
-            lines.append(f"{prefix}{key}: {value}")
-    return lines
+def _short(value: object) -> object:
+    return f"{len(value)} entries" if isinstance(value, list | tuple) and len(str(value)) > _SHOWN else value
 
 
 def _paragraph(title: str, items: list[str], separator: str) -> list[str]:

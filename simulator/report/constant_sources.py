@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.config import Spec, load_yaml, resolve_name
+from simulator.config import Spec, leaves, load_yaml, resolve_name
 from simulator.errors import ConfigError
 from simulator.topology import Topology
 from simulator.topology.device import Device
@@ -126,7 +126,7 @@ def _names_source(values: Mapping[str, Any]) -> bool:
     return "source" in values or any(_names_source(inner) for inner in values.values() if isinstance(inner, Mapping))
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield nested values as (dotted name, text), sources left out.
 
     Examples
@@ -134,12 +134,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     >>> list(flatten({"ring": {"base_s": 2e-6, "source": "x"}}))
     [('ring.base', '2 us')]
     """
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{name}.")
-        elif key != "source":
-            yield _plain_name(name) if name.endswith(tuple(_WRITERS)) else name, write_value(str(key), value)
+    for name, value in leaves(values):
+        key = name.rpartition(".")[2]
+        if key != "source":
+            yield _plain_name(name) if name.endswith(tuple(_WRITERS)) else name, write_value(key, value)
 
 
 def _of_network(topology: Topology) -> Iterator[ConstantSection]:
