@@ -15,6 +15,7 @@ from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, GemmShape, P
 from simulator.models.liveness import Tensor
 from simulator.models.ops import kernel, map_kernel
 from simulator.models.styles.base import Style
+from simulator.plan.precision import Quantisation
 
 
 def moe(style: Style, x: Tensor) -> Tensor:
@@ -244,6 +245,11 @@ def _across_expert(style: Style, x: Tensor, operator: Literal["expert_f", "exper
     return style.tape.record([x], n_elements, x.dtype, forward=[point], backward=[back])
 
 
+def _narrowing(style: Style) -> Quantisation | None:
+    """Return how operands of the experts' products become narrow, if they do."""
+    return None if "experts" in style.setting.wide_modules else style.setting.recipe.quantisation
+
+
 def _expert_products(style: Style, x: Tensor) -> Tensor:
     """Append both grouped products and the activation over the experts of this rank.
 
@@ -256,7 +262,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
     quantisation forward, grouped GEMM, GLU's gradient and quantisation backward).
     """
     spec, setting = style.spec, style.setting
-    is_fused = setting.fuses_experts and setting.recipe.quantisation is not None
+    is_fused = setting.fuses_experts and _narrowing(style) is not None
     is_biased = spec.expert_bias and style.weighs_inside_experts and not is_fused
     n_local = max(1, spec.n_experts // setting.ep)
     n_rows = x.n_elements // spec.expert_input
@@ -379,7 +385,7 @@ def _stashed(style: Style, x: Tensor, *, is_narrow: bool) -> Tensor:
     """
     if not style.setting.stashes_experts:
         return x
-    narrowing = style.setting.recipe.quantisation
+    narrowing = _narrowing(style)
     n_bytes = x.n_elements * narrowing.element_bytes if is_narrow and narrowing is not None else x.n_bytes
     move = kernel("copy", x.n_elements, n_bytes, n_bytes, x.dtype)
     back = replace(move, kernel_pass="backward")
@@ -392,7 +398,7 @@ def _epilogue_bytes(style: Style, fused: str) -> tuple[float, float]:
     The first product writes what backward needs in 16 bits, and the activation narrow along rows and columns. The gradient of
     the second one's input stays in the kernel, which reads what was kept and writes its gradient narrow in both directions.
     """
-    narrowing = style.setting.recipe.quantisation
+    narrowing = _narrowing(style)
     if not fused or narrowing is None:
         return 0.0, 0.0
     both, n_halves, wide = 2 * narrowing.element_bytes, 2 if style.spec.gated_mlp else 1, DTYPE_BYTES[style.dtype]
@@ -429,7 +435,7 @@ def _grouped(
         in_turn=n_pieces > 1 and not style.spreads_experts,
     )
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
-    if setting.recipe.quantisation is not None:
+    if _narrowing(style) is not None:
         sums_bias = fused == "input" and style.spec.expert_bias and not setting.lora_rank
         return style.quantised_product(
             x, weight, shape, fused=fused, result_bytes=_epilogue_bytes(style, fused),

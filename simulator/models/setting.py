@@ -41,7 +41,8 @@ class Setting:
     captured_modules: tuple[str, ...] = ()  #: What runs as CUDA graphs of its own.
     #: What is in eight bits beside the products of layers: ``attention``, ``output``, ``activation``.
     narrow_modules: tuple[str, ...] = ()
-    #: Whose products stay in 16 bits: ``attention``, ``latent``, ``mtp``; and of how many first and last blocks all do.
+    #: Whose products stay in 16 bits, those of ``attention``, ``mlp``, ``experts``, ``latent`` or ``mtp``; and of how many first
+    #: and last blocks all do.
     wide_modules: tuple[str, ...] = ()
     wide_first: int = 0
     wide_last: int = 0

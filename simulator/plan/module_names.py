@@ -8,7 +8,8 @@ OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_nor
 LORA_TARGETS = ("qkv", "proj", "fc1", "fc2")
 #: what 8 bits serve beside the products of layers
 FP8_MODULES = ("attention", "output", "activation")
-#: what of a block may keep 16 bits: projections of attention, those around experts that work in a latent, further predictions
-BF16_MODULES = ("attention", "latent", "mtp")
+#: what of a block may keep 16 bits: projections of attention, the dense and the shared MLP, routed experts, projections around experts
+#: that work in a latent, further predictions
+BF16_MODULES = ("attention", "mlp", "experts", "latent", "mtp")
 #: what Megatron-Core's ``--cuda-graph-scope`` names, and the whole iteration
 GRAPH_SCOPES = ("none", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")

@@ -124,7 +124,7 @@ class ParallelPlan:
     )  # fmt: skip
     bf16_modules: str | None = setting(
         "precision", "Whose products a precision of 8 or 4 bits leaves in 16, joined by `+`: `attention` (`linear_qkv` and "
-        "`linear_proj` in Megatron-Core's `quant_recipe`), `latent` (`fc1_latent_proj`, `fc2_latent_proj`), `mtp`.",
+        "`linear_proj` in Megatron-Core's `quant_recipe`), `mlp`, `experts`, `latent` (`fc1_latent_proj`, `fc2_latent_proj`), `mtp`.",
         unset="nothing but router and output projection", words=parts.BF16_MODULES, takes_several=True, changes=_EVERYTHING,
     )  # fmt: skip
     bf16_first_layers: int = setting("precision", "First blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING)  # fmt: skip

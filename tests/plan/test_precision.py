@@ -108,6 +108,11 @@ def test_modules_may_keep_16_bits():
     of_pattern = {"pattern": ("M", "E", "*"), "layers": 3}
     found = products_of("nemotron-3-super", spec=of_pattern, wide_modules=("attention", "latent"))
     assert found[1:4] == [set(), {"router", "latent_down", "latent_up"}, {"qkv", "attention_output"}]
+    # torchtitan's ``quantize.linear.mx`` and ``quantize.grouped_mm.mx`` are converters of their own
+    parts = {"router": (), "grouped_gemm": ("experts",), "mlp_up": ("mlp",), "qkv": ("attention",)}
+    for name, modules in parts.items():
+        wide = products_of("llama4-scout", spec={"layers": 1}, wide_modules=modules)[1]
+        assert {one for one in parts if one in wide} == {"router", name}
     narrow, wide = (products_of("llama3-8b", spec={"layers": 1}, wide_modules=modules)[2] for modules in ((), ("mtp",)))
     assert "mlp_up" in wide and "mlp_up" not in narrow
 

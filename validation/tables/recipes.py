@@ -146,7 +146,7 @@ def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
             "moe_dispatcher", dispatcher, "dispatcher", dispatcher, assumed, stands_in="deepep"
         )
     fields |= _whole_iterations(row, assumed) or _graphs(row, assumed)
-    fields |= _fp8_flags(row)
+    fields |= _fp8_flags(row) | _torchao_flags(row)
     assumed += [f"{column} 1: without {what}" for column, what in _LEFT_OUT.items() if row.flag(column)]
     return fields
 
@@ -217,6 +217,12 @@ def _fp8_flags(row: Row) -> dict[str, Any]:
     words = ["attention"] if has_attention and flags.get("NVTE_DPA_FP8_RECIPE") != "F16" else []
     words += ["activation"] if flags.get("FP8_ACTIVATION") == "True" else []
     return {"fp8_modules": "+".join(words)} if words else {}
+
+
+def _torchao_flags(row: Row) -> dict[str, Any]:
+    """Return what torchtitan's converters leave in 16 bits: linear layers and grouped products are quantised one by one."""
+    found = re.search(r"MXFP8 (linears|grouped GEMM) only", row.text("notes"))
+    return {"bf16_modules": "experts" if found[1] == "linears" else "attention+mlp"} if found else {}
 
 
 def _graphs(row: Row, assumed: list[str]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _PROJECTIONS = {
 
 #: name of a product -> what plans call the module that it belongs to, which may keep 16 bits
 _MODULES = dict.fromkeys(("qkv", "query", "kv", "attention_gate", "attention_output", "down", "q_up", "kv_up"), "attention") | {
-    "latent_down": "latent", "latent_up": "latent"
+    "latent_down": "latent", "latent_up": "latent", "mlp_up": "mlp", "mlp_down": "mlp"
 }  # fmt: skip
 
 #: name of a product of a dense MLP -> operands that the operations around it make, which a fuser lets them make narrow

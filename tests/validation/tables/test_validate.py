@@ -104,6 +104,13 @@ class TestPredicting:
         assert case_of(training_row(precision="fp8", notes=notes))[0].plan.fp8_modules == words
 
     @pytest.mark.parametrize(
+        ("notes", "words"),
+        [("MXFP8 linears only", "experts"), ("MXFP8 grouped GEMM only", "attention+mlp"), ("MXFP8 linears and grouped GEMM", None)],
+    )  # fmt: skip
+    def test_converters_of_torchtitan_quantise_linear_layers_and_experts_one_by_one(self, notes, words):
+        assert case_of(training_row(precision="mxfp8", notes=notes))[0].plan.bf16_modules == words
+
+    @pytest.mark.parametrize(
         ("machine", "release", "words", "cuda", "fused"),
         [("dgx-b200", "v5.0", "attention", "12.9", False), ("gb300-nvl72", "v5.1", "attention", "13.0", True),
          ("dgx-h100", "v5.1", None, "13.0", False)],
