@@ -114,6 +114,10 @@ class ModelCosts:
         """Load of a communication on the links."""
         return self._flows.of(op, self._flow)
 
+    def forget_flows(self) -> None:
+        """Let go what is known of operations that nobody asks for again."""
+        self._flows.clear()
+
     def _flow(self, op: Collective | Transfer) -> Flow:
         if isinstance(op, Transfer):
             return plan_transfer(op.n_bytes, op.pairs, self.topology, transport=self.scenario.transport or None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from functools import wraps
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
@@ -52,6 +53,43 @@ class ByIdentity(Generic[Thing, Answer]):
     def items(self) -> Iterable[tuple[Thing, Answer]]:
         """Return what is known, in the order in which it was asked for."""
         return self._known.values()
+
+
+def remembered(most: int, weight: Callable[[Any], int]) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Let a function remember its answers, by its positional arguments, until together they weigh more than ``most``.
+
+    For answers of very different sizes, of which a number of them, as of :func:`functools.lru_cache`, says nothing.
+
+    Examples
+    --------
+    >>> asked = []
+    >>> @remembered(most=5, weight=len)
+    ... def letters(n: int) -> str:
+    ...     asked.append(n)
+    ...     return "a" * n
+    >>> [letters(n) for n in (2, 3, 2, 4, 2)], asked
+    (['aa', 'aaa', 'aa', 'aaaa', 'aa'], [2, 3, 4, 2])
+    """
+
+    def decorated(function: Callable[..., Answer]) -> Callable[..., Answer]:
+        known: dict[tuple[object, ...], tuple[Answer, int]] = {}
+
+        @wraps(function)
+        def remembering(*arguments: Hashable) -> Answer:
+            found = known.get(arguments)
+            if found is None:
+                answer = function(*arguments)
+                own = weight(answer)
+                held = own + (next(reversed(known.values()))[1] if known else 0)  # each knows what all up to it weigh
+                if held > most:
+                    known.clear()
+                    held = own
+                found = known[arguments] = answer, held
+            return found[0]
+
+        return remembering
+
+    return decorated
 
 
 def distinct(things: Iterable[Thing]) -> list[Thing]:

@@ -69,6 +69,8 @@ Chunks = tuple[tuple[tuple[Layer, ...], ...], ...]
 SLACK = 1.0 - 1e-7
 #: plans of which something is remembered at a time
 MOST_PLANS = 4096
+#: ranks in all stages whose groups are kept
+MOST_RANKS = 1 << 20
 #: layers that are kept with their times
 MOST_LAYERS = 2048
 #: what a device is busy with while its host runs ahead
@@ -257,7 +259,24 @@ class Bounds:
         """Return the bound with communication and the end of the step."""
         return self._bound_s(layout, runs_passes=False)
 
+    def _forget(self) -> None:
+        """Let groups and their flows go where they have become many; they are keyed by identity, and so go together."""
+        self.costs.forget_flows()
+        if len(self._communicators) * self.topology.n_gpus > MOST_RANKS:
+            for known in (
+                self._meshes,
+                self._communicators,
+                self._collective_s,
+                self._passes,
+                self._runs,
+                self._messages,
+            ):
+                known.clear()
+            self._mesh_of.clear()
+            self._settings.clear()
+
     def _bound_s(self, layout: Layout, *, runs_passes: bool) -> float:
+        self._forget()
         plan = layout.plan
         durations = self.durations()
         ends = {0, plan.pp - 1}

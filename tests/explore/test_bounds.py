@@ -257,6 +257,18 @@ def test_of_single_plans_little_is_remembered_at_a_time(monkeypatch):
         assert all(len(list(memory.items())) <= 3 for memory in (shared._mesh_of, shared._settings, shared._alone))
 
 
+def test_groups_of_many_plans_are_let_go(monkeypatch):
+    """With room for the groups of one stage, bounds are what they are by themselves, and flows of a few plans are kept at most."""
+    scenario, cluster, spec, plans = prepared("bigred200", "gpt2", 4, 8, "megatron", None, "flow", "1f1b", "bf16")
+    monkeypatch.setattr("simulator.explore.bounds.MOST_RANKS", 4)
+    shared = Bounds(scenario, cluster, spec)
+    for plan in plans[:10]:
+        alone = Bounds(scenario, cluster, spec)
+        assert shared.run_s(shared.layout(plan)) == alone.run_s(alone.layout(plan))
+        assert len(shared._communicators) <= plan.pp
+    assert len(list(shared.costs._flows.items())) <= 3 * len(list(alone.costs._flows.items()))
+
+
 @given(pp=st.integers(2, 8), n_groups=st.integers(SATURATED_GROUPS, 8), virtual_pp=st.integers(1, 4))
 def test_more_micro_batches_than_saturate_hold_no_more(pp, n_groups, virtual_pp):
     def peak(n_micro_batches):
