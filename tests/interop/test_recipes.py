@@ -399,7 +399,8 @@ fsdp_config: {fsdp_offload_params: true, fsdp_state_dict_type: FULL_STATE_DICT}
 def test_axolotl(tmp_path):
     found = read(tmp_path, AXOLOTL)
     wanted = {
-        "framework": "fsdp", "sharding": "zero3", "micro_batch": 2, "sequence_length": 512, "precision": "bf16",
+        # checkpointing of the Trainer, not of the units (fsdp_activation_checkpointing)
+        "framework": "hf-fsdp", "sharding": "zero3", "micro_batch": 2, "sequence_length": 512, "precision": "bf16",
         "recompute": "full", "attention": "flash", "offload_parameters": "cpu", "offload_optimizer": "cpu",
     }  # fmt: skip
     assert {name: found.settings[name] for name in wanted} == wanted

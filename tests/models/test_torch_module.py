@@ -566,3 +566,10 @@ def test_masks_are_not_split_with_a_sequence():
     assert record_module(Masked(), x).layers
     with pytest.raises(SimulatorError, match="cp=2: attention in submodule 'mix' has a mask"):
         record_module(Masked(), x, cp=2)
+
+
+def test_more_ranks_than_heads_say_so():
+    module = Split()  # four heads of 16
+    with pytest.raises(ConfigError, match="is invalid for input of size") as found:
+        record_module(module, IDS, IDS, dtype="bf16", tp=8)
+    assert "every rank needs one" in str(found.value)

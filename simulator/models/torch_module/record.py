@@ -190,6 +190,10 @@ def _explained(error: Exception, recorder: Recorder) -> ConfigError:
     hint = "check that its arguments have the shapes and types that forward expects"
     if "cuda" in text.lower():
         hint = "leave devices out, or make tensors on the device of an argument: no GPU is used here"
+    elif "is invalid for input of size" in text:
+        hint = (
+            "check the shapes of its arguments; under --tp, leave numbers of heads open, of which every rank needs one"
+        )
     elif "Unsupported dtype" in text:
         hint = "an operator has no kernel for this type: try --precision fp32, or amp_bf16"
     return ConfigError(f"the module cannot run on tensors without data{place}: {text}", hint=hint)
