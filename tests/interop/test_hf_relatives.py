@@ -212,6 +212,26 @@ def test_latent_experts_work_between_two_projections(tmp_path):
     assert latent - plain == 8 * 2 * 256 * (128 - 512) + 2 * 512 * 128
 
 
+#: family -> keys of its config.json on the hub, and what transformers 5.23 holds on the meta device; Llama 4's text by its weights
+PUBLISHED = {
+    "minimax_m2": ({"num_hidden_layers": 62, "hidden_size": 3072, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": 1536, "vocab_size": 200064, "num_local_experts": 256, "num_experts_per_tok": 8,
+        "max_position_embeddings": 196608}, 228689748992),
+    "qwen3_5_moe": ({"num_hidden_layers": 40, "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8,
+        "vocab_size": 248320, "max_position_embeddings": 262144}, 34660610688),
+    "llama4": ({"num_hidden_layers": 48, "hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8,
+        "intermediate_size": 8192, "num_local_experts": 16, "vocab_size": 202048, "max_position_embeddings": 10485760},
+        2 * 202048 * 5120 + 5120 + 48 * (2 * 5120 * (5120 + 1024) + 17 * 3 * 5120 * 8192 + 16 * 5120 + 2 * 5120)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_published_mixtures_have_their_parameters(tmp_path, family):
+    keys, count = PUBLISHED[family]
+    assert read(tmp_path, family, keys).spec.n_parameters == count
+
+
 def test_a_shared_expert_of_no_width_is_none(tmp_path):
     """Its three matrices are gone from each of three layers; a width of zero is no width that is missing."""
     (keys, count), width = next((keys, count) for family, keys, count in COUNTS if family == "qwen2_moe"), 1024
