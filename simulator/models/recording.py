@@ -60,6 +60,7 @@ class Recorder:
         self._running: list[Any] = [None]
         self._is_paused = False
         self._alive: dict[int, tuple[Any, int]] = {}
+        self._most_bytes = 0  # of these, of which some may be dead
         self._saved: dict[int, Any] = {}
         self._outside: set[int] = set()
 
@@ -159,7 +160,7 @@ class Recorder:
         """Leave a storage out of the count: parameters, buffers, their gradients."""
         key = tensor.untyped_storage()._cdata
         self._outside.add(key)
-        self._alive.pop(key, None)
+        self._most_bytes -= self._alive.pop(key, (None, 0))[1]
 
     def follow(self, tensors: list[Any]) -> None:
         """Count new storages, drop the dead ones and note the peak."""
@@ -167,13 +168,16 @@ class Recorder:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._outside and storage._cdata not in self._alive:
                 self._alive[storage._cdata] = (self.weak_reference(storage), storage.nbytes())
+                self._most_bytes += storage.nbytes()
+        peak = self.current.backward_peak_bytes if self.is_backward else self.current.forward_peak_bytes
+        if self._most_bytes <= peak:  # whatever has died since the last look
+            return
         for key in [key for key, (reference, _) in self._alive.items() if reference.expired()]:
-            del self._alive[key]
-        live = sum(n_bytes for _, n_bytes in self._alive.values())
+            self._most_bytes -= self._alive.pop(key)[1]
         if self.is_backward:
-            self.current.backward_peak_bytes = max(self.current.backward_peak_bytes, live)
+            self.current.backward_peak_bytes = max(peak, self._most_bytes)
         else:
-            self.current.forward_peak_bytes = max(self.current.forward_peak_bytes, live)
+            self.current.forward_peak_bytes = max(peak, self._most_bytes)
 
     def save(self, tensor: Any) -> Any:
         """Count what autograd holds, every storage once."""

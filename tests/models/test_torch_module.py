@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from simulator.errors import ConfigError, SimulatorError
 from simulator.models.aten import Call, TensorSize, kernels_of
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape
+from simulator.models.recording import Recorder
 from simulator.models.torch_module import record_module
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -573,3 +575,25 @@ def test_more_ranks_than_heads_say_so():
     with pytest.raises(ConfigError, match="is invalid for input of size") as found:
         record_module(module, IDS, IDS, dtype="bf16", tp=8)
     assert "every rank needs one" in str(found.value)
+
+
+def test_the_peak_is_of_what_is_alive_at_once():
+    """Bytes alive after each step, by hand: 4, 4 + 6, 6 + 3 (4 has died), 6 + 3 + 2, and after a parameter's gradient is left out 6 + 3."""
+    dead: set[int] = set()
+
+    def storage(key, n_bytes):
+        held = SimpleNamespace(_cdata=key, nbytes=lambda: n_bytes)
+        return SimpleNamespace(untyped_storage=lambda: held)
+
+    recorder = Recorder(lambda one: SimpleNamespace(expired=lambda: one._cdata in dead), {}, frozenset())
+    peaks = []
+    for key, n_bytes, dies in ((1, 4, None), (2, 6, 1), (3, 3, None), (4, 2, None)):
+        made = storage(key, n_bytes)
+        recorder.follow([made])
+        peaks.append(recorder.current.forward_peak_bytes)
+        dead |= {dies}
+    assert peaks == [4, 10, 10, 11]
+    recorder.ignore(made)
+    recorder.is_backward = True
+    recorder.follow([])
+    assert recorder.current.backward_peak_bytes == 9
