@@ -45,7 +45,7 @@ from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.replicated import Replicated
 from simulator.parallel.sharded import FullySharded
 from simulator.parallel.stage import StageLayers
-from simulator.parallel.states import optimizer_run, owned_matrices, split_parameters
+from simulator.parallel.states import accumulation_traffic, optimizer_run, owned_matrices, split_parameters
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel, Transfer
 from simulator.program.program import COMPUTE, HOST, Program, RankProgram, Task, TaskList
@@ -416,7 +416,7 @@ class Bounds:
         settings = (
             plan.tp if is_alike and not self.scenario.faults else id(mesh), plan.rank_order, plan.sequence_parallel,
             plan.asynchronous_tp, plan.context_exchange, plan.cp_load_balance, plan.moe_dispatcher, plan.moe_fp8_dispatch,
-            plan.moe_shared_expert_overlap, plan.dispatcher_sms,
+            plan.moe_shared_expert_overlap, plan.dispatcher_sms, plan.sharding, accumulation_traffic(plan),
         )  # fmt: skip
         return is_alike, settings
 

@@ -257,6 +257,16 @@ def test_of_single_plans_little_is_remembered_at_a_time(monkeypatch):
         assert all(len(list(memory.items())) <= 3 for memory in (shared._mesh_of, shared._settings, shared._alone))
 
 
+@pytest.mark.parametrize("framework", ["fsdp", "torchtitan"])
+def test_plans_that_share_passes_have_the_bounds_that_they_have_alone(framework):
+    """Passes of equal layers differ by sharding, and by whether there are earlier gradients to be added to."""
+    scenario, cluster, spec, plans = prepared("bigred200", "gpt2", 8, 16, framework, None, "flow", "1f1b", "bf16")
+    shared = Bounds(scenario, cluster, spec)
+    for plan in [plan for plan in plans if plan.recompute == "none"][:80]:
+        alone = Bounds(scenario, cluster, spec)
+        assert shared.full_s(shared.layout(plan)) == alone.full_s(alone.layout(plan))
+
+
 def test_groups_of_many_plans_are_let_go(monkeypatch):
     """With room for the groups of one stage, bounds are what they are by themselves, and flows of a few plans are kept at most."""
     scenario, cluster, spec, plans = prepared("bigred200", "gpt2", 4, 8, "megatron", None, "flow", "1f1b", "bf16")
