@@ -463,10 +463,10 @@ class Bounds:
         """Return a message between stages: only the first node's pairs load the network, or the first pair."""
         shards = plan.message_shards
         n_bytes = boundary_bytes(self.spec, plan) // shards
-        per_stage = plan.tp * plan.dp * plan.cp
-        key = (n_bytes, per_stage, source, target, plan.rank_order)
+        mesh = self.mesh(plan)
+        key = (id(mesh), n_bytes, source, target)
         if key not in self._messages:
-            mesh = self.mesh(plan)
+            per_stage = plan.tp * plan.dp * plan.cp
             is_whole = mesh.has_outermost_stages and per_stage % self.topology.gpus_per_node == 0
             n_pairs = self.topology.gpus_per_node if is_whole else per_stage if fills_nodes(mesh) else 1
             pairs = tuple(zip(mesh.stage_ranks(source)[:n_pairs], mesh.stage_ranks(target)[:n_pairs], strict=True))
@@ -638,7 +638,7 @@ def _sharded(
         return sum(n * seconds_of(some) for n, some in zip(times, rounds, strict=True))
 
     collectives = [task.op for task in tasks.tasks if isinstance(task.op, Collective)]
-    first_s = durations.communication_s(collectives[0]) if is_first else 0.0
+    first_s = durations.communication_s(collectives[0]) if is_first and collectives else 0.0
     scatters = [op for op in collectives if op.collective == "reduce_scatter"]
     last_s = durations.communication_s(scatters[-1]) if has_last and scatters else 0.0
     beside_s = total_s(lambda some: sum(durations.op_s(t.op)[0] for t in some if t.stream == COMPUTE))
@@ -649,7 +649,7 @@ def _sharded(
         before_s=first_s,
         beside_s=beside_s,
         launches=((float("inf"), last_s),),
-        stream_s=max(total_s(partial(_stream_s, stream=stream, durations=durations)) for stream in streams),
+        stream_s=max((total_s(partial(_stream_s, stream=one, durations=durations)) for one in streams), default=0.0),
         host_s=total_s(lambda some: sum(durations.op_s(t.op)[1] for t in some)),
     )
 

@@ -142,7 +142,7 @@ class Space:
     def _partitions(self, mesh: ParallelPlan) -> Iterator[ParallelPlan]:
         """Sharding, sequence parallelism, recomputation."""
         for sharding in self._values("sharding", get_args(Sharding)):
-            group = hybrid_group(mesh, self.site) if sharding == "hsdp" else None
+            group = mesh.sharding_group or hybrid_group(mesh, self.site) if sharding == "hsdp" else None
             sharded = replace(mesh, sharding=sharding, sharding_group=group)
             if sharding_rule(sharded, self.site):
                 continue

@@ -267,6 +267,29 @@ def test_plans_that_share_passes_have_the_bounds_that_they_have_alone(framework)
         assert shared.full_s(shared.layout(plan)) == alone.full_s(alone.layout(plan))
 
 
+def test_messages_of_stages_that_are_not_outermost_are_shared_by_one_mesh():
+    """Which ranks of two stages exchange, and over which links, follows from all axes inside of the pipeline."""
+    options = (("rank_order", "tp-cp-ep-pp-dp"),)
+    scenario, cluster, spec, plans = prepared(
+        "bigred200", "gpt2", 16, 64, "megatron", None, "flow", "1f1b", "bf16", options
+    )
+    shared = Bounds(scenario, cluster, spec)
+    of_stages = [plan for plan in plans if plan.pp == 4 and plan.recompute == "none" and plan.virtual_pp == 1]
+    assert len({plan.tp for plan in of_stages}) > 1
+    for plan in sorted(of_stages, key=lambda plan: -plan.tp)[::3]:
+        alone = Bounds(scenario, cluster, spec)
+        assert shared.run_s(shared.layout(plan)) == alone.run_s(alone.layout(plan))
+
+
+def test_shards_of_one_rank_gather_nothing():
+    """Hybrid sharding whose groups are one rank has nothing to gather, in a search as in a run."""
+    plan = ParallelPlan(
+        gpus=16, tp=4, pp=2, sharding="hsdp", micro_batch=1, global_batch=32, sequence_length=256, framework="torchtitan",
+    )  # fmt: skip
+    bounds, layout, result = bounded("bigred200", "gpt2", plan)
+    assert 0 < bounds.full_s(layout) <= result.metrics.iteration_time_s * (1 + 1e-9)
+
+
 def test_groups_of_many_plans_are_let_go(monkeypatch):
     """With room for the groups of one stage, bounds are what they are by themselves, and flows of a few plans are kept at most."""
     scenario, cluster, spec, plans = prepared("bigred200", "gpt2", 4, 8, "megatron", None, "flow", "1f1b", "bf16")

@@ -75,6 +75,12 @@ def test_hybrid_sharding_stays_within_nodes():
     assert all(plan.sharding_group * plan.tp == 4 and plan.dp > plan.sharding_group for plan in plans)
 
 
+def test_a_sharding_group_that_was_asked_for_is_kept():
+    asked = space(framework="fsdp", sharding=("hsdp",))
+    plans = list(replace(asked, base=replace(asked.base, sharding_group=2)).plans())
+    assert plans and {plan.sharding_group for plan in plans} == {2}
+
+
 def test_a_search_needs_the_global_batch():
     small = space()
     with pytest.raises(ConfigError, match="global batch"):
