@@ -40,6 +40,16 @@ def layer_list(r: Reader, *keys: str, letters: Mapping[str, str]) -> tuple[str, 
     return tuple(letters[kind] for kind in kinds)
 
 
+def _indices(r: Reader, key: str, usual: Sequence[int] = ()) -> Sequence[int]:
+    """Return a list of layers by their numbers, the usual ones where there is none."""
+    found = r.raw(key)
+    if found is None:
+        return usual
+    if not isinstance(found, list) or not all(isinstance(one, int) for one in found):
+        r.fault(key, f"{found!r:.60} is not a list of layers by their numbers")
+    return found
+
+
 def _marks(r: Reader, key: str, kinds: Any, layers: int) -> list[int]:
     """Return 0 or 1 for every layer."""
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (0, 1) for kind in kinds):
@@ -73,13 +83,21 @@ def by_window(is_whole: Sequence[bool], **own: tuple[int, int]) -> tuple[tuple[s
 
 
 def _window(r: Reader, found: Fields) -> Fields:
-    """Read which layers see a sliding window only."""
-    window, is_used = r.positive("sliding_window", default=0), r.boolean("use_sliding_window", default=True)
+    """Read which layers see a sliding window only: Qwen's after the first ones, and only where asked to."""
+    layers, is_qwen = found["layers"], "max_window_layers" in r.data
+    window, is_used = r.positive("sliding_window", default=0), r.boolean("use_sliding_window", default=not is_qwen)
+    first, every = r.integer("max_window_layers", default=0), found.get("_every")
     kinds = layer_list(r, "layer_types", letters=_WHOLE_OR_WINDOW)
+    if kinds and len(kinds) != layers:
+        r.fault("layer_types", f"{len(kinds)} kinds for {layers} layers")
     if not window or not is_used or (kinds and "w" not in kinds):
         return {}
-    whole = tuple(index for index, kind in enumerate(kinds) if kind == "*")
-    return {"sliding_window": window, "full_attention_blocks": whole}
+    if not kinds and every:
+        kinds = tuple("w" if (index + 1) % every else "*" for index in range(layers))
+    kinds = kinds or ("*",) * min(first, layers) + ("w",) * (layers - first)
+    if "w" not in kinds:
+        return {}
+    return {"sliding_window": window, "full_attention_blocks": tuple(i for i, kind in enumerate(kinds) if kind == "*")}
 
 
 def _gpt_bigcode(r: Reader, found: Fields) -> Fields:
@@ -394,8 +412,8 @@ def _minimax_m3(r: Reader, found: Fields) -> Fields:
 
 def _llama4(r: Reader, found: Fields) -> Fields:
     layers, every = found["layers"], r.positive("interleave_moe_layer_step", default=1)
-    whole, marked = r.positive("no_rope_layer_interval", default=4), r.raw("moe_layers")
-    mixed = set(marked) if isinstance(marked, list) else set(range(every - 1, layers, every))
+    whole = r.positive("no_rope_layer_interval", default=4)
+    mixed = set(_indices(r, "moe_layers", range(every - 1, layers, every)))
     kinds = layer_list(r, "layer_types", letters={"chunked_attention": "c", "full_attention": "*"})
     chunk = found["attention_chunk"]
     kinds = kinds or tuple("*" if (i + 1) % whole == 0 or not chunk else "c" for i in range(layers))
@@ -478,7 +496,7 @@ def _nemotron_h(r: Reader, found: Fields) -> Fields:
 
 def _bamba(r: Reader, found: Fields) -> Fields:
     """Bamba: Mamba-2 with attention in some blocks, an MLP in all."""
-    whole = r.raw("attn_layer_indices") or []
+    whole = _indices(r, "attn_layer_indices")
     return {"pattern": _with_mlp(["*" if i in whole else "M" for i in range(found["layers"])])}
 
 
@@ -511,7 +529,7 @@ def _lfm2(r: Reader, found: Fields) -> Fields:
     """LFM2: gated short convolutions, attention in some blocks; the width of the MLP follows from another one."""
     for key in ("block_dim", "conv_dim", "conv_dim_out"):
         _same(r, key, "hidden_size")
-    whole, has_experts = r.raw("full_attn_idxs") or [], "num_experts" in r.data
+    whole, has_experts = _indices(r, "full_attn_idxs"), "num_experts" in r.data
     letters = {"conv": "s", "short_conv": "s", "full_attention": "*"}
     kinds = layer_list(r, "layer_types", letters=letters)
     kinds = kinds or tuple("*" if i in whole else "s" for i in range(found["layers"]))
@@ -538,7 +556,7 @@ def _kimi_linear(r: Reader, found: Fields) -> Fields:
         if r.data.get(key):
             r.fault(key, "is not modelled for this family", hint=RECORD)
     linear = r.section("linear_attn_config")
-    kda = linear.raw("kda_layers") or ()
+    kda = _indices(linear, "kda_layers")
     kinds = layer_list(r, "layer_types", letters={"linear_attention": "d", "full_attention": "*"})
     kinds = kinds or tuple("d" if i + 1 in kda else "*" for i in range(found["layers"]))
     width = linear.positive("head_dim", default=r.positive("linear_head_dim", default=128))

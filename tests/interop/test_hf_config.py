@@ -247,6 +247,61 @@ def test_sliding_windows(write):
     with pytest.raises(ConfigError, match="layer_types") as error:
         import_hf_config(write(LLAMA | {"layer_types": ["linear_attention"]}))
     assert "--module" in error.value.hint
+    with pytest.raises(ConfigError, match="layer_types: 2 kinds for 28 layers"):
+        import_hf_config(write(QWEN2 | {"layer_types": kinds[:2]}))
+
+
+@pytest.mark.parametrize(
+    ("config", "whole"),
+    [
+        (QWEN2 | {"use_sliding_window": True, "max_window_layers": 3}, (0, 1, 2)),
+        (QWEN2 | {"use_sliding_window": None, "max_window_layers": 3}, None),
+        (QWEN2 | {"use_sliding_window": True, "max_window_layers": 28}, None),
+        (
+            LLAMA
+            | {"model_type": "cohere2", "sliding_window": 64, "num_hidden_layers": 9, "sliding_window_pattern": 3},
+            (2, 5, 8),
+        ),
+        (LLAMA | {"model_type": "cohere2", "sliding_window": 64, "num_hidden_layers": 9}, (3, 7)),
+        (LLAMA | {"model_type": "olmo3", "sliding_window": 64, "num_hidden_layers": 9}, (3, 7)),
+    ],
+    ids=["qwen-from-3", "qwen-not-asked", "qwen-none-left", "cohere2-by-3", "cohere2", "olmo3"],
+)
+def test_layers_that_see_all_where_no_list_says_so(write, config, whole):
+    """As transformers 5.23 fills ``layer_types`` in (configuration_qwen2.py, configuration_cohere2.py, configuration_olmo3.py)."""
+    spec = import_hf_config(write({key: value for key, value in config.items() if value is not None})).spec
+    assert bool(spec.sliding_window) is (whole is not None)
+    assert spec.full_attention_blocks == (whole or ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("bamba", {"attn_layer_indices": "3"}),
+        ("lfm2", {"full_attn_idxs": 5}),
+        ("kimi_linear", {"linear_attn_config": {"kda_layers": 5}}),
+        ("llama4_text", {"moe_layers": [{}]}),
+    ],
+)
+def test_lists_of_layers_that_are_none_are_refused(write, kind, own):
+    with pytest.raises(ConfigError, match="is not a list of layers by their numbers"):
+        import_hf_config(
+            write(
+                LLAMA
+                | {"model_type": kind, "num_local_experts": 8, "num_experts": 8, "moe_intermediate_size": 64}
+                | own
+            )
+        )
+
+
+@pytest.mark.parametrize("kind", ["youtu", "minicpm3"])
+def test_heads_that_are_not_tied_are_counted(write, kind):
+    sizes = {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64}
+    tied, apart = (
+        import_hf_config(write(LLAMA | sizes | {"model_type": kind, "tie_word_embeddings": one})).spec
+        for one in (True, False)
+    )
+    assert apart.n_parameters - tied.n_parameters == LLAMA["vocab_size"] * LLAMA["hidden_size"]
 
 
 @pytest.mark.parametrize("kind", [[[]], {}, 3, None])

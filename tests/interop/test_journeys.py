@@ -184,7 +184,8 @@ def test_a_training_file_on_a_shipped_cluster(simulate, text, cluster, gpus, par
 def test_a_script_is_searched_around(simulate, tmp_path, monkeypatch, capsys):
     path = tmp_path / "run.sh"
     path.write_text(SCRIPT)
-    words = ["sweep", "--topology", "selene", "--megatron", path, "--args", "1B", "--axis", "micro_batch=1,2", "--json"]
+    words = ["sweep", "--topology", "selene", "--megatron", path, "--args", "1B", "--axis", "micro_batch=1,2", "--json",
+             "--out", tmp_path / "sweep"]  # fmt: skip
     monkeypatch.setattr("sys.argv", ["simulate", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         main()
