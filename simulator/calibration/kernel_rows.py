@@ -119,16 +119,22 @@ class Cells:
             raise ConfigError(f"pass '{name}' is unknown", hint="forward, dgrad, wgrad or backward")
         return _PASSES[name]
 
+    @property
+    def product_pass(self) -> Pass:
+        """Pass of a matrix product."""
+        if self.kernel_pass == "backward":
+            raise ConfigError("the pass of a GEMM is forward, dgrad or wgrad; backward is two of them")
+        return self.kernel_pass
+
 
 #: library of serving stacks for products whose operands have scales of their own
 _SERVING = "flashinfer"
+#: how notes name PyTorch's own grouped product, and torchao, which calls it
+_TORCHS = re.compile(r"\btorch(ao\b|\.\w*grouped_mm\b)")
 
 
 def _gemm(row: Cells) -> GemmShape:
-    kernel_pass = row.kernel_pass
-    if kernel_pass == "backward":
-        raise ConfigError("the pass of a GEMM is forward, dgrad or wgrad; backward is two of them")
-    shape = gemm_shape(row.integer("m"), row.integer("n"), row.integer("k"), kernel_pass, row.dtype)
+    shape = gemm_shape(row.integer("m"), row.integer("n"), row.integer("k"), row.product_pass, row.dtype)
     return replace(shape, library=_SERVING if "kernel FlashInfer" in row.text("notes") else "")
 
 
@@ -148,14 +154,19 @@ def gemm_shape(m: int, n: int, k: int, kernel_pass: Pass, dtype: str, *, batch: 
     return GemmShape(m=m, n=n, k=k, batch=batch, dtype=dtype, kernel_pass=kernel_pass)
 
 
+def quantise_name(library: str) -> str:
+    """Name the kernel by which a library quantises the activation of a linear layer."""
+    return f"{library or 'dynamic'}_quantize"
+
+
 def _grouped(row: Cells) -> GemmShape:
     """Return products of equal groups of rows, one for each expert; ``m`` counts the rows of all, ``k`` where both operands are cut.
 
     Of both passes together it is the forward one; see :func:`_both_passes`.
     """
     notes = row.text("notes")
-    library = "torch" if "torch" in notes else ""
-    kernel_pass = "forward" if row.is_both_passes else row.kernel_pass
+    library = "torch" if _TORCHS.search(notes) else ""
+    kernel_pass = "forward" if row.is_both_passes else row.product_pass
     stated = re.search(r"(\d+) groups", notes)
     groups = row.integer("batch", int(stated[1]) if stated else 1)
     if "2D-2D" in notes:  # gradients of weights, as PyTorch's grouped product names them: the sizes are the product's
@@ -449,8 +460,8 @@ def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
         written = _SCALED_BYTES.get(shape.dtype, 1.0) * elements
         beside = (
             PointwiseShape(
-                name="dynamic_quantize", n_elements=elements, read_bytes=2.0 * elements, written_bytes=written,
-                dtype=shape.dtype, row_length=shape.k,
+                name=quantise_name(shape.library), n_elements=elements, read_bytes=2.0 * elements,
+                written_bytes=written, dtype=shape.dtype, row_length=shape.k,
             ),
         )  # fmt: skip
     return KernelRow(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.calibration.kernel_rows import ALL_TOKENS, KernelRow, read_kernel_rows
+from simulator.calibration.kernel_rows import ALL_TOKENS, KernelRow, quantise_name, read_kernel_rows
 from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
 from simulator.calibration.tables import plain_yaml
 from simulator.errors import CalibrationError
@@ -345,7 +345,7 @@ class _Narrow:
 
     def within(self, constants: KernelConstants, dtype: str, library: str = "") -> KernelConstants:
         """Return constants with these in their places; what another library than the vendor's has is relative to the vendor's."""
-        gemm, pointwise, key = constants.gemm, constants.pointwise, f"dynamic_quantize.{dtype}"
+        gemm, pointwise, key = constants.gemm, constants.pointwise, f"{quantise_name(library)}.{dtype}"
         if library:
             name = f"{library}/{dtype}"
             efficiency = self.efficiency / gemm.dtype_efficiency.get(dtype, 1.0)
@@ -396,10 +396,11 @@ def _fit_scaled(
 
     fitted = fit_constants(_Narrow(), free, predict, _measured(shown), n_starts=2)
     place = f"library_{{}}.{library}/{dtype}" if library else f"dtype_{{}}.{dtype}"
+    quantise = f"{quantise_name(library)}.{dtype}"
     places = {
         "efficiency": f"gemm.{place.format('efficiency')}", "energy": f"gemm.{place.format('energy')}",
-        "quantize": f"pointwise.efficiency.dynamic_quantize.{dtype}", "quantize_s": f"pointwise.fixed_s.dynamic_quantize.{dtype}",
-        "quantize_row_s": f"pointwise.row_s.dynamic_quantize.{dtype}",
+        "quantize": f"pointwise.efficiency.{quantise}", "quantize_s": f"pointwise.fixed_s.{quantise}",
+        "quantize_row_s": f"pointwise.row_s.{quantise}",
     }  # fmt: skip
     unsure |= {places[name]: error for name, error in fitted.relative_errors.items()}
     kept = replace(fitted.constants, **({} if len(free) > 2 else {"quantize": 0.6, "quantize_s": 1e-9}))

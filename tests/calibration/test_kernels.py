@@ -234,6 +234,52 @@ def test_a_quantised_layer_is_a_product_and_the_quantisation_of_its_input() -> N
     assert with_it > without + quantize.n_bytes / device.memory_bandwidth_bytes_per_s
 
 
+def test_the_fit_of_one_library_leaves_what_another_quantises_with() -> None:
+    """Rows of the vendor's library say nothing about FlashInfer's kernels, and the other way round."""
+    device = load_device("b200")
+    sizes = [(m, n, k) for m in (2048, 8192, 32768) for n, k in ((4096, 4096), (8192, 2048), (2048, 8192))]
+
+    def rows(words: str, time_per_element: float) -> list[KernelRow]:
+        notes = f"linear layer, CUDA graph; includes quantisation of the activation; {words}"
+        return [
+            row_of({
+                **LINEAR, "m": str(m), "n": str(n), "k": str(k), "notes": notes, "split": "fit",
+                "time_us": str(8 + time_per_element * m * k + 2 * m * n * k / 5e9),
+            })
+            for m, n, k in sizes
+        ]  # fmt: skip
+
+    vendors, others = rows("", 2e-6), rows("kernel FlashInferNvFp4LinearKernel", 2e-5)
+    alone = fit_kernel_rows(vendors, [], device, start_from=device).sections["pointwise"]
+    both = fit_kernel_rows([*vendors, *others], [], device, start_from=device).sections["pointwise"]
+    for table in ("efficiency", "fixed_s", "row_s"):
+        assert both[table]["dynamic_quantize.nvfp4"] == alone[table]["dynamic_quantize.nvfp4"]
+    assert both["efficiency"]["flashinfer_quantize.nvfp4"] < both["efficiency"]["dynamic_quantize.nvfp4"]
+
+
+def test_a_grouped_product_of_a_whole_backward_is_refused_as_a_product_is() -> None:
+    cells = {"device": "b200", "dtype": "bf16", "time_us": "1", "m": "4096", "n": "512", "k": "256", "batch": "8"}
+    for op in ("gemm", "grouped_gemm"):
+        with pytest.raises(ConfigError, match="backward is two of them"):
+            row_of({**cells, "op": op, "pass": "backward"})
+
+
+@pytest.mark.parametrize(
+    ("notes", "library"),
+    [
+        ("8 groups; torch._grouped_mm", "torch"),
+        ("torchao 0.16, 1000 W; 8 groups, 2D-3D", "torch"),
+        ("torch._scaled_grouped_mm; 8 groups", "torch"),
+        ("8 groups; as in pytorch/ao's benchmark, cuBLASLt; torch.compile", ""),
+    ],
+)
+def test_torchs_grouped_product_is_known_by_its_name(notes: str, library: str) -> None:
+    cells = {"device": "b200", "dtype": "bf16", "time_us": "1", "m": "4096", "n": "512", "k": "256", "batch": "8"}
+    shape = row_of({**cells, "op": "grouped_gemm", "notes": notes}).shape
+    assert isinstance(shape, GemmShape)
+    assert shape.library == library
+
+
 def test_what_the_host_issues_slowly_is_no_faster_than_that() -> None:
     row = row_of({**LINEAR, "dtype": "fp8_block", "notes": "includes quantisation of the activation; no CUDA graph"})
     device = load_device("gb200")
