@@ -103,13 +103,13 @@ FACTS = {
     "marenostrum5": (4, "h100-64g", 450, 100, "fat-tree"),
     "kestrel": (4, "h100-sxm5-80g", 450, 50, "dragonfly"),
     "hgx-h200": (8, "h200-sxm", 450, 400, "clos"),
-    "gcp-a3-mega": (8, "h100-sxm5-80g", 450, 200, "rail-optimised"),
-    "gcp-a4": (8, "b200", 900, 400, "rail-optimised"),
+    "gcp-a3-mega": (8, "h100-sxm5-80g", 450, 200, "clos"),
+    "gcp-a4": (8, "b200", 900, 400, "clos"),
     "aws-p5en": (8, "h200-sxm", 450, 400, "clos"),
-    "aws-p6-b200": (8, "b200", 900, 400, "rail-optimised"),
-    "oci-h100": (8, "h100-sxm5-80g", 450, 400, "rail-optimised"),
-    "oci-gb200-nvl64": (64, "gb200", 900, 3200, "fat-tree"),
-    "ibex-a100": (4, "a100-sxm4-80g", 300, 50, "dragonfly+"),
+    "aws-p6-b200": (8, "b200", 900, 400, "clos"),
+    "oci-h100": (8, "h100-sxm5-80g", 450, 400, "clos"),
+    "oci-gb200-nvl64": (64, "gb200", 900, 3200, "clos"),
+    "ibex-a100": (4, "a100-sxm4-80g", 300, 50, "one-switch"),
     "gb200-nvl72": (72, "gb200", 900, 3600, "fat-tree"),
     "gb300-nvl72": (72, "gb300", 900, 7200, "fat-tree"),
     "dgx-b200": (8, "b200", 900, 400, "rail-optimised"),
@@ -172,7 +172,19 @@ def test_transports_asked_for_are_there():
     assert set(load_topology("polaris").transports) == {"rdma", "tcp"}
     assert load_topology("aws-p5").transports["rdma"].protocol == "efa"
     assert load_topology("bigred200").transports["rdma"].protocol == "slingshot"
+    assert load_topology("oci-gb200-nvl64").transports["rdma"].protocol == "roce"
     assert not load_topology("pinnacles").transports["ipoib"].gpu_direct
+
+
+@pytest.mark.parametrize("name", list_topologies())
+def test_only_infiniband_has_switches_of_130_ns(name):
+    """NVIDIA's Quantum HDR datasheet; Ethernet and EFA take several times as long, whatever preset a file extends."""
+    topology = load_topology(name)
+    if topology.node.nics is not None and topology.transports[topology.default_transport].protocol in ("roce", "efa"):
+        data, _ = load_yaml(resolve_name(name, "clusters"))
+        while "fabric" not in data:
+            data, _ = load_yaml(resolve_name(data["extends"], "clusters"))
+        assert float(data["fabric"]["latency"].removesuffix(" us")) >= 0.5
 
 
 def balance(topology, route):
