@@ -101,6 +101,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,
         copies_sequence=framework.copies_sequence and not plan.asynchronous_tp, wide_adapters=framework.has_wide_adapters(plan.release),
+        has_loose_gates=framework.has_loose_gates(plan.release),
     )  # fmt: skip
     return build_model(spec, setting)
 

@@ -67,6 +67,7 @@ class Setting:
     reduces_beside: bool = True
     #: Whether tokens that ranks gather or reduce along the sequence are copied together or apart by a kernel of their own.
     copies_sequence: bool = False
+    has_loose_gates: bool = False  #: Whether Megatron's rotations and gated activations run operation by operation.
     wide_adapters: bool = False  #: Whether adapters are in fp32 beside 16-bit weights.
     gradient_bytes: int = 4  #: Of one element of the gradients that micro-batches add up.
 

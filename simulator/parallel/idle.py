@@ -113,6 +113,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             not (
                 plan.framework_spec.features
                 or plan.framework_spec.has_early_modules(plan.release)
+                or plan.framework_spec.has_loose_gates(plan.release) != plan.framework_spec.has_loose_gates(None)
                 or (plan.lora_rank and plan.framework_spec.wide_adapters_since)
             ),
             f"no feature of {plan.framework} depends on it",

@@ -302,6 +302,9 @@ class Framework:
     #: Month since which adapters are in fp32 beside 16-bit weights, and what enters and leaves them is cast, empty where they are in 16
     #: bits (huggingface/peft, ``autocast_adapter_dtype``, on by default since 0.11, and ``tuners/lora/layer.py``, ``Linear.forward``).
     wide_adapters_since: str = ""
+    #: Month since which rotations and gated activations are one kernel each way, empty where they always were, or ``never``; before it they
+    #: are PyTorch's operations one by one (NVIDIA/Megatron-LM, commit 8503f754 of November 2023, "add rope and swiglu fusion").
+    gates_fused_since: str = ""
     #: What a pipeline shares out equally instead of blocks: ``parameters`` of all layers, embedding and head among them, or
     #: the ``products`` of blocks and head (embeddings count nothing), each stage going on until it has passed its share.
     balances: Literal["", "parameters", "products"] = ""
@@ -340,6 +343,10 @@ class Framework:
         """Tell whether adapters are in fp32 beside 16-bit weights, at a release."""
         return bool(self.wide_adapters_since) and (release or "99") >= self.wide_adapters_since
 
+    def has_loose_gates(self, release: str | None) -> bool:
+        """Tell whether rotations and gated activations run operation by operation, at a release."""
+        return (release or "99") < self.gates_fused_since
+
     def has_early_modules(self, release: str | None) -> bool:
         """Tell whether calls of Transformer Engine cost the host what they did before 2.11: containers before 26.02."""
         return self.calls_modules and (release or "99") < "26.02"
@@ -367,6 +374,8 @@ class Framework:
         return {key: value for key, value in found.items() if key not in settings}
 
 
+#: month in which Megatron came to fuse rotations and gated activations
+_MEGATRON_GATES = "23.11"
 #: month of PEFT 0.11
 _PEFT_0_11 = "24.05"
 #: PyTorch's own parts run one by one, as this project's jobs do
@@ -423,6 +432,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 overlap=False,
                 scatters_messages=True,
                 reduces_beside_products=beside,
+                gates_fused_since=_MEGATRON_GATES,
             )
             for name, beside in (("megatron", True), ("megatron-2021", False))
         ),
@@ -430,6 +440,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="megatron-core",
             kernels="fused",
             data_parallel=MEGATRON_CORE,
+            gates_fused_since=_MEGATRON_GATES,
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
@@ -469,6 +480,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="megatron-deepspeed",
             kernels="megatron",
             data_parallel=DEEPSPEED,
+            gates_fused_since="never",  # both forks left Megatron-LM before (``megatron/model/transformer.py``)
             gradient_bytes_bf16=4,
             overlap=False,
             scatters_messages=True,

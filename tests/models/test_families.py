@@ -15,6 +15,7 @@ from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
+from simulator.simulation import model_for
 
 #: catalogue name -> parameters that transformers 5.23 builds on the meta device from the published config.json
 #: (``sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())``)
@@ -308,6 +309,23 @@ def test_a_rotation_with_a_factor_runs_operation_by_operation_in_megatron():
         for layer in plain.layers
         if "block" in layer.name
     } == {2}
+
+
+@pytest.mark.parametrize(
+    ("framework", "release", "is_loose"),
+    [("megatron", "23.08", True), ("megatron", "23.11", False), ("megatron", None, False), ("megatron-deepspeed", None, True)],
+)  # fmt: skip
+def test_gates_and_rotations_of_early_megatron_run_operation_by_operation(framework, release, is_loose):
+    """``F.silu(x[0]) * x[1]`` of a chunked product by hand, in passes over the gate of NVIDIA/Megatron-LM before 8503f754: forward silu (2)
+    and the product (3); backward two products (3 each), silu's (3) and the concatenation of both gradients (4).
+    """
+    plan = ParallelPlan(framework=framework, release=release, precision="bf16", micro_batch=1, sequence_length=1024)
+    block = next(layer for layer in model_for(small("llama2-7b"), plan).layers if "block" in layer.name)
+    n = 1024 * small("llama2-7b").ffn_hidden
+    found = [moved(items, ("silu", "mul", "cat"), {n, 2 * n}) for items in (block.forward, block.backward)]
+    assert found == ([2 * 5 * n, 2 * 13 * n] if is_loose else [0, 0])
+    names = [getattr(item, "name", "") for item in block.forward]
+    assert (names.count("rotary"), names.count("swiglu")) == ((0, 0) if is_loose else (2, 1))
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("yarn", True), ("default", False), (None, False)])

@@ -442,7 +442,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         **sharding,
         **_ends(spec.layers, degrees["pp"], virtual_pp, framework, assumed),
         **_usual(row, degrees, framework, assumed),
-        **recipe_fields(row, assumed),
+        **recipe_fields(row, framework, assumed),
         **task,
         **optimizer_fields(row, framework, assumed),
         **_expert_split(degrees, framework, assumed),

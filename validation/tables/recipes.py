@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulator.errors import ConfigError
+from simulator.plan import FRAMEWORKS
 from simulator.plan.parallel_plan import SETTINGS, parse_setting
 from validation.tables.frameworks import PUBLISHED
 from validation.tables.reader import Row
@@ -127,8 +128,12 @@ def schedule_of(row: Row, schedule: str, virtual_pp: int) -> str:
     return known
 
 
-def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
-    """Return the settings that the columns of a recipe state."""
+def recipe_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any]:
+    """Return the settings that the columns of a recipe state.
+
+    The month of a run is its release for the kernels of Megatron-LM's own modules, and for adapters. Of Transformer Engine the
+    container tells it.
+    """
     fields: dict[str, Any] = {"pipeline_layout": row.text("pp_layout") or None} | _offloaded(row, assumed)
     if row.flag("fused_grouped_mlp"):
         fields["moe_fused_experts"] = True
@@ -137,7 +142,8 @@ def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
     if re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", release) and is_container:
         fields["release"] = release
     month = re.fullmatch(r"20(\d\d)-(\d\d)", row.text("release"))
-    if month and ("nvidia/megatron-lm" in row.text("source").lower() or row.text("task") == "lora"):
+    has_own_modules = FRAMEWORKS[framework].gates_fused_since and not FRAMEWORKS[framework].calls_modules
+    if month and (has_own_modules or "nvidia/megatron-lm" in row.text("source").lower() or row.text("task") == "lora"):
         fields["release"] = f"{month[1]}.{month[2]}"
         assumed.append(f"release {fields['release']}: the software of the month of publication")
     dispatcher = row.text("dispatcher").lower()

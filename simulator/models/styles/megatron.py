@@ -22,6 +22,7 @@ from simulator.models.ops import (
     fused_norm,
     kernel,
     map_kernel,
+    mul,
     pointwise,
 )
 from simulator.models.styles.base import Style
@@ -45,6 +46,9 @@ class Megatron(Style):
     def activation(self, x: Tensor, *, bias: bool) -> Tensor:
         """Append bias and activation (and the product of a gated MLP) as one kernel."""
         spec = self.spec
+        if spec.gated_mlp and not bias and self.setting.has_loose_gates:
+            gate, up = self.split_pair(x)
+            return mul(self.tape, pointwise(self.tape, spec.activation, [gate], saves=[gate]), up)
         n_elements = x.n_elements // 2 if spec.gated_mlp else x.n_elements
         name = self.activation_kernel
         y = Tensor(n_elements, x.dtype, x.storage)
@@ -65,14 +69,14 @@ class Megatron(Style):
         return pointwise(self.tape, name, [x], n_elements=n_elements, backward=backward, **held)
 
     def rotary(self, x: Tensor) -> Tensor:
-        """Append the rotation as one kernel each way, or one by one where sine and cosine are multiplied by a factor.
+        """Append the rotation as one kernel each way; one by one in early releases, or where sine and cosine have a factor.
 
         References
         ----------
         NVIDIA/Megatron-LM, ``core/models/common/embeddings/rope_utils.py``: Transformer Engine's kernel knows no factor
         (``mscale``), so that ``apply_rotary_pos_emb`` falls back to ``_apply_rotary_pos_emb_bshd``.
         """
-        if not self.spec.scales_rotation:
+        if not self.spec.scales_rotation and not self.setting.has_loose_gates:
             return pointwise(self.tape, "rotary", [x])
         n_table = self.setting.sequence * self.head_dim
         table = [kernel(name, n_table, 4 * n_table, 4 * n_table, "fp32") for name in ("cos", "mul", "sin", "mul")]
