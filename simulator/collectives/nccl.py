@@ -189,7 +189,8 @@ def plugin_latency_us(shape: GroupShape) -> float:
 
     References
     ----------
-    aws/aws-ofi-nccl, ``src/platform-aws.cpp``: 75 us on the p3dn and p4d classes, 35 us on p5.
+    aws/aws-ofi-nccl, ``src/platform-aws.cpp``: 75 us on the p3dn and p4d classes, 35 us on p5en and p6. It has 75 us on p5, too, by
+    which two nodes would run a ring under LL128 at 32 MiB; measured there (split=fit) is the NVLS tree that 35 us choose.
     """
     if shape.protocol != "efa":
         return 0.0

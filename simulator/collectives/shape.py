@@ -47,6 +47,7 @@ class GroupShape:
     transport: str = ""  #: Name of the transport in the cluster file.
     #: Its class: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcp``, ``ipoib``, ``gloo``.
     protocol: str = "rdma"
+    tuner: str = ""  #: Machine whose table of aws-ofi-nccl chooses algorithm and protocol; empty where NCCL does.
     sockets: int = 1  #: CPU sockets over which its GPUs of one node talk by PCIe; 1 with NVLink.
     collnet: bool = False  #: Whether the switches between nodes reduce (SHARP with its plug-in).
     #: Whether all GPUs of the node take part (NVLS needs no less, but in racks, where any three do).
@@ -103,6 +104,7 @@ def shape_of(
         cpu_vendor=node.cpu.vendor,
         transport=name,
         protocol=protocol,
+        tuner=getattr(topology.transports.get(name), "tuner", None) or "",
         sockets=len({socket_of(node, gpu) for gpu in places}) if wiring == "pcie" else 1,
         collnet=bool(section.get("collnet", False)),
         full_node=local == node.gpus or (node.hosts > 1 and local > 2),

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from simulator import collectives
+from simulator.collectives import efa
 from simulator.collectives.algorithm import Algorithm, Case, Terms
 from simulator.collectives.constants import Between, Inside, constants_for, shipped
 from simulator.collectives.nccl import Question, find_channels, has_protocol, is_offered
@@ -71,7 +72,7 @@ def choose(
     *,
     eight_bit_float: bool = False,
 ) -> Choice:
-    """Choose as NCCL does: the allowed pair with the least estimate.
+    """Choose as NCCL does: the allowed pair with the least estimate, unless a plug-in's table names one.
 
     Parameters
     ----------
@@ -86,6 +87,8 @@ def choose(
     if not wanted[0]:
         pairs = tuple(pair for pair in pairs if pair[0].is_automatic)
     pairs = pairs or tuple(pair for pair in every if not pair[0].is_tunable)
+    tuned = efa.tuned(collective, n_bytes, shape)
+    pairs = tuple((a, p) for a, p in pairs if (a.name, p) == tuned) or pairs
     if not pairs:
         raise _refusal(collective, shape, every, {"algorithm": algorithm, "protocol": protocol})
     return _best(pairs, collective, n_bytes, shape, eight_bit_float)

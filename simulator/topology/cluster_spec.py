@@ -224,6 +224,7 @@ class TransportSpec(Sourced):
     bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="bandwidth", gt=0)
     latency_s: Time | None = Field(default=None, alias="latency", ge=0)
     gpu_direct: bool = True
+    tuner: Literal["p5", "p5en", "p6-b200"] | None = None
     incast: float | None = Field(default=None, gt=0, le=1)
     constants: dict[str, Any] = Field(default_factory=dict)
 

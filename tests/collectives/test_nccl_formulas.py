@@ -432,3 +432,42 @@ def test_trees_are_corrected_by_size(protocol):
         for n_bytes in (64 << power, (64 << power) * 1.9):
             more_us = estimate_us(ONE_A100, "all_reduce", "tree", protocol, n_bytes) - latency_us
             assert more_us == pytest.approx(n_bytes / (1000 * full * tenths / 10), rel=1e-6, abs=1e-9), power
+
+
+#: size, ranks and what aws-ofi-nccl's regions say there (``src/tuner/nccl_ofi_regions.cpp``), corners among them
+TUNED = [
+    ("aws-p6-b200", "all_reduce", 256 * 2**10, 32, "tree/ll"),
+    ("aws-p6-b200", "all_reduce", 16 * 2**20, 32, "tree/ll128"),
+    ("aws-p6-b200", "all_reduce", 64 * 2**20, 32, "ring/ll128"),
+    ("aws-p6-b200", "all_reduce", 133_693_440, 32, "ring/ll128"),  # a corner
+    ("aws-p6-b200", "all_reduce", 256 * 2**20, 32, "nvls_tree/simple"),
+    ("aws-p6-b200", "all_reduce", 1 * GIB, 32, "ring/simple"),
+    ("aws-p6-b200", "all_reduce", 1 * GIB, 512, "nvls_tree/simple"),
+    ("aws-p6-b200", "all_gather", 256 * 2**20, 32, "ring/ll128"),
+    ("aws-p5en", "all_reduce", 128 * 2**10, 64, "tree/ll"),
+    ("aws-p5en", "all_reduce", 1 * GIB, 256, "nvls_tree/simple"),
+    ("aws-p5", "all_reduce", 1024, 32, "tree/ll128"),
+    ("aws-p5", "all_reduce", 100 * 2**20, 128, "tree/ll128"),
+    ("aws-p5", "all_reduce", 8 * GIB, 64, "ring/simple"),
+]
+
+
+@pytest.mark.parametrize(("machine", "collective", "n_bytes", "n_ranks", "label"), TUNED)
+def test_machines_of_aws_choose_as_their_plug_in_says(machine, collective, n_bytes, n_ranks, label):
+    topology = load_topology(machine, n_ranks)
+    assert choose(collective, n_bytes, shape_of(range(n_ranks), topology)).label == label
+
+
+def test_the_plug_in_speaks_for_one_gpu_of_each_node_and_not_for_two_nodes_four_gpus_or_old_libraries():
+    topology = load_topology("aws-p6-b200", 256)
+    spread = shape_of(range(0, 256, 8), topology)
+    assert choose("all_gather", 4 * 2**20, spread).label == "pat/simple"
+    assert choose("all_reduce", 4 * 2**20, spread, protocol="simple").protocol == "simple"
+    for group, nccl in (
+        (range(16), None),
+        ([8 * n + g for n in range(4) for g in range(4)], None),
+        (range(32), "2.18"),
+    ):
+        shape = shape_of(group, topology, nccl=nccl)
+        for n_bytes in (2**20, 64 * 2**20, GIB):
+            assert choose("all_reduce", n_bytes, shape) == choose("all_reduce", n_bytes, replace(shape, tuner=""))

@@ -133,6 +133,7 @@ CASES = {
     ("TransportSpec", "bandwidth"): ({}, "transports.rdma.bandwidth", "10 Gb/s"),
     ("TransportSpec", "latency"): ({}, "transports.rdma.latency", "50 us"),
     ("TransportSpec", "incast"): ({}, "transports.rdma.incast", 0.5),
+    ("TransportSpec", "tuner"): (H100 | {"transports.rdma.protocol": "efa"}, "transports.rdma.tuner", "p5"),
     ("TransportSpec", "gpu_direct"): (NO_NVLINK | {"node.pcie.switches": 4}, "transports.rdma.gpu_direct", False),
     ("ClusterSpec", "nodes"): ({}, "nodes", 4),
     ("ClusterSpec", "default_transport"): (
