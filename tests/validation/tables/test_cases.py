@@ -1,5 +1,9 @@
 """Training rows as runs, with what was assumed."""
 
+from collections import Counter
+from itertools import combinations
+from statistics import mean
+
 import pytest
 
 from simulator.errors import ConfigError
@@ -250,6 +254,21 @@ def test_what_a_publication_says_beside_its_table_is_taken():
     unstated, assumed = case_of(training_row(source=paper, **own))
     assert unstated.spec.vocab == 32_000 and "vocab 32000: the tokenizer of its launch script" in assumed
     assert case_of(training_row(**own))[0].spec.vocab == 50304  # GPT-2's, padded to a multiple of 128
+
+
+def test_collapsed_routers_load_the_rank_that_has_most_of_the_experts_that_all_tokens_take():
+    rows = {
+        row.row_id: row
+        for name in ("frontier_training", "public_training")
+        for row in read_table(MEASUREMENTS / f"{name}.csv")
+    }
+    scout, oss = (case_of(rows[name])[0] for name in ("DT-0317", "PB-MC-0004"))
+    assert scout.plan.moe_imbalance == scout.plan.ep == 4 and scout.spec.top_k == 1
+    experts, taken, ranks = oss.spec.n_experts, oss.spec.top_k, oss.plan.ep
+    choices = [
+        max(Counter(e * ranks // experts for e in chosen).values()) for chosen in combinations(range(experts), taken)
+    ]
+    assert oss.plan.moe_imbalance == pytest.approx(mean(choices) * ranks / taken, abs=0.005)
 
 
 @pytest.mark.parametrize(("tp", "expected"), [("1", "torch-fsdp2"), ("4", "torchtitan")])
