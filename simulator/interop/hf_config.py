@@ -51,7 +51,11 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
     inner = reader
     if isinstance(reader.data.get("text_config"), dict) and reader.data.get("model_type") != "clip":
         inner = reader.section("text_config")
+        if "model_type" in reader.data:
+            reader.text("model_type")
         reader.assume("text_config", "the language model", "vision and audio parts are left out")
+        if (tied := reader.data.get("tie_word_embeddings")) is not None:
+            inner.data["tie_word_embeddings"] = tied  # the head belongs to the whole
         reader.irrelevant([key for key in reader.data if key != "text_config"])
     family = inner.text("model_type") if "model_type" in inner.data else _unnamed(inner)
     known = family.removesuffix("_text")
@@ -65,7 +69,8 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
     for key in _LAYERS:
         if inner.has(key) and inner.integer(key) > MOST_LAYERS:
             inner.fault(key, f"no model has more than {MOST_LAYERS} layers")
-    fields = _with_layers_of_their_own(inner, read_family(inner, known))
+    row = f"_within_{known}" if inner is not reader and f"_within_{known}" in ROWS else known
+    fields = _with_layers_of_their_own(inner, read_family(inner, row))
     if inner.boolean("add_cross_attention"):
         inner.fault("add_cross_attention", "cross-attention in a decoder is not modelled for this family", hint=RECORD)
     if count := inner.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0):

@@ -84,20 +84,17 @@ def by_window(is_whole: Sequence[bool], **own: tuple[int, int]) -> tuple[tuple[s
 
 def _window(r: Reader, found: Fields) -> Fields:
     """Read which layers see a sliding window only: Qwen's after the first ones, and only where asked to."""
-    layers, is_qwen = found["layers"], "max_window_layers" in r.data
-    window, is_used = r.positive("sliding_window", default=0), r.boolean("use_sliding_window", default=not is_qwen)
-    first, every = r.integer("max_window_layers", default=0), found.get("_every")
+    layers, every, none = found["layers"], found.get("_every"), {"sliding_window": 0}
     kinds = layer_list(r, "layer_types", letters=_WHOLE_OR_WINDOW)
     if kinds and len(kinds) != layers:
         r.fault("layer_types", f"{len(kinds)} kinds for {layers} layers")
-    if not window or not is_used or (kinds and "w" not in kinds):
-        return {}
+    if not found["sliding_window"] or not found["_used"] or (kinds and "w" not in kinds):
+        return none
     if not kinds and every:
-        kinds = tuple("w" if (index + 1) % every else "*" for index in range(layers))
-    kinds = kinds or ("*",) * min(first, layers) + ("w",) * (layers - first)
-    if "w" not in kinds:
-        return {}
-    return {"sliding_window": window, "full_attention_blocks": tuple(i for i, kind in enumerate(kinds) if kind == "*")}
+        kinds = tuple("*" if index % every == found.get("_whole", every - 1) else "w" for index in range(layers))
+    kinds = kinds or ("*",) * min(found["_first"], layers) + ("w",) * (layers - found["_first"])
+    whole = tuple(i for i, kind in enumerate(kinds) if kind == "*")
+    return {"full_attention_blocks": whole} if len(whole) < layers else none
 
 
 def _gpt_bigcode(r: Reader, found: Fields) -> Fields:
@@ -151,12 +148,6 @@ def _falcon(r: Reader, found: Fields) -> Fields:
 def _qwen(r: Reader, found: Fields) -> Fields:
     """Qwen of the first generation, whose ``intermediate_size`` counts both halves of the gated MLP."""
     return {"attention_output_bias": not r.boolean("no_bias", default=True), "ffn_hidden": found["ffn_hidden"] // 2}
-
-
-def _qwen3(r: Reader, found: Fields) -> Fields:
-    if r.data.get("head_dim") is None:
-        r.assume("head_dim", 128, "the default of qwen3")
-    return {}
 
 
 def _nemotron_nas(r: Reader, found: Fields) -> Fields:
@@ -224,7 +215,7 @@ def _bert(r: Reader, found: Fields) -> Fields:
 
 
 def _t5(r: Reader, found: Fields) -> Fields:
-    projection = r.text("feed_forward_proj", default="relu")
+    projection = r.text("feed_forward_proj", default=found.get("_mlp", "relu"))
     gated, kind = projection.startswith("gated-"), projection.removeprefix("gated-")
     if kind not in ACTIVATIONS:
         r.fault("feed_forward_proj", f"{projection!r} is not known here", hint="relu or gated-gelu")
@@ -324,7 +315,7 @@ def _deepseek_v4(r: Reader, found: Fields) -> Fields:
             why = f"{ratios!r:.60} is not one of 0, {light} and {heavy} for each of {layers} layers"
             r.fault("compress_ratios", why)
         kinds = tuple(by_rate[rate] for rate in ratios[:layers])
-    kinds = kinds or tuple("h" if i < 2 or i % 2 else "k" for i in range(layers))
+    kinds = kinds or tuple("k" if i > 1 and i % 2 else "h" for i in range(layers))
     rotated = round(found["head_dim"] * r.number("partial_rotary_factor", default=64 / 512))
     return {
         "shared_expert_hidden": found["expert_hidden"] * r.integer("n_shared_experts", default=1),
@@ -337,7 +328,7 @@ def _deepseek_v4(r: Reader, found: Fields) -> Fields:
 
 def _gpt_oss(r: Reader, found: Fields) -> Fields:
     """Tell whether positions are stretched by YaRN, which multiplies sine and cosine by 0.1 ln(factor) + 1."""
-    rotation = r.raw("rope_scaling", "rope_parameters")
+    rotation = r.raw("rope_scaling", "rope_parameters") or {"rope_type": "yarn"}
     return {"scales_rotation": isinstance(rotation, dict) and rotation.get("rope_type") == "yarn"}
 
 
@@ -346,8 +337,9 @@ def _hunyuan_moe(r: Reader, found: Fields) -> Fields:
     for key in ("num_shared_expert", "moe_topk", "moe_intermediate_size", "num_experts"):
         value = r.data.get(key)
         if isinstance(value, list):
-            if len(set(map(str, value))) > 1:
-                r.fault(key, f"{value!r:.60}: layers that differ are not modelled", hint=RECORD)
+            if len(set(map(str, value))) != 1:
+                why = "layers that differ are not modelled" if value else "has no value for any layer"
+                r.fault(key, f"{value!r:.60}: {why}", hint=RECORD)
             r.data[key] = value[0]
     shared = r.integer("num_shared_expert", default=1) * r.boolean("use_mixed_mlp_moe", default=True)
     return {
@@ -369,9 +361,11 @@ def _bailing(r: Reader, found: Fields) -> Fields:
 
 def _mimo_v2(r: Reader, found: Fields) -> Fields:
     """MiMo-V2-Flash: five of six layers see a window, have more heads of keys and a sink; values are narrower than keys."""
-    names = {"full_attention": 0, "sliding_attention": 1}
-    kinds = r.raw("hybrid_layer_pattern") or [names.get(kind, -1) for kind in r.raw("layer_types") or ()]
-    kinds = _marks(r, "hybrid_layer_pattern", kinds, found["layers"])
+    names, layers = {"full_attention": 0, "sliding_attention": 1}, found["layers"]
+    usual = [int(i > 0 and (i + 1) % 6 > 0) for i in range(layers)]
+    kinds = r.raw("hybrid_layer_pattern") or [names.get(kind, -1) for kind in r.raw("layer_types") or ()] or usual
+    kinds = _marks(r, "hybrid_layer_pattern", kinds, layers)
+    window = r.positive("sliding_window_size", default=found["sliding_window"] - 1) + 1
     for key in ("num_attention_heads", "head_dim", "v_head_dim"):
         _same(r, f"swa_{key}", key)
     sinks = (r.boolean("add_swa_attention_sink_bias", default=True), r.boolean("add_full_attention_sink_bias"))
@@ -379,6 +373,7 @@ def _mimo_v2(r: Reader, found: Fields) -> Fields:
     shares = (r.positive("swa_num_key_value_heads", default=2 * few), few)
     return {
         "shared_expert_hidden": 0,
+        "sliding_window": window,
         "full_attention_blocks": tuple(i for i, kind in enumerate(kinds) if not kind),
         "of_blocks": by_window([not kind for kind in kinds], kv_heads=shares, attention_sinks=sinks),
     }
@@ -421,10 +416,11 @@ def _llama4(r: Reader, found: Fields) -> Fields:
 
 
 def _gemma2(r: Reader, found: Fields) -> Fields:
-    """Gemma 2 and 3: all but every n-th block see a window."""
-    kinds = layer_list(r, "layer_types", letters=_WHOLE_OR_WINDOW)
+    """Gemma 2 and 3: all but every n-th block see a window, of Gemma 4 never the last."""
+    kinds = list(layer_list(r, "layer_types", letters=_WHOLE_OR_WINDOW))
     every = found["_every"]
-    return {"pattern": _with_mlp(kinds or ["w" if (i + 1) % every else "*" for i in range(found["layers"])])}
+    kinds = kinds or ["w" if (i + 1) % every else "*" for i in range(found["layers"])]
+    return {"pattern": _with_mlp([*kinds[:-1], "*"] if found.get("_last_whole") else kinds)}
 
 
 def _gemma4(r: Reader, found: Fields) -> Fields:
@@ -494,6 +490,12 @@ def _nemotron_h(r: Reader, found: Fields) -> Fields:
     }  # fmt: skip
 
 
+def _mamba2(r: Reader, found: Fields) -> Fields:
+    """Mamba-2, whose heads share the mixer's width where their own is ``auto``."""
+    width = found["hidden"] * r.positive("mamba_expand", "expand", default=2)
+    return {"ssm_head_dim": found["ssm_head_dim"] or width // found["ssm_heads"]}
+
+
 def _bamba(r: Reader, found: Fields) -> Fields:
     """Bamba: Mamba-2 with attention in some blocks, an MLP in all."""
     whole = _indices(r, "attn_layer_indices")
@@ -521,7 +523,9 @@ def _granite_hybrid(r: Reader, found: Fields) -> Fields:
 
 def _falcon_h1(r: Reader, found: Fields) -> Fields:
     """Falcon-H1: attention and Mamba-2 read the same norm in every block."""
-    width = r.positive("mamba_d_ssm", default=found["hidden"] * r.positive("mamba_expand", default=2))
+    width = r.positive("mamba_d_ssm", default=1024)
+    if "mamba_d_ssm" in r.data and not r.has("mamba_d_ssm"):
+        width = found["hidden"] * r.positive("mamba_expand", default=2)
     return {"ssm_head_dim": width // found["ssm_heads"], "pattern": ("p-",) * found["layers"]}
 
 
@@ -529,7 +533,7 @@ def _lfm2(r: Reader, found: Fields) -> Fields:
     """LFM2: gated short convolutions, attention in some blocks; the width of the MLP follows from another one."""
     for key in ("block_dim", "conv_dim", "conv_dim_out"):
         _same(r, key, "hidden_size")
-    whole, has_experts = _indices(r, "full_attn_idxs"), "num_experts" in r.data
+    whole, has_experts = _indices(r, "full_attn_idxs", range(found["layers"])), "n_experts" in found
     letters = {"conv": "s", "short_conv": "s", "full_attention": "*"}
     kinds = layer_list(r, "layer_types", letters=letters)
     kinds = kinds or tuple("*" if i in whole else "s" for i in range(found["layers"]))
@@ -543,9 +547,6 @@ def _lfm2(r: Reader, found: Fields) -> Fields:
     r.irrelevant(["use_expert_bias"])
     return {
         "ffn_hidden": width,
-        "n_experts": r.positive("num_experts", default=32),
-        "top_k": r.positive("num_experts_per_tok", default=4),
-        "expert_hidden": r.positive("moe_intermediate_size", default=1792),
         "pattern": _with_mlp(kinds, lambda i: i >= dense),
     }
 
@@ -558,7 +559,8 @@ def _kimi_linear(r: Reader, found: Fields) -> Fields:
     linear = r.section("linear_attn_config")
     kda = _indices(linear, "kda_layers")
     kinds = layer_list(r, "layer_types", letters={"linear_attention": "d", "full_attention": "*"})
-    kinds = kinds or tuple("d" if i + 1 in kda else "*" for i in range(found["layers"]))
+    usual = kda or [i + 1 for i in range(found["layers"]) if not i or i % 4]
+    kinds = kinds or tuple("d" if i + 1 in usual else "*" for i in range(found["layers"]))
     width = linear.positive("head_dim", default=r.positive("linear_head_dim", default=128))
     heads = linear.positive("num_heads", default=r.positive("linear_num_heads", default=32))
     taps = linear.positive("short_conv_kernel_size", default=r.positive("linear_conv_kernel_dim", default=4))
@@ -592,6 +594,17 @@ def _delta(r: Reader, found: Fields) -> Fields:
     return {"pattern": _with_mlp(kinds or ["G" if (i + 1) % every else "*" for i in range(found["layers"])])}
 
 
+def _olmo_hybrid(r: Reader, found: Fields) -> Fields:
+    """OLMo Hybrid, whose delta nets have keys three quarters as wide as a head, values twice that, and one attention at least."""
+    kinds, width = found["pattern"], int(0.75 * found["hidden"] / found["delta_key_heads"])
+    key = found["delta_key_dim"] or width
+    return {
+        "pattern": kinds if "*-" in kinds else (*kinds[:-1], "*-"),
+        "delta_key_dim": key,
+        "delta_value_dim": found["delta_value_dim"] or 2 * key,
+    }
+
+
 def _qwen3_next(r: Reader, found: Fields) -> Fields:
     """Qwen3-Next and Qwen3.5 with experts: the same, most layers with experts."""
     dense = _sparse_blocks(r, found)["dense_blocks"]
@@ -601,12 +614,12 @@ def _qwen3_next(r: Reader, found: Fields) -> Fields:
 #: row of the table -> what its keys decide together
 _RULES: dict[str, Callable[[Reader, Fields], Fields]] = {
     "_window": _window, "gpt_bigcode": _gpt_bigcode, "gpt_neo": _gpt_neo, "opt": _opt, "mpt": _mpt, "falcon": _falcon, "qwen": _qwen,
-    "qwen3": _qwen3, "nemotron-nas": _nemotron_nas, "modernbert": _modernbert, "baichuan": _baichuan, "yuan": _yuan,
+    "nemotron-nas": _nemotron_nas, "modernbert": _modernbert, "baichuan": _baichuan, "yuan": _yuan,
     "chatglm": _chatglm, "bert": _bert, "t5": _t5, "_patches": _patches, "vit": _vit, "clip": _clip, "whisper": _whisper,
     "_sparse_blocks": _sparse_blocks, "_shared_and_dense": _shared_and_dense, "deepseek_v2": _deepseek_v2,
     "_shared_index": _shared_index, "deepseek_v4": _deepseek_v4, "gpt_oss": _gpt_oss, "hunyuan_v1_moe": _hunyuan_moe,
     "bailing_moe": _bailing, "mimo_v2_flash": _mimo_v2, "ernie4_5_moe": _ernie_moe, "minimax_m2": _minimax_m2,
     "minimax_m3": _minimax_m3, "llama4": _llama4, "gemma2": _gemma2, "gemma4": _gemma4, "_pure": _pure, "mamba": _mamba1,
-    "nemotron_h": _nemotron_h, "bamba": _bamba, "granitemoehybrid": _granite_hybrid, "falcon_h1": _falcon_h1, "lfm2": _lfm2,
-    "kimi_linear": _kimi_linear, "jamba": _jamba, "_delta": _delta, "qwen3_next": _qwen3_next,
+    "_mamba": _mamba2, "nemotron_h": _nemotron_h, "bamba": _bamba, "granitemoehybrid": _granite_hybrid, "falcon_h1": _falcon_h1,
+    "lfm2": _lfm2, "kimi_linear": _kimi_linear, "jamba": _jamba, "_delta": _delta, "olmo_hybrid": _olmo_hybrid, "qwen3_next": _qwen3_next,
 }  # fmt: skip

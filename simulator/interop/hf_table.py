@@ -42,6 +42,8 @@ ACTIVATIONS: dict[str, Activation] = {
 _TYPES = {one.name: one.type for one in fields(ModelSpec)}
 #: whole numbers that may be zero: none of them, or the usual number
 _MAY_BE_ZERO = ("kv_heads", "q_lora_rank", "shared_expert_hidden", "type_vocab", "attention_chunk")
+#: those whose ``null`` says none, or the usual number, and not what a file without the key has
+_MAY_BE_NULL = ("kv_heads", "head_dim", "q_lora_rank", "sliding_window")
 _WORDS: Mapping[str, bool] = {"true": True, "false": False}
 
 #: fields of a :class:`ModelSpec`, and those that begin with ``_``
@@ -134,8 +136,10 @@ def _read(r: Reader, row: Row, name: str, found: Fields) -> Any:
     """Return the value of a field, which others may have as their default."""
     if name not in found:
         keys, text = row.keys[name]
+        if name in _MAY_BE_NULL and any(key in r.data for key in keys) and not r.has(*keys):
+            text = "heads" if name == "kv_heads" else "0"
         usual: Any = _read(r, row, text, found) if text in row.keys else value_of(text) if text else None
-        match _TYPES.get(name, "int"):
+        match _TYPES.get(name, "bool" if text in _WORDS else "int"):
             case "bool":
                 found[name] = r.boolean(*keys, default=usual)
             case "float":
@@ -143,7 +147,10 @@ def _read(r: Reader, row: Row, name: str, found: Fields) -> Any:
             case "Activation":
                 found[name] = ACTIVATIONS[r.text(*keys, default=usual, one_of=ACTIVATIONS)]
             case _:
-                found[name] = (r.integer if name in _MAY_BE_ZERO else r.positive)(*keys, default=usual)
+                may_be_zero = name in _MAY_BE_ZERO or name.startswith("_")
+                if r.raw(*keys) == "auto":
+                    return found.setdefault(name, 0)
+                found[name] = (r.integer if may_be_zero else r.positive)(*keys, default=usual)
     return found[name]
 
 

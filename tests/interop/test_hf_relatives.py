@@ -1,6 +1,8 @@
 """Parameters of small configurations, counted by transformers 5.23 on the meta device; keys as their authors write them."""
 
+import csv
 import json
+from pathlib import Path
 
 import pytest
 
@@ -190,6 +192,76 @@ def test_parameters_as_transformers_counts_them(tmp_path, family, keys, count):
     assert found.report.unknown == ()
 
 
+#: what transformers 5.23 makes of a file that says the sizes only: ``CONFIG_MAPPING[family]()``, built on the meta device where its class
+#: can be, with the window of its layers and how many of them see it
+DEFAULTS = list(csv.DictReader(Path(__file__).with_name("hf_defaults.csv").read_text(encoding="utf-8").splitlines()))
+
+
+@pytest.mark.parametrize("row", DEFAULTS, ids=[row["family"] for row in DEFAULTS])
+def test_keys_that_a_file_leaves_out_are_what_transformers_takes(tmp_path, row):
+    sizes = dict(word.split("=") for word in row["sizes"].split())
+    spec = read(tmp_path, row["family"], {key: int(value) for key, value in sizes.items()}).spec
+    windowed = sum("w" in block for block in spec.blocks)
+    found = {"parameters": spec.n_parameters, "max_positions": spec.max_positions, "windowed": windowed,
+        "window": spec.sliding_window if windowed else 0, "top_k": spec.top_k}  # fmt: skip
+    if not spec.n_experts:
+        row = row | {"top_k": ""}
+    assert found == found | {key: int(value) for key, value in row.items() if key in found and value}
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "count"),
+    [
+        ("bamba", keys_of("bamba", mamba_d_head="auto"), 14360800),
+        ("granitemoehybrid", keys_of("granitemoehybrid", mamba_d_head="auto"), 16732384),
+        ("falcon_h1", keys_of("falcon_h1", mamba_d_head="auto"), 17291856),
+        ("lfm2", keys_of("lfm2", "layer_types"), 9559936),
+        (
+            "olmo_hybrid",
+            keys_of("olmo_hybrid", "layer_types linear_num_key_heads linear_key_head_dim linear_value_head_dim"),
+            14688992,
+        ),
+        ("ernie4_5", keys_of("ernie4_5", head_dim=None), 11918848),
+        ("glm4_moe_lite", keys_of("glm4_moe_lite", q_lora_rank=None), 13127360),
+    ],
+)
+def test_words_and_nulls_in_place_of_numbers(tmp_path, family, keys, count):
+    assert read(tmp_path, family, keys).spec.n_parameters == count
+
+
+def test_nulls_are_none_where_a_missing_key_is_not(tmp_path):
+    """Mistral of transformers 5.23 sees 4096 keys, and all of them where its file says ``"sliding_window": null``."""
+    specs = [read(tmp_path, "mistral", GROUPED | more).spec for more in ({}, {"sliding_window": None})]
+    assert [spec.sliding_window for spec in specs] == [4096, 0]
+
+
+def test_sizes_of_a_part_are_those_of_its_class(tmp_path):
+    """The text of Gemma 3 4B writes four sizes, and that of LLaVA 1.5 7B none but its vocabulary (their files on the hub)."""
+    gemma = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
+    spec = read(tmp_path, "gemma3", {"text_config": gemma, "vision_config": {}}).spec
+    assert (spec.heads, spec.kv_heads, spec.head_dim, spec.vocab, spec.n_parameters) == (8, 4, 256, 262208, 3880263168)
+    text = {"model_type": "llama", "vocab_size": 32064}
+    spec = read(tmp_path, "llava", {"text_config": text, "tie_word_embeddings": False}).spec
+    assert spec.n_parameters == 6738939904
+    with pytest.raises(ConfigError, match="is missing"):
+        read(tmp_path, "llama", {"vocab_size": 32064})
+
+
+def test_the_head_is_tied_as_the_whole_says(tmp_path):
+    """Qwen3-VL 2B and 8B write ``tie_word_embeddings`` beside the text, not in it."""
+    text = GROUPED | {"model_type": "qwen3_vl_text"}
+    tied, apart = (
+        read(tmp_path, "qwen3_vl", {"text_config": text, "tie_word_embeddings": one}).spec for one in (True, False)
+    )
+    assert apart.n_parameters - tied.n_parameters == GROUPED["vocab_size"] * GROUPED["hidden_size"]
+
+
 def test_what_a_switch_leaves_out_is_gone_from_the_count(tmp_path):
     """OPT's final norm has a scale and a shift; of Falcon's new blocks each has one norm or two."""
     opt = {key: value for key, value in GROUPED.items() if key != "num_key_value_heads"} | {"ffn_dim": 1024}
@@ -272,6 +344,7 @@ def test_switches_that_are_not_modelled_are_refused(tmp_path, family, key, value
         ("lfm2", "conv_dim", 64),
         ("nemotron_h", "num_hidden_layers", 7),
         ("glm_moe_dsa", "indexer_types", ["full", "shared"]),
+        ("hunyuan_v1_moe", "num_experts", []),
     ],
 )
 def test_sizes_that_are_not_modelled_are_refused(tmp_path, family, key, value):
@@ -310,7 +383,13 @@ def test_mixers_are_as_many_times_wider_as_their_files_say(tmp_path):
     keys = keys_of("falcon_h1", "mamba_d_ssm")
     counts = [
         read(tmp_path, "falcon_h1", keys | one).spec.n_parameters
-        for one in ({"mamba_expand": 3}, {"mamba_d_ssm": 1536}, {"mamba_expand": 2}, {"mamba_d_ssm": 1024}, {})
+        for one in (
+            {"mamba_expand": 3, "mamba_d_ssm": None},
+            {"mamba_d_ssm": 1536},
+            {"mamba_expand": 2, "mamba_d_ssm": None},
+            {"mamba_d_ssm": 1024},
+            {},
+        )
     ]
     assert counts[0] == counts[1] > counts[2] == counts[3] == counts[4]
 

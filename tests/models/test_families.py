@@ -328,7 +328,7 @@ def test_gates_and_rotations_of_early_megatron_run_operation_by_operation(framew
     assert (names.count("rotary"), names.count("swiglu")) == ((0, 0) if is_loose else (2, 1))
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("yarn", True), ("default", False), (None, False)])
+@pytest.mark.parametrize(("kind", "expected"), [("yarn", True), ("default", False), (None, True)])
 def test_a_stretched_rotation_is_read(tmp_path, kind, expected):
     config = {"model_type": "gpt_oss", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
               "intermediate_size": 64, "vocab_size": 128, "num_local_experts": 4, "num_experts_per_tok": 2}  # fmt: skip
