@@ -22,7 +22,7 @@ from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import optimizer_run, owned_matrices
 from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
-from simulator.plan.stage_layout import balanced_parts, parse_layout, passing_parts, shortened_ends
+from simulator.plan.stage_layout import balanced_parts, lightened_end, parse_layout, passing_parts, shortened_ends
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
 from simulator.program.stretch import leave_out_one
@@ -140,7 +140,7 @@ def _cuts(model: Model, plan: ParallelPlan, placement: Placement, first: int, la
     if plan.pipeline_layout is not None and n_parts > 1:
         return _cuts_of_layout(parse_layout(plan.pipeline_layout), model, placement, first, last)
     balances = plan.framework_spec.balances
-    if balances and n_parts == plan.pp > 1 and not placement.shares_vocabulary:
+    if balances in ("parameters", "products") and n_parts == plan.pp > 1 and not placement.shares_vocabulary:
         weights = [layer.n_parameters for layer in model.layers]
         cut, weighed = (
             (passing_parts, [0] * first + weights[first:]) if balances == "products" else (balanced_parts, weights)
@@ -202,6 +202,12 @@ def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
                 hint="interleaving needs equal chunks; choose degrees that divide the layers, or name a pipeline_layout",
             )
         return laid_out
+    if (
+        plan.framework_spec.balances == "blocks"
+        and n_virtual == plan.pp
+        and (sizes := lightened_end(blocks, n_virtual))
+    ):
+        return sizes
     # Uneven splits give the surplus to the middle stages, away from embedding and head.
     base, surplus = divmod(blocks, n_virtual)
     start = (n_virtual - surplus) // 2

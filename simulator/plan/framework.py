@@ -306,8 +306,9 @@ class Framework:
     #: are PyTorch's operations one by one (NVIDIA/Megatron-LM, commit 8503f754 of November 2023, "add rope and swiglu fusion").
     gates_fused_since: str = ""
     #: What a pipeline shares out equally instead of blocks: ``parameters`` of all layers, embedding and head among them, or
-    #: the ``products`` of blocks and head (embeddings count nothing), each stage going on until it has passed its share.
-    balances: Literal["", "parameters", "products"] = ""
+    #: the ``products`` of blocks and head (embeddings count nothing), each stage going on until it has passed its share; or
+    #: ``blocks`` with fewer for the last of four and more stages, which has the head.
+    balances: Literal["", "parameters", "products", "blocks"] = ""
     #: The framework that runs the same modules with sharded parameters, where this one cannot.
     sharded_by: str = ""
     #: Whether it refuses experts under tensor parallelism without sequence parallelism (Megatron-LM, ``arguments.py``:
@@ -625,6 +626,19 @@ FRAMEWORKS: dict[str, Framework] = {
             balances="products",
             calls_modules=True,
             parallel_recipe={"sequence_parallel": True},
+        ),
+        Framework(
+            # LiBai on OneFlow (Oneflow-Inc/libai, ``models/utils/graph_base.py``, ``layers``): fused kernels for what Megatron-LM
+            # fuses, a static graph that the runtime issues; collectives run on the stream that computes wherever tensors or layers
+            # are split (``enable_use_compute_stream``), else beside backward in buckets of 16 MB (``nccl_fusion_threshold_mb``)
+            name="libai",
+            kernels="megatron",
+            data_parallel=replace(MEGATRON, bucket_bytes=16 * MIB, gathers_by_bucket=False),
+            host="compiled",
+            synchronous_p2p=False,
+            reduces_beside_products=False,
+            balances="blocks",
+            parallel_recipe={"overlap": False},
         ),
         Framework(
             # trainers over JAX (MaxText, Paxml, Levanter ...): XLA compiles and schedules the whole step, gathers beside compute,

@@ -151,6 +151,14 @@ def test_stages_of_nanotron_end_with_the_block_that_passes_their_share():
         assert sizes == [blocks[0] + 1, *blocks[1:-1], blocks[-1] + 1]
 
 
+def test_the_last_of_four_stages_has_fewer_blocks_in_libai():
+    """Oneflow-Inc/libai, discussion 329: 24 blocks are 6, 7, 7 and 4; beside them stand embedding and head. Ends that are said win."""
+    for stated, pp, blocks in (({}, 2, [12, 12]), ({}, 4, [6, 7, 7, 4]), ({"last_stage_layers": 3}, 4, [7, 7, 7, 3])):
+        plan = ParallelPlan(pp=pp, gpus=pp, dp=1, framework="libai", **stated)
+        sizes = [len(stage[0]) for stage in split_layers(model_of(24), plan, placement_of("1f1b", pp))]
+        assert sizes == [blocks[0] + 1, *blocks[1:-1], blocks[-1] + 1]
+
+
 def test_too_many_stages_are_refused():
     with pytest.raises(InfeasiblePlanError, match="3 layers cannot be split"):
         split_layers(model_of(3), ParallelPlan(pp=4, gpus=4, dp=1), placement_of("1f1b", 4))

@@ -68,7 +68,7 @@ _WITH_FLASH = (
     "flash-attn",
     "flash-attn-fsdp",
 )
-_MEGATRON = ("megatron", "megatron-2021", *_CORE, "megatron-deepspeed")
+_MEGATRON = ("megatron", "megatron-2021", *_CORE, "megatron-deepspeed", "libai")
 #: Megatron's guidance: the bubble (pp - 1) / n_micro_batches stays small when there are several per stage
 _MICRO_BATCHES_PER_STAGE = 6
 #: largest micro_batch x hidden of published Megatron runs, with full recomputation and without

@@ -86,7 +86,7 @@ class TestCases:
             ("PaddlePaddle PaddleNLP 2.5.1", "torch-3d"),
             ("PaddlePaddle PaddleNLP 2.5.1 fused rmsnorm", "torch-3d-fused-norm"),
             ("PaddlePaddle Fleet", "apex-ddp-fused"),
-            ("LiBai (OneFlow)", "megatron"),
+            ("LiBai (OneFlow)", "libai"),
             ("DeepSpeed ZeRO-3, Hugging Face transformers, Liger kernels", "deepspeed-liger"),
             ("Hugging Face Trainer FSDP", "hf-fsdp"),
             ("Hugging Face accelerate FSDP2, torch.compile", "torchtitan-compile"),
