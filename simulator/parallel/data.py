@@ -121,6 +121,22 @@ class DataParallel:
             return after
         return (self.collective(tasks, "all_reduce", owners.copies, n_bytes, after),)
 
+    @property
+    def offloads(self) -> bool:
+        """Whether states are in host memory, between which and the device they move with one replica, too."""
+        return "cpu" in (self.plan.offload_optimizer, self.plan.offload_parameters)
+
+    def host_bytes(self, device_bytes: int) -> int:
+        """Bytes of a parameter or gradient element on its way between device and host; FSDP's is cast on the device.
+
+        References
+        ----------
+        pytorch/pytorch, ``torch/distributed/fsdp``: ``_use_low_precision_shard`` copies the fp32 shard before it casts it, ``_reduce_grad``
+        casts before ``_offload_grad``; ``fully_shard``, ``FSDPParam.all_gather_inputs`` and ``foreach_reduce``, and
+        facebookresearch/fairscale, ``_cast_fp32_param_shards_to_fp16``, do alike.
+        """
+        return 4 if self.plan.framework_spec.data_parallel.shards_masters else device_bytes
+
     def copy(
         self, tasks: TaskList, direction: str, n_bytes: int, after: tuple[int, ...], phase: Phase = "backward"
     ) -> int:

@@ -62,7 +62,8 @@ def idle_settings(
 
 def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
     facts = plan.framework_spec.data_parallel
-    alone = plan.dp * plan.cp == 1 and not (has_experts and plan.expert_dp > 1)
+    is_away = "cpu" in (plan.offload_optimizer, plan.offload_parameters)
+    alone = plan.dp * plan.cp == 1 and not (has_experts and plan.expert_dp > 1) and not is_away
     is_fsdp = facts.orders_gathers and plan.shards_parameters
     is_zero3 = facts.zero3_limits is not None and plan.shards_parameters
     return [

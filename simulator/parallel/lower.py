@@ -88,8 +88,9 @@ def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Co
     """Return the strategy of a plan for one stage's layers (all chunks in order)."""
     # copies of experts may lie on the ranks of one tensor-parallel group
     has_copies = communicators.size("expert_dp") > 1 and any(p.is_expert for layer in layers for p in layer.parameters)
-    if communicators.size("dp") == 1 and not has_copies:
-        return DataParallel(layers, plan, communicators)
+    alone = DataParallel(layers, plan, communicators)
+    if communicators.size("dp") == 1 and not has_copies and not alone.offloads:
+        return alone
     if not plan.shards_parameters:
         return Replicated(layers, plan, communicators)
     if plan.synchronises_once:

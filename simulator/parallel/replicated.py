@@ -131,8 +131,11 @@ class Replicated(DataParallel):
     def _reduce(self, tasks: TaskList, bucket: Bucket, after: tuple[int, ...]) -> None:
         packed, n_bytes = self._pack(tasks, bucket, after)
         owners = self._owners(bucket)
-        if self.collective_name == "all_reduce":
-            reduced: tuple[int, ...] = (self.collective(tasks, "all_reduce", owners.replicas, n_bytes, packed),)
+        reduced: tuple[int, ...] = packed
+        if self.communicators.size(owners.replicas) == 1:
+            pass  # one replica, whose gradients go to the host
+        elif self.collective_name == "all_reduce":
+            reduced = (self.collective(tasks, "all_reduce", owners.replicas, n_bytes, packed),)
         elif self.collective_name == "reduce":
             reduced = self._reduce_to_owners(tasks, bucket, n_bytes, packed)
         else:

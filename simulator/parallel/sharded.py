@@ -126,7 +126,7 @@ class FullySharded(DataParallel):
 
     def _elements(self, positions: Iterable[int], owners: Owners, *, is_trained: bool = False) -> list[int]:
         """Elements of the tensors of some layers that these owners share, or of those that are trained."""
-        if self.communicators.size(owners.replicas) == 1:
+        if self.communicators.size(owners.replicas) == 1 and not self.offloads:
             return []
         layers = [self.layers[position] for position in positions]
         tensors = [p for layer in layers for p in (layer.trained if is_trained else layer.parameters)]
@@ -194,11 +194,15 @@ class FullySharded(DataParallel):
         for owners, tensors in elements.items():
             axis = "secondary" if has_second and owners is DENSE else owners.shard
             n_ranks = self.communicators.size(axis)
-            for n_elements in self.messages(tensors) if tensors and n_ranks > 1 else ():
-                n_bytes = n_elements * (1 if self.plan.quantized_weights else self.plan.gathered_bytes)
-                needs = after
-                if self.plan.offload_parameters == "cpu":
-                    needs = (self.copy(tasks, "from_host", n_bytes // n_ranks, after, phase),)
+            is_away = self.plan.offload_parameters == "cpu"
+            for n_elements in self.messages(tensors) if tensors and (n_ranks > 1 or is_away) else ():
+                width = 1 if self.plan.quantized_weights else self.plan.gathered_bytes
+                n_bytes, needs = n_elements * width, after
+                if is_away:
+                    shard_bytes = n_elements * self.host_bytes(width) // n_ranks
+                    last = needs = (self.copy(tasks, "from_host", shard_bytes, after, phase),)
+                if n_ranks == 1:
+                    continue
                 host_s = self.issue(tasks, "all_gather", phase, n_ranks)
                 last = (self.collective(tasks, "all_gather", axis, n_bytes, needs, phase, host_s=host_s),)
         return last
@@ -215,7 +219,8 @@ class FullySharded(DataParallel):
         host_s = self.issue(tasks, "reduce_scatter", "backward", n_ranks)
         scattered = self.scatter(tasks, owners, n_elements, after, host_s)
         if self.plan.offload_optimizer == "cpu":
-            scattered = (self.copy(tasks, "to_host", n_elements * self.element_bytes // n_ranks, scattered),)
+            width = self.host_bytes(self.element_bytes)
+            scattered = (self.copy(tasks, "to_host", n_elements * width // n_ranks, scattered),)
         return scattered
 
     def scatter(
@@ -228,7 +233,7 @@ class FullySharded(DataParallel):
         """Send updated parameters to where they live, unless they were stepped there."""
         places = (self.plan.offload_optimizer, self.plan.offload_parameters)
         if places[0] != places[1]:
-            n_bytes = self.n_optimizer_elements * self.plan.gathered_bytes
+            n_bytes = self.n_optimizer_elements * self.host_bytes(self.plan.gathered_bytes)
             self.copy(tasks, "from_host" if places[0] == "cpu" else "to_host", n_bytes, (optimizer,), "optimizer")
 
 

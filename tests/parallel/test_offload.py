@@ -71,6 +71,32 @@ def test_copies_take_the_measured_rate_of_the_link():
     assert copies["copy_to_host"]["bytes"] == pytest.approx(2 * SPEC.n_parameters / 16, rel=0.01)
 
 
+def host_bytes(**changes):
+    rows = run(**changes).metrics.communication
+    return {row["collective"]: row["bytes"] for row in rows if row["axis"] == "host"}
+
+
+ONE = {"gpus": 1, "global_batch": 1, "offload_optimizer": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "from_host", "to_host"),
+    [
+        (ONE | {"sharding": "zero1"}, 2, 2),
+        (ONE, 2, 2),
+        (ONE | {"offload_parameters": "cpu"}, 2 * 2, 2),
+        ({"framework": "fsdp", "offload_optimizer": "cpu", "offload_parameters": "cpu"}, 2 * 4 / 16, 4 / 16),
+    ],
+)
+def test_states_on_the_host_move_with_one_replica_too_and_those_of_fsdp_in_fp32(changes, from_host, to_host):
+    """Bytes a parameter, by hand. Gradients go to the host, and what was stepped there comes back, or the parameters for forward and for
+    backward. FSDP's shards are the fp32 masters: 13 billion parameters of fairseq need 256 GB of host memory on one GPU (its README).
+    """
+    sent = host_bytes(**changes)
+    assert sent["copy_from_host"] == pytest.approx(from_host * SPEC.n_parameters, rel=0.05)  # embedding: forward alone
+    assert sent["copy_to_host"] == pytest.approx(to_host * SPEC.n_parameters, rel=0.01)
+
+
 def test_activations_of_layers_wait_on_the_host():
     """``cpu_offloading_num_layers``: what these blocks save leaves the device and comes back, once a micro-batch, beside compute."""
     plan = ParallelPlan(gpus=8, micro_batch=1, global_batch=16, framework="megatron-core", sharding="zero1")
