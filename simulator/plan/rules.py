@@ -17,9 +17,10 @@ RANK_AXES = ("tp", "cp", "ep", "dp", "pp")
 
 def check_words(plan: ParallelPlan) -> None:
     """Check the settings whose words have a form of their own."""
-    if plan.cuda is not None and not re.fullmatch(r"\d+\.\d+", plan.cuda):
+    if plan.cuda is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", plan.cuda):
         raise ConfigError(
-            f"cuda '{plan.cuda}' is not a release", hint="write it like 12.4, or leave it out for a current one"
+            f"cuda '{plan.cuda}' is not a release",
+            hint="write it like 12.4 or 12.9.1, or leave it out for a current one",
         )
     if plan.release is not None and not re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", plan.release):
         raise ConfigError(f"release '{plan.release}' is not a container's", hint="write it like 26.06 or 25.11.01")

@@ -179,14 +179,17 @@ class TestCases:
     def test_a_container_of_old_brings_old_libraries(self):
         """NeMo 24.03 of March 2024: CUDA 12.4 came out that month, cuDNN's attention later; 24.07 is still before 12.6.
 
-        NeMo 25.11 has CUDA 13.0.1 and cuDNN 9.13.1, 26.02 cuDNN 9.18 (Megatron Bridge, ``docs/releases/software-versions.md``).
+        NeMo 25.10 has the CUDA 12.9.1 of NGC's 25.06, 25.11 has 13.0.1 and cuDNN 9.13.1, 26.02 cuDNN 9.18 (Megatron Bridge,
+        ``docs/releases/software-versions.md``).
         """
         row = {"framework": "", "source": "NVIDIA/NeMo@1", "flash_attention": ""}
-        plans = {r: case_of(training_row(**row, release=r))[0].plan for r in ("24.03", "24.07", "25.11", "26.02")}
+        plans = {
+            r: case_of(training_row(**row, release=r))[0].plan for r in ("24.03", "24.07", "25.10", "25.11", "26.02")
+        }
         assert plans["24.03"].attention_kernel == "flash_attention_2"
         assert plans["24.07"].attention_kernel is None
         assert plans["24.03"].cuda <= plans["24.07"].cuda == "12.4"
-        assert plans["25.11"].cuda == "13.0" and plans["26.02"].cuda is None
+        assert plans["25.10"].cuda == "12.9.1" and plans["25.11"].cuda == "13.0" and plans["26.02"].cuda is None
 
     def test_boards_that_are_known_by_their_owner(self):
         row = {

@@ -16,6 +16,7 @@ from validation.tables.error_tables import document
 from validation.tables.many_jobs import run_all
 from validation.tables.predicting import validate
 from validation.tables.reader import MEASUREMENTS
+from validation.tables.training_rows import answer
 
 
 class TestPredicting:
@@ -134,6 +135,23 @@ class TestPredicting:
         row = training_row(**cells, source=source, release=release, topology=machine, precision="fp8_ds", task="lora")
         plan = case_of(row)[0].plan
         assert (plan.cp_comm_type, plan.fp8_modules, plan.cuda, plan.fused_operations) == ("a2a", words, cuda, fused)
+
+    @pytest.mark.parametrize(
+        ("machine", "release", "seconds"),
+        [("dgx-b200", "v5.0", 1.5147), ("dgx-b200", "v5.1", 1.2958), ("gb200-nvl72", "v5.0", 1.4861)],
+    )
+    def test_fp8_products_became_faster_between_two_rounds_of_mlperf(self, machine, release, seconds):
+        """Medians of results by Dell and NVIDIA of one plan: Llama-2-70B with adapters, 8,192 tokens on each of 8 GPUs."""
+        cells = {
+            "model": "llama2-70b", "tp": "1", "dp": "8", "gpus": "8", "layers": "", "hidden": "", "heads": "", "seq_len": "8192",
+            "micro_batch": "1", "global_batch": "8", "recompute": "", "recipe": "config.sh", "recipe_matches": "1", "framework": "",
+        }  # fmt: skip
+        row = training_row(
+            **cells, source=f"mlcommons/training_results_{release}@0fdc28f:NVIDIA", release=release, topology=machine,
+            precision="fp8_ds", task="lora", notes="flags: FP8_DPA=1; LoRA rank 16 on attention qkv and proj",
+        )  # fmt: skip
+        found = answer(case_of(row)[0], memory_only=False)
+        assert found.metrics["iteration_time_s"] == pytest.approx(seconds, rel=0.05)  # between submitters: 5.2 % at p90
 
     def test_more_expert_parallel_ranks_than_a_stage_has_are_those_of_the_stage(self):
         """256 GPUs in 8 stages are 32 each."""
