@@ -13,7 +13,7 @@ from typing import Any
 
 from simulator.config import near_misses, parse_yaml, read_text
 from simulator.interop.format import Format, Imported, Part
-from simulator.interop.hf_families import FAMILIES, read_family
+from simulator.interop.hf_families import FAMILIES, REFUSED, read_family
 from simulator.interop.hf_table import RECORD, ROWS, ignore
 from simulator.interop.key_table import json_keys
 from simulator.interop.typed_values import Reader
@@ -59,6 +59,8 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
         reader.irrelevant([key for key in reader.data if key != "text_config"])
     family = inner.text("model_type") if "model_type" in inner.data else _unnamed(inner)
     known = family.removesuffix("_text")
+    if known in REFUSED:
+        inner.fault("model_type", f"{family!r}: {REFUSED[known]} is not modelled", hint=RECORD)
     if known not in FAMILIES and (drawn := _by_architecture(inner)):
         inner.assume("model_type", drawn, f"what 'architectures' names; {family!r} is not known")
         known = drawn

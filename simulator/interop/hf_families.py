@@ -13,8 +13,11 @@ from simulator.interop.hf_table import ACTIVATIONS, RECORD, ROWS, Fields, ignore
 from simulator.interop.typed_values import Reader
 from simulator.models.spec import ModelSpec
 
-#: ``model_type`` of every family
-FAMILIES = tuple(name for name in ROWS if not name.startswith("_") and not name.endswith("-style"))
+#: ``model_type`` of every family, and of those that are known and not modelled, with the reason
+REFUSED = {name: row.refused["*"] for name, row in ROWS.items() if "*" in row.refused}
+FAMILIES = tuple(
+    name for name in ROWS if not name.startswith("_") and not name.endswith("-style") and name not in REFUSED
+)
 
 #: kinds of layers that most files know -> sublayer
 _WHOLE_OR_WINDOW = {"full_attention": "*", "sliding_attention": "w"}
@@ -92,9 +95,25 @@ def _window(r: Reader, found: Fields) -> Fields:
         return none
     if not kinds and every:
         kinds = tuple("*" if index % every == found.get("_whole", every - 1) else "w" for index in range(layers))
+        kinds = ("*",) * min(found["_first"], layers) + kinds[found["_first"] :]
+        kinds = (*kinds[:-1], "*") if found.get("_last_whole") else kinds
     kinds = kinds or ("*",) * min(found["_first"], layers) + ("w",) * (layers - found["_first"])
     whole = tuple(i for i, kind in enumerate(kinds) if kind == "*")
     return {"full_attention_blocks": whole} if len(whole) < layers else none
+
+
+def _dbrx(r: Reader, found: Fields) -> Fields:
+    """DBRX, which keeps the sizes of attention and experts in parts of their own."""
+    attention, experts = r.section("attn_config"), r.section("ffn_config")
+    fields = {
+        "kv_heads": attention.positive("kv_n_heads", default=1),
+        "n_experts": experts.positive("moe_num_experts", default=4),
+        "top_k": experts.positive("moe_top_k", default=1),
+        "expert_hidden": experts.positive("ffn_hidden_size", default=3584),
+    }
+    attention.irrelevant(list(attention.data))
+    experts.irrelevant(list(experts.data))
+    return fields
 
 
 def _gpt_bigcode(r: Reader, found: Fields) -> Fields:
@@ -250,7 +269,8 @@ def _clip(r: Reader, found: Fields) -> Fields:
     return text | {"image": ModelSpec(name="image", **(image | found))}
 
 
-def _whisper(r: Reader, found: Fields) -> Fields:
+def _stacks(r: Reader, found: Fields) -> Fields:
+    """Check that encoder and decoder are equally wide."""
     for key, field in (("encoder_attention_heads", "heads"), ("encoder_ffn_dim", "ffn_hidden")):
         if r.positive(key, default=found[field]) != found[field]:
             r.fault(key, f"{r.data[key]} beside {found[field]} of the decoder is not modelled", hint=RECORD)
@@ -262,9 +282,8 @@ def _whisper(r: Reader, found: Fields) -> Fields:
 
 def _sparse_blocks(r: Reader, found: Fields) -> Fields:
     """Return the blocks without experts of Qwen: those that are named, and all but every n-th."""
-    every, dense = r.positive("decoder_sparse_step", default=1), r.raw("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
-        r.fault("mlp_only_layers", f"{dense!r:.60} is not a list of layers")
+    every = r.positive("decoder_sparse_step", default=1)
+    dense = _indices(r, "mlp_only_layers", range(found.get("_dense", 0)))
     return {"dense_blocks": tuple(i for i in range(found["layers"]) if i in dense or (i + 1) % every)}
 
 
@@ -615,11 +634,12 @@ def _qwen3_next(r: Reader, found: Fields) -> Fields:
 _RULES: dict[str, Callable[[Reader, Fields], Fields]] = {
     "_window": _window, "gpt_bigcode": _gpt_bigcode, "gpt_neo": _gpt_neo, "opt": _opt, "mpt": _mpt, "falcon": _falcon, "qwen": _qwen,
     "nemotron-nas": _nemotron_nas, "modernbert": _modernbert, "baichuan": _baichuan, "yuan": _yuan,
-    "chatglm": _chatglm, "bert": _bert, "t5": _t5, "_patches": _patches, "vit": _vit, "clip": _clip, "whisper": _whisper,
+    "chatglm": _chatglm, "bert": _bert, "t5": _t5, "_patches": _patches, "vit": _vit, "clip": _clip, "_stacks": _stacks,
     "_sparse_blocks": _sparse_blocks, "_shared_and_dense": _shared_and_dense, "deepseek_v2": _deepseek_v2,
     "_shared_index": _shared_index, "deepseek_v4": _deepseek_v4, "gpt_oss": _gpt_oss, "hunyuan_v1_moe": _hunyuan_moe,
     "bailing_moe": _bailing, "mimo_v2_flash": _mimo_v2, "ernie4_5_moe": _ernie_moe, "minimax_m2": _minimax_m2,
     "minimax_m3": _minimax_m3, "llama4": _llama4, "gemma2": _gemma2, "gemma4": _gemma4, "_pure": _pure, "mamba": _mamba1,
     "_mamba": _mamba2, "nemotron_h": _nemotron_h, "bamba": _bamba, "granitemoehybrid": _granite_hybrid, "falcon_h1": _falcon_h1,
-    "lfm2": _lfm2, "kimi_linear": _kimi_linear, "jamba": _jamba, "_delta": _delta, "olmo_hybrid": _olmo_hybrid, "qwen3_next": _qwen3_next,
+    "lfm2": _lfm2, "kimi_linear": _kimi_linear, "dbrx": _dbrx, "jamba": _jamba, "_delta": _delta, "olmo_hybrid": _olmo_hybrid,
+    "qwen3_next": _qwen3_next,
 }  # fmt: skip

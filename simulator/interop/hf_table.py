@@ -3,8 +3,8 @@
 A row is like those that its second column names, in order, with what it says itself. ``keys`` says under which keys a field of the
 model stands, and its default: ``kv_heads=num_key_value_heads:heads`` takes that of another field, ``vocab=:50257`` changes an
 inherited default alone, and ``tied=-:true`` has no key. ``fields`` sets what no key says. Keys that are ``ignored`` may be patterns;
-those that are ``refused`` end the import where they are true, or false. Rows that begin with ``_`` are no families, and fields that do
-are for the rules in code beside the table (:mod:`simulator.interop.hf_families`).
+those that are ``refused`` end the import where they are true, or false; ``*`` refuses the family itself. Rows that begin with ``_``
+are no families, and fields that do are for the rules in code beside the table (:mod:`simulator.interop.hf_families`).
 
 References
 ----------

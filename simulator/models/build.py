@@ -13,13 +13,13 @@ from simulator.models.flops import model_flops_per_sequence
 from simulator.models.layer import DTYPE_BYTES, Layer, Model, Parameter
 from simulator.models.ops import pointwise
 from simulator.models.parameters import (
+    between_parameters,
     block_parameters,
     embedding_parameters,
     front_parameters,
     frozen,
     head_parameters,
     mtp_parameters,
-    norm_parameters,
     relative_parameters,
 )
 from simulator.models.setting import Setting
@@ -184,8 +184,9 @@ def _between_layer(spec: ModelSpec, setting: Setting) -> Layer:
         pooled(style, x)
         parameters = [*head_parameters(first, setting.tp), *embedding_parameters(spec, setting.tp)]
     else:
-        style.norm(x)
-        parameters = [*norm_parameters(spec, "encoder_norm"), *relative_parameters(spec, setting.tp)]
+        if spec.final_norm:
+            style.norm(x)
+        parameters = [*between_parameters(spec), *relative_parameters(spec, setting.tp)]
         parameters += embedding_parameters(spec, setting.tp) if spec.mel_bins else ()
     output = embedding(_style(spec, setting, style.tape))
     return style.tape.finish("decoder_embedding", output, parameters=adapted(style, parameters))

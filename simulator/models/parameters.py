@@ -384,6 +384,13 @@ def front_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     return _outside_blocks(tensors)
 
 
+def between_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
+    """Return the encoder's final norm, and what a decoder of tokens adds to the table that both read (BART, T5)."""
+    tensors = norm_parameters(spec, "encoder_norm") if spec.final_norm else []
+    own = () if spec.mel_bins else embedding_parameters(spec)
+    return (*tensors, *(one for one in own if one.name.startswith(("positions", "embedding_norm"))))
+
+
 def head_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     """Return final norm and, when it is not tied, the output projection (BERT: the pooler) of one rank."""
     tensors = norm_parameters(spec, "final_norm") if spec.final_norm else []
@@ -417,7 +424,7 @@ def model_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     if decoder:
         tensors += [*front_parameters(spec), *relative_parameters(spec)]
         tensors += [p for _ in range(spec.encoder_layers) for p in block_parameters(spec)]
-        tensors += norm_parameters(spec, "encoder_norm")
+        tensors += between_parameters(spec)
     tensors += relative_parameters(spec)
     for own, sublayers in zip(spec.specs_of_blocks, spec.blocks, strict=True):
         tensors += block_parameters(own, sublayers, cross_attention=decoder)

@@ -8,6 +8,9 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.interop import import_any
+from simulator.models.build import build_model
+from simulator.models.layer import AttentionShape, GemmShape
+from simulator.models.setting import Setting
 
 LLAMA_LIKE = {
     "hidden_size": 512,
@@ -177,6 +180,55 @@ COUNTS += [
     *((family, LLAMA_LIKE, 10496000) for family in ("ernie", "data2vec-text", "megatron-bert")),  # AutoModel, with its pooler
     ("roberta-prelayernorm", LLAMA_LIKE, 10497024),
 ]  # fmt: skip
+
+
+#: encoder and decoder of BART's relatives
+STACKS = {"d_model": 512, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 8, "decoder_attention_heads": 8,
+    "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024, "vocab_size": 1000, "max_position_embeddings": 256}  # fmt: skip
+SPARSER = {"num_key_value_heads": 2, "head_dim": 64, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 128,
+    "num_experts": 8, "num_experts_per_tok": 2, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "vocab_size": 1000}  # fmt: skip
+DBRX = {"d_model": 512, "n_layers": 3, "n_heads": 8, "vocab_size": 1000, "attn_config": {"kv_n_heads": 2, "clip_qkv": 8},
+    "ffn_config": {"ffn_hidden_size": 256, "moe_num_experts": 8, "moe_top_k": 2}}  # fmt: skip
+COUNTS += [
+    ("bart", STACKS, 14447104),
+    ("mbart", STACKS, 14449152),
+    (
+        "pegasus",
+        STACKS,
+        14182912,
+    ),  # trained ones: two tables of sines are parameters there without gradients, and of Marian, too
+    ("m2m_100", STACKS, 14182912),
+    ("marian", STACKS, 14180864),
+    ("blenderbot", STACKS, 14445056),
+    ("blenderbot-small", STACKS, 14445056),
+    ("openai-gpt", {"n_embd": 512, "n_layer": 3, "n_head": 8, "vocab_size": 1000, "n_positions": 256}, 10100224),
+    ("iquestcoder", GROUPED | {"num_hidden_layers": 4, "intermediate_size": 1024, "head_dim": 64}, 9941504),
+    ("flint", SPARSER | {"intermediate_size": 1024}, 13489184),
+    ("kolibri1", SPARSER, 17040384),
+    ("dbrx", DBRX, 12443136),
+]
+
+
+@pytest.mark.parametrize("family", ["bart", "mbart", "pegasus", "m2m_100", "marian", "blenderbot", "blenderbot-small"])
+def test_products_of_two_stacks_are_those_that_torch_counts(tmp_path, family):
+    """Two sequences of 128 tokens through ``ForConditionalGeneration`` on the meta device under torch 2.13's ``FlopCounterMode``."""
+    model = build_model(
+        read(tmp_path, family, STACKS).spec, Setting(micro_batch=2, sequence_length=128, kernels="fused")
+    )
+    items = [item for layer in model.layers for item in layer.forward]
+    products = sum(item.n_flops for item in items if isinstance(item, GemmShape))
+    assert products + sum(item.whole_flops for item in items if isinstance(item, AttentionShape)) == 7778336768
+    held = sum(tensor.n_elements for layer in model.layers for tensor in layer.parameters)
+    assert held == model.n_parameters
+
+
+@pytest.mark.parametrize(
+    ("family", "why"), [("gemma3n_text", "several copies"), ("zamba2", "share"), ("rwkv", "recurrence")]
+)
+def test_what_is_known_and_not_modelled_says_why(tmp_path, family, why):
+    with pytest.raises(ConfigError, match=f"model_type: '{family}': .*{why}.* is not modelled(.|\n)*--module hf:NAME"):
+        read(tmp_path, family, GROUPED)
 
 
 def read(tmp_path, family, keys):
