@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from simulator.analysis.metrics import PARTS
 from simulator.errors import SimulatorError
-from simulator.models.spec import ModelSpec
 from simulator.scenario import Scenario
 from simulator.units import format_bytes
 from validation.tables.cases import Case, case_of
@@ -40,21 +39,16 @@ def _memory_metrics(memory: MemoryReport) -> dict[str, float]:
 
 
 def hardware_tflops(result: Result) -> float:
-    """Return TFLOP/s per GPU by the formula of the Megatron papers, which counts recomputation.
+    """Return TFLOP/s per GPU as the Megatron papers count: the model's, attention whole, and what is computed again.
 
     References
     ----------
-    Narayanan et al., arXiv:2104.04473, equation 3: ``96 B s l h^2 (1 + s / 6h + V / 16 l h)`` with full
-    recomputation.
+    Narayanan et al., arXiv:2104.04473, equation 3; for gated layers, shared keys and experts ``num_floating_point_operations`` of
+    NVIDIA/Megatron-LM, ``megatron/training/training.py``, which counts every product of the model.
     """
-    spec, plan = result.spec, result.plan
-    assert isinstance(spec, ModelSpec), "rows name models by their sizes"
-    per_pass = 24.0 * plan.global_batch * plan.sequence_length * spec.layers * spec.hidden**2
-    passes = 4.0 if plan.recompute == "full" else 3.0
-    attention = plan.sequence_length / (6.0 * spec.hidden)
-    logits = spec.vocab / (16.0 * spec.layers * spec.hidden) * (4.0 / passes)
-    flops = passes * per_pass * (1.0 + attention + logits)
-    return flops / result.metrics.iteration_time_s / plan.gpus / 1e12
+    metrics, plan = result.metrics, result.plan
+    n_flops = result.model.model_flops_per_sequence * plan.global_batch / plan.gpus + metrics.recomputed_flops
+    return n_flops / metrics.iteration_time_s / 1e12
 
 
 def _mean_collective_s(result: Result, collective: str) -> float:
