@@ -10,6 +10,7 @@ from simulator.topology.cluster_spec import HYBRID_CUBE_MESH
 
 #: pattern of the driver's product name, least memory in GB, shipped device; first match wins
 _PRODUCTS = (
+    (r"GH200", 0, "gh200-96g"),
     (r"GB300", 0, "gb300"),
     (r"GB200", 0, "gb200"),
     (r"B300", 0, "b300"),
@@ -167,6 +168,7 @@ _LINKS = {
     "h200": (18, 25),
     "h800": (8, 25),
     "h20": (18, 25),
+    "gh200": (18, 25),
     "b200": (18, 50),
     "b300": (18, 50),
     "gb200": (18, 50),

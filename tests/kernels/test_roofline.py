@@ -139,7 +139,7 @@ def test_one_gpu_of_a_node_is_alone() -> None:
     assert two == pytest.approx(1.12 * one, rel=0.015)  # and the slower of two boards counts
 
 
-@pytest.mark.parametrize("device", ["h200-sxm", "h800-sxm", "h100-64g"])
+@pytest.mark.parametrize("device", ["h200-sxm", "h800-sxm", "h100-64g", "gh200-96g"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
 def test_one_die_under_one_limit_has_one_sustained_rate(device: str, dtype: str) -> None:
     """Long products of a node at work are bound by 700 W, whatever memory stands beside the GH100."""

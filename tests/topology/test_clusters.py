@@ -101,6 +101,8 @@ FACTS = {
     "dgx-h100": (8, "h100-sxm5-80g", 450, 400, "rail-optimised"),
     "grand-teton-h100-96g": (8, "h100-sxm5-96g-hbm2e", 450, 400, "clos"),
     "marenostrum5": (4, "h100-64g", 450, 100, "fat-tree"),
+    "alps": (4, "gh200-96g", 450, 100, "dragonfly"),
+    "jupiter": (4, "gh200-96g", 450, 100, "dragonfly+"),
     "kestrel": (4, "h100-sxm5-80g", 450, 50, "dragonfly"),
     "hgx-h200": (8, "h200-sxm", 450, 400, "clos"),
     "gcp-a3-mega": (8, "h100-sxm5-80g", 450, 200, "clos"),

@@ -16,8 +16,11 @@ from simulator.plan.parallel_plan import SETTINGS, parse_setting
 from validation.tables.frameworks import PUBLISHED
 from validation.tables.reader import Row
 
-#: torchtitan's float8 recipes as precisions; tensorwise scales each tensor by its own maximum, computed when it is used
-_FLOAT8 = {"tensorwise": "fp8_current", "rowwise": "fp8_rowwise", "rowwise_with_gw_hp": "fp8_rowwise_gw_hp"}
+#: float8 recipes as precisions: torchtitan's, whose tensorwise scales each tensor by its own maximum, computed when it is
+#: used, and Transformer Engine's delayed scaling, by the maxima of earlier steps
+_FLOAT8 = {
+    "tensorwise": "fp8_current", "rowwise": "fp8_rowwise", "rowwise_with_gw_hp": "fp8_rowwise_gw_hp", "delayed": "fp8",
+}  # fmt: skip
 #: value of ``vocabulary_parallel`` -> schedule that computes the vocabulary's layers so
 _VOCABULARY = {"interlaced": "interlaced"}
 _TASKS = {"": "", "pretrain": "", "sft": "task sft: as pretraining, which updates all parameters, too", "lora": ""}

@@ -89,6 +89,8 @@ class TestPredicting:
         assert (case.plan.recompute, case.plan.recompute_method, case.plan.recompute_layers) == ("full", "block", 4)
         case, _ = case_of(training_row(precision="fp8", float8_recipe="rowwise"))
         assert case.plan.precision == "fp8_rowwise"
+        case, _ = case_of(training_row(precision="fp8", float8_recipe="delayed"))
+        assert case.plan.precision == "fp8"
         case, _ = case_of(training_row(cuda_graph_impl="full_iteration", dispatcher="deepep"))
         assert (case.plan.cuda_graphs, case.plan.moe_dispatcher) == ("full_iteration", "deepep")
 
