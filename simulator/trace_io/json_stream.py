@@ -25,7 +25,7 @@ from simulator.trace_io.sources import DAMAGE
 
 CHUNK_BYTES = 8 << 20
 READ_BYTES = 1 << 20
-MAX_OBJECT_BYTES = 128 << 20
+MAX_OBJECT_BYTES = 32 << 20
 MAX_HEADER_BYTES = 64 << 20
 #: decodings that are tried before a chunk is read object by object
 _TRIES = 8

@@ -25,8 +25,8 @@ _GZIP = b"\x1f\x8b"
 #: what is read of a file at a time, and inflated at a time
 _PART_BYTES, _PIECE_BYTES = 1 << 18, 1 << 20
 #: what is inflated to more than so many bytes is at most so many times as large as stored: traces are 10 to 60 times, deflate
-#: comes to 1,032 times
-_SURELY_BYTES, MOST_INFLATED = 1 << 24, 250
+#: comes to 1,032 times, in a hurry to 229
+_SURELY_BYTES, MOST_INFLATED = 1 << 24, 120
 _RANK = (
     re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE),
     re.compile(r"worker[-_.]?(\d+)", re.IGNORECASE),

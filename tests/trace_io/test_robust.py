@@ -344,10 +344,22 @@ def _bomb(path, n_bytes):
     return path
 
 
+def test_an_event_without_an_end_is_not_read_to_the_end_of_its_file():
+    stream = io.BytesIO(b'[{"name": "' + b"a" * (96 << 20))
+    listed = json_stream.Listed("traceEvents", dict, lambda value: None, "")
+    (read_so_far,) = json_stream.read_documents(stream, "a.json", listed, lambda *_: None)
+    assert read_so_far.truncated
+    assert stream.tell() < 64 << 20
+
+
 def test_what_inflates_beyond_all_measure_is_refused_early(tmp_path):
-    with pytest.raises(TraceError, match=r"MiB or more.* 1/250, no more than 16 MiB are read") as refused:
+    with pytest.raises(TraceError, match=r"MiB or more.* 1/120, no more than 16 MiB are read") as refused:
         read(_bomb(tmp_path / "a.json.gz", 24 << 20))
     assert "unpack" in refused.value.hint
+    with gzip.open(tmp_path / "fast.json.gz", "wb", compresslevel=1) as file:  # which packs zeros to 1/229 at best
+        file.write(b'{"traceEvents": [{"name": "' + b"a" * (24 << 20))
+    with pytest.raises(TraceError, match="inflate to"):
+        read(tmp_path / "fast.json.gz")
     with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as archive:
         member = tarfile.TarInfo("rank0.json")
         member.size = 24 << 20

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulator.config import read_text
 from simulator.errors import ConfigError
 from validation.tables.kinds import INTEGERS, KINDS, NUMBERS
 
@@ -165,7 +167,7 @@ def _faults_of(cells: Mapping[str, str], kind: str, place: str) -> list[str]:
 def find_table(path: Path) -> Path:
     """Return the path itself, or the shipped table of that bare name."""
     shipped = MEASUREMENTS / path.name
-    return shipped if not path.exists() and path.name == str(path) and shipped.is_file() else path
+    return shipped if not os.path.exists(path) and path.name == str(path) and shipped.is_file() else path
 
 
 def _lines(text: str, file: str) -> Iterator[tuple[int, list[str]]]:
@@ -185,17 +187,13 @@ def read_table(path: str | Path) -> list[Row]:
     bare name resolves to a path first, then to the tables in ``validation/measurements``.
     """
     file = str(path)
-    try:
-        text = find_table(Path(path)).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
+    place = find_table(Path(path))
+    if not os.path.exists(place):
         shipped = sorted(path.name for path in MEASUREMENTS.glob("*.csv") if path.name != "published_errors.csv")
         raise ConfigError(
             f"{file}: no such file", hint=f"give the path of a measurement CSV, or one of {', '.join(shipped)}"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: is not text: {error}") from None
+        )
+    text = read_text(place).removeprefix("\ufeff")
     lines = _lines(text, file)
     header = [name.strip() for name in next(lines, (1, []))[1]]
     if not any(header):

@@ -59,6 +59,12 @@ class TestReading:
         with pytest.raises(ConfigError, match="no such file"):
             read_table(tmp_path / "nothing.csv")
 
+    def test_what_is_too_large_for_a_table_is_not_read(self, tmp_path):
+        with open(tmp_path / "large.csv", "wb") as file:
+            file.truncate(1 << 30)
+        with pytest.raises(ConfigError, match="is larger than 256 MiB"):
+            read_table(tmp_path / "large.csv")
+
     def test_sources_are_shortened_to_the_publication(self):
         assert short_source("own measurement, one H200, torch 2.11") == "own measurement"
         assert short_source("https://github.com/karpathy/nanoGPT/issues/110") == "karpathy/nanoGPT"
