@@ -375,7 +375,7 @@ def search(
     with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
         run = _Run(scenario=scenario, bounds=bounds, candidates=candidates, n_judged=n_plans, pool=pool, store=store)
         run.best_first(top, observe)
-        needed = run.needed(top) | run.complete_front(float("inf") if whole_front else FRONT_SLOWDOWN)
+        needed = run.needed(top) | run.complete_front(float("inf") if whole_front else FRONT_SLOWDOWN, observe)
         energy = Energy.on(space.topology, bounds)
         frugal = run.least_energy(energy, observe) if least_energy and run.found else None
     failures = Counter(candidates.reasons[index] for index in sorted(needed & candidates.failed.keys()))
@@ -485,9 +485,12 @@ class _Run:
             for index in self._simulate(dict(batch)):
                 if index in self.found:
                     board.add(some.kind(index), self.found[index].iteration_time_s)
-            if observe is not None:
-                best_s = min(board.best_s, default=float("inf"))
-                observe(n_judged=self.n_judged, n_simulated=len(self.found), n_left=frontier.n_left, best_s=best_s)
+            self._tell(observe, frontier.n_left)
+
+    def _tell(self, observe: Observer | None, n_left: int) -> None:
+        if observe is not None:
+            best_s = min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
+            observe(n_judged=self.n_judged, n_simulated=len(self.found), n_left=n_left, best_s=best_s)
 
     def _n_at_once(self) -> int:
         """Return how many plans to begin together: alone, none before its turn has come."""
@@ -501,12 +504,14 @@ class _Run:
         bounds_s = self.candidates.failed | {index: one.bound_s for index, one in self.found.items()}
         return {index for index, bound_s in bounds_s.items() if bound_s < board.limit_s(self.candidates.kind(index))}
 
-    def complete_front(self, slowdown: float) -> set[int]:
+    def complete_front(self, slowdown: float, observe: Observer | None) -> set[int]:
         """Simulate what may be beaten by no other plan in both time and memory, the leanest first; return what had to be."""
         lean = _order(self.candidates.peak_bytes)
         best_s = slowdown * min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
         needed, failed = set(), self.candidates.failed
         for place, index in enumerate(lean):
+            if place % _BETWEEN_LOOKS == 0:
+                self._tell(observe, len(lean) - place)
             self._simulate_ahead(lean, place, best_s)
             bound_s = self.found[index].bound_s if index in self.found else failed.get(index, float("inf"))
             if bound_s < best_s:
@@ -546,9 +551,7 @@ class _Run:
         while batch := frontier.take(self._n_at_once(), least):
             for _ in self._simulate({index: some.full_s(index) for index, _ in batch}):
                 pass
-            if observe is not None:
-                best_s = min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
-                observe(n_judged=self.n_judged, n_simulated=len(self.found), n_left=frontier.n_left, best_s=best_s)
+            self._tell(observe, frontier.n_left)
         return min(self.found.values(), key=lambda one: (energy.joules(one.answer), one.iteration_time_s))
 
     def _simulate(self, bounds_s: Mapping[int, float]) -> Iterator[int]:
