@@ -74,7 +74,8 @@ class Replicated(DataParallel):
         super().__init__(layers, plan, communicators)
         self.facts = plan.framework_spec.data_parallel
         self.element_bytes = plan.reduced_bytes
-        self.every_micro_batch = plan.sharding in self.facts.reduces_every_micro_batch
+        # who keeps a shard of the gradients cannot sum them whole (Rajbhandari et al., ZeRO, SC 2020, section 5.2)
+        self.every_micro_batch = plan.sharding == "zero2"
         self.overlaps = plan.overlaps
         self._reduced: list[int] = []
         self._packed: list[tuple[int, int]] = []

@@ -64,8 +64,6 @@ class DataParallelism:
     scatters_gradients: bool = False
     #: Whether ZeRO-1 and -2 can reduce every owner's part to it.
     reduces_to_owners: bool = False
-    #: Shardings of whole parameters under which gradients are reduced in every micro-batch.
-    reduces_every_micro_batch: tuple[str, ...] = ()
     #: Whether updated parameters that are gathered beside the next forward come bucket by bucket.
     gathers_by_bucket: bool = False
     #: Whether gathered parameters are copied out of the flat buffer into tensors of their own.
@@ -159,7 +157,6 @@ MEGATRON = DataParallelism(
 MEGATRON_CORE = replace(
     MEGATRON,
     shardings=("none", "zero1", "zero2", "zero3"),
-    reduces_every_micro_batch=("zero2",),
     registers_buffers=True,
 )
 #: DeepSpeed's: ``reduce_bucket_size``; its pipeline engine refuses ZeRO-2 and ZeRO-3
@@ -171,7 +168,6 @@ DEEPSPEED = DataParallelism(
     bucket_elements=500_000_000,
     holds_buckets=True,
     reduces_to_owners=True,
-    reduces_every_micro_batch=("zero2",),
     zero3_limits=Zero3Limits(),
     quantizes=True,
     clears_gradients=True,

@@ -465,13 +465,22 @@ def test_the_optimizer_waits_for_every_reduction(framework, sharding, overlap):
     assert reduced and reduced <= reached
 
 
-def test_zero2_of_deepspeed_reduces_in_every_micro_batch_without_overlap_too():
-    """deepspeed/runtime/zero/stage_1_and_2.py: partitioned gradients are reduced at each accumulation step."""
-    for overlap in (False, True):
-        plan = ParallelPlan(
-            dp=8, gpus=8, sharding="zero2", framework="deepspeed", overlap=overlap, micro_batch=1, global_batch=32
-        )
-        assert sent_bytes(plan, SIZES, 4)["all_reduce"] == 4 * 2 * PSI
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("framework", ["deepspeed", "megatron", "torch-3d"])
+def test_zero2_reduces_in_every_micro_batch_without_overlap_too(framework, overlap):
+    """Who keeps a shard of the gradients cannot sum them whole (ZeRO, SC 2020, section 5.2; ``runtime/zero/stage_1_and_2.py``)."""
+    plan = ParallelPlan(
+        dp=8,
+        gpus=8,
+        sharding="zero2",
+        framework=framework,
+        overlap=overlap,
+        micro_batch=1,
+        global_batch=32,
+        gradient_bytes=2,
+    )
+    collective = "all_reduce" if framework == "deepspeed" else "reduce_scatter"
+    assert sent_bytes(plan, SIZES, 4)[collective] == 4 * 2 * PSI
 
 
 def test_groups_of_a_distributed_optimizer_sum_their_shards():
