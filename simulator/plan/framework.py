@@ -202,6 +202,8 @@ FSDP = DataParallelism(
     orders_gathers=True,
     shards_masters=True,
 )
+#: what trainers over either set: ``ShardingStrategy.FULL_SHARD``, ``reshard_after_forward``, ``data_parallel_shard_degree = -1``
+FULLY_SHARDED = {"sharding": "zero3"}
 #: ``fully_shard``, which copies what it gathered into tensors of their own
 FSDP2 = replace(FSDP, fsdp_version=2, copies_gathered=True, gathers_in_flight=0, once_under_pipelines=True)
 
@@ -360,9 +362,11 @@ class Framework:
         return (1362.8 if release == "26.06.01" else 155.6) / 139.0 - 1.0
 
     def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the framework's recipes set beside ``settings``, which win."""
+        """Return what the framework's recipes set beside ``settings``, which win; one replica on as many ranks has nothing to shard."""
         is_split, has_experts = (int(settings.get(axis) or 1) > 1 for axis in ("tp", "ep"))
         found = {**self.recipe, **(self.parallel_recipe if is_split else {})}
+        if settings.get("gpus") == int(settings.get("tp") or 1) * int(settings.get("pp") or 1):
+            found.pop("sharding", None)
         found |= self.expert_recipe if is_split and has_experts else {}
         found |= self.precision_recipes.get(settings.get("precision", "bf16"), {})
         found |= self.hybrid_recipe if settings.get("moe_dispatcher") == "hybridep" else {}
@@ -407,6 +411,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     name=f"hf-fsdp{under}",
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=FSDP,
+                    recipe=FULLY_SHARDED,
                     gathers_to_recompute=True,
                     flash="flash_attention_2",
                     wide_adapters_since=_PEFT_0_11,
@@ -444,6 +449,7 @@ FRAMEWORKS: dict[str, Framework] = {
             offloads_modules=True,
             experts_need_split_tokens=True,
             calls_modules=True,
+            aliases=("primus",),
         ),
         Framework(
             # NVIDIA's recipes (NeMo, Megatron Bridge: scripts/performance/configs): distributed optimizer with both of its
@@ -482,6 +488,7 @@ FRAMEWORKS: dict[str, Framework] = {
             overlap=False,
             scatters_messages=True,
             reduces_beside_products=False,  # mpu/layers.py of both forks; deepspeedai/Megatron-DeepSpeed, issue 447
+            aliases=("gpt-neox",),
         ),
         Framework(
             # the first ZeRO-3, below Megatron-LM's modules: tensor by tensor, nothing beside compute
@@ -495,28 +502,36 @@ FRAMEWORKS: dict[str, Framework] = {
             name="fsdp",
             kernels="hf-eager",
             data_parallel=FSDP,
+            recipe=FULLY_SHARDED,
             stops_recompute_early=True,
             flash="flash_attention_2",
+            aliases=("olmo",),
         ),
         Framework(
             name="fsdp2",
             kernels="hf-eager",
             data_parallel=FSDP2,
+            recipe=FULLY_SHARDED,
             stops_recompute_early=True,
             flash="flash_attention_2",
             copies_sequence=True,
+            aliases=("torchtune",),
         ),
         Framework(
             name="llm-foundry",
             kernels="hf-eager",
             data_parallel=FSDP,
+            recipe=FULLY_SHARDED,
             stops_recompute_early=True,
             flash="flash_attention_triton",
+            aliases=("composer",),
         ),
         Framework(
             name="torchtitan",
             kernels="hf-eager",
             data_parallel=FSDP2,
+            recipe=FULLY_SHARDED,
+            parallel_recipe={"sequence_parallel": True},  # ``SequenceParallel`` of the norms (parallelize.py of its models)
             gradient_bytes_bf16=4,
             stops_recompute_early=True,
             cp_comm_type="all_gather",
@@ -527,11 +542,14 @@ FRAMEWORKS: dict[str, Framework] = {
             name="torchtitan-compile",
             kernels="compiled",
             data_parallel=FSDP2,
+            recipe=FULLY_SHARDED,
+            parallel_recipe={"sequence_parallel": True},  # ``SequenceParallel`` of the norms (parallelize.py of its models)
             host="compiled",
             gradient_bytes_bf16=4,
             stops_recompute_early=True,
             cp_comm_type="all_gather",
             flash="flash_attention_2",
+            aliases=("olmo-core",),
         ),
         Framework(
             # Llama 3 (arXiv:2407.21783, section 3.3.2): FSDP whose parameters stay gathered, fp32 gradients in shards, interleaved
@@ -553,6 +571,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=name,
                 kernels=kernels,  # type: ignore[arg-type]
                 data_parallel=replace(FSDP2, shards_masters=False),
+                recipe=FULLY_SHARDED,
                 stops_recompute_early=True,
                 lays_out_pipelines=True,
                 synchronous_p2p=False,  # ``torch.distributed.pipelining`` waits for messages on streams
@@ -574,6 +593,7 @@ FRAMEWORKS: dict[str, Framework] = {
             splits="parameters",
             kernels="hf-eager",
             data_parallel=FSDP2,
+            recipe=FULLY_SHARDED,
             stops_recompute_early=True,
             flash="flash_attention_2",
             clips_gradients=False,
@@ -643,7 +663,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="compiled",
             data_parallel=replace(FSDP2, copies_gathered=False),
             host="compiled",
-            aliases=("maxtext", "paxml"),
+            aliases=("maxtext", "paxml", "levanter", "easylm", "axlearn"),
         ),
         *(
             # trainers built from FlashAttention's modules (Dao-AILab/flash-attention, training/; TinyLlama, pretrain/): fused
@@ -652,6 +672,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=name,
                 kernels="fused",
                 data_parallel=facts,
+                recipe=FULLY_SHARDED if facts is FSDP else {},
                 flash="flash_attention_2",
                 owners_broadcast=owners,  # type: ignore[arg-type]
                 sharded_by=sharded_by,
@@ -673,6 +694,7 @@ FRAMEWORKS: dict[str, Framework] = {
 
 #: what people type -> name of the framework
 FRAMEWORK_ALIASES = {alias: f.name for f in FRAMEWORKS.values() for alias in f.aliases} | {
-    "ddp": "hf-eager",
+    **dict.fromkeys(("ddp", "transformers", "accelerate", "axolotl", "llama-factory"), "hf-eager"),
+    "colossal-ai": "torch-3d",
     "deepspeed-ulysses": "deepspeed",
 }

@@ -272,14 +272,14 @@ def _sequence_parallel(row: Row, tp: int, framework: str, recompute: str, assume
     """Return the stated value; where blank, what came with its framework.
 
     Megatron's sequence parallelism and selective recomputation are one publication (Korthikanti et al.,
-    2022), later recipes have both; torchtitan's tensor parallelism always shards the sequence.
+    2022), later recipes have both.
     """
     stated = row.flag("sequence_parallel")
     if tp == 1:
         return False
     if stated is not None:
         return stated
-    chosen = framework in (*_MODERN, "torchtitan", "torchtitan-compile")
+    chosen = framework in _MODERN or FRAMEWORKS[framework].parallel_recipe.get("sequence_parallel", False)
     chosen = chosen or (framework == "megatron" and recompute == "selective")
     assumed.append(f"sequence_parallel {'on' if chosen else 'off'}: usual for {framework}, recompute {recompute}")
     return chosen
