@@ -531,7 +531,9 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="hf-eager",
             data_parallel=FSDP2,
             recipe=FULLY_SHARDED,
-            parallel_recipe={"sequence_parallel": True},  # ``SequenceParallel`` of the norms (parallelize.py of its models)
+            parallel_recipe={
+                "sequence_parallel": True
+            },  # ``SequenceParallel`` of the norms (parallelize.py of its models)
             gradient_bytes_bf16=4,
             stops_recompute_early=True,
             cp_comm_type="all_gather",
@@ -543,7 +545,9 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="compiled",
             data_parallel=FSDP2,
             recipe=FULLY_SHARDED,
-            parallel_recipe={"sequence_parallel": True},  # ``SequenceParallel`` of the norms (parallelize.py of its models)
+            parallel_recipe={
+                "sequence_parallel": True
+            },  # ``SequenceParallel`` of the norms (parallelize.py of its models)
             host="compiled",
             gradient_bytes_bf16=4,
             stops_recompute_early=True,

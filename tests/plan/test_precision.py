@@ -9,7 +9,7 @@ from simulator.models.catalog import CATALOG, rename
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
 from simulator.plan import PRECISIONS, ParallelPlan
-from simulator.plan.framework import Framework
+from simulator.plan.framework import FRAMEWORK_ALIASES, Framework
 from simulator.simulation import model_for
 
 QUANTISED = [name for name, precision in PRECISIONS.items() if precision.quantisation]
@@ -172,6 +172,25 @@ def test_recipes_turn_settings_on_where_nothing_is_said():
     assert (plan.sharding, plan.sequence_parallel, plan.asynchronous_tp, plan.overlap) == ("zero1", True, True, True)
     plan = ParallelPlan.of({"framework": "megatron-bridge", "sharding": "none", "overlap": False})
     assert (plan.sharding, plan.sequence_parallel, plan.overlap) == ("none", False, False)
+
+
+@pytest.mark.parametrize(
+    "framework", ["fsdp", "fsdp2", "hf-fsdp", "torchtitan", "torchtune", "llm-foundry", "automodel", "olmo"]
+)
+def test_trainers_of_fully_sharded_data_parallelism_shard_fully(framework):
+    """``ShardingStrategy.FULL_SHARD``, ``reshard_after_forward=True`` and ``data_parallel_shard_degree = -1`` are their defaults."""
+    named = {"framework": FRAMEWORK_ALIASES.get(framework, framework)}
+    assert ParallelPlan.of({**named, "gpus": 8, "tp": 2}).sharding == "zero3"
+    assert ParallelPlan.of({**named, "gpus": 8, "sharding": "zero2"}).sharding == "zero2"
+    assert ParallelPlan.of({**named, "gpus": 8, "tp": 4, "pp": 2}).sharding == "none"
+
+
+@pytest.mark.parametrize(
+    ("framework", "splits_norms"), [("torchtitan", True), ("torchtitan-compile", True), ("fsdp2", False)]
+)
+def test_torchtitan_splits_the_sequence_where_it_splits_tensors(framework, splits_norms):
+    """``SequenceParallel`` of norms in ``parallelize.py`` of its models, whatever else is set."""
+    assert ParallelPlan.of({"framework": framework, "tp": 2}).sequence_parallel is splits_norms
 
 
 def with_narrow(*modules, precision="fp8", **changes):
