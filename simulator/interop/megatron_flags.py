@@ -22,7 +22,7 @@ from simulator.interop.shell_expansion import Script
 from simulator.interop.typed_values import Reader, is_unknown, readable, words
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
-from simulator.plan.framework import MEGATRON_FSDP
+from simulator.plan.data_parallelism import MEGATRON_FSDP
 from simulator.plan.parallel_plan import SETTINGS
 from simulator.plan.stage_layout import parse_layout
 from simulator.schedules import sends_block

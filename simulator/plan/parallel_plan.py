@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan import module_names as parts
+from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting
-from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, SHARDING_NAMES, Framework, Zero3Limits
+from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rules import check_combination, check_words
 from simulator.plan.stage_layout import parse_layout
@@ -24,7 +25,6 @@ AttentionKernel = Literal["flash_attention", "flash_attention_1", "flash_attenti
                           "fused_softmax"]  # fmt: skip
 GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]
 Compression = Literal["none", "fp16", "bf16", "onebit"]
-Prefetch = Literal["pre", "post", "none"]
 Offload = Literal["none", "cpu"]
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
 Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
@@ -231,7 +231,7 @@ class ParallelPlan:
         "sharding", "DDP: gradients live in the buckets instead of being copied there and back.", default=False,
         changes=("time", "memory"),
     )  # fmt: skip
-    backward_prefetch: Prefetch = setting(
+    backward_prefetch: Literal["pre", "post", "none"] = setting(
         "overlap", "FSDP: gather the next unit before (`pre`) or after (`post`) the current one's backward, or not ahead.",
         default="pre",
     )  # fmt: skip

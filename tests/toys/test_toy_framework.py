@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from simulator.plan import FRAMEWORKS
-from simulator.plan.framework import DataParallelism, Framework
+from simulator.plan.data_parallelism import DataParallelism
+from simulator.plan.framework import Framework
 
 JOB = ("--topology", "bigred200", "--model", "gpt2", "--gpus", 8, "--micro-batch", 1, "--global-batch", 8)
 COMPARED = ("iteration_time_s", "breakdown", "communication", "memory", "bottleneck")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from simulator.models.layer import Layer, Model, Parameter, PointwiseShape
 from simulator.parallel.lower import lower
 from simulator.plan import FRAMEWORKS, Framework, ParallelPlan
-from simulator.plan.framework import FSDP, MEGATRON
+from simulator.plan.data_parallelism import FSDP, MEGATRON
 from simulator.program.op import Collective, Op, Transfer
 from simulator.program.program import Block, Program, RankProgram, Task
 from validation.emulation.job import FLOAT_BYTES, Job, buffer_bytes, message_pairs
