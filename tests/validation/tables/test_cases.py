@@ -257,6 +257,12 @@ def test_what_a_publication_says_beside_its_table_is_taken():
     unstated, assumed = case_of(training_row(source=paper, **own))
     assert unstated.spec.vocab == 32_000 and "vocab 32000: the tokenizer of its launch script" in assumed
     assert case_of(training_row(**own))[0].spec.vocab == 50304  # GPT-2's, padded to a multiple of 128
+    table = "NVIDIA/Megatron-LM@937571cfd4:images/model_table.png (table picture, read by eye); text in README.md"
+    core = {"framework": "Megatron-Core r0.8.0", "tp": "2", "dp": "64"}  # that README: --tp-comm-overlap
+    assert [case_of(training_row(source=at, **core))[0].plan.asynchronous_tp for at in (table, "elsewhere")] == [
+        True,
+        False,
+    ]
 
 
 def test_collapsed_routers_load_the_rank_that_has_most_of_the_experts_that_all_tokens_take():
