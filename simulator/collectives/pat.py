@@ -42,13 +42,13 @@ class Pat(Algorithm):
         return question.time_us(latency_us, binomial.RING_SHARE * question.bus)
 
     def terms(self, case: Case) -> Terms:
-        """Levels of a tree, bytes of a ring."""
+        """As many hops as a tree has levels, each of which hands on what a ring's does, and the bytes of a ring."""
         between = case.between
         traffic = hop_bytes(case.collective, case.shape.n_ranks)
-        latency_s = case.inside.ring.base_s[SIMPLE] + between.tree.base_s[SIMPLE]
+        latency_s = case.inside.ring.base_s[SIMPLE] + between.ring.base_s[SIMPLE]
         latency_s += self.handshakes_s(case, between.rendezvous.tree_bytes)
         return Terms(
-            latency_s=latency_s + log_nodes(case.shape) * between.tree.hop_s[SIMPLE],
+            latency_s=latency_s + log_nodes(case.shape) * between.ring.hop_s[SIMPLE],
             scales=Scales(nics=traffic / (binomial.RING_SHARE * between.ring.efficiency[SIMPLE]), beyond=traffic),
             sent=(0.0, 1.0),
         )
