@@ -92,8 +92,14 @@ def _old_ampere() -> tuple[Place, ...]:
     return (*paths, (*section, "line_gb_per_s"), (*section, "tail"))
 
 
+def _tree_paths(name: str, keys: tuple[str, ...] = _RING) -> tuple[Place, ...]:
+    """Constants of trees, which under LL have a rate per channel, not a share of the wire."""
+    places = _lists("between", name, "tree", keys=keys)
+    return (*(p for p in places if p[-2:] != ("efficiency", 0)), ("between", name, "tree", "channel_gb_per_s"))
+
+
 def _network_paths(name: str) -> tuple[Place, ...]:
-    return _lists("between", name, "ring") + _lists("between", name, "tree")
+    return _lists("between", name, "ring") + _tree_paths(name)
 
 
 def _socket_paths(name: str) -> tuple[Place, ...]:
@@ -153,19 +159,21 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
         name="rdma",
         paths=_lists("between", "rdma", "ring")
         + _lists("between", "rdma", "tree", keys=("base_us", "hop_us"))
-        + (("between", "rdma", "tree", "efficiency", 2),)
-        + tuple(("between", f"rdma.{g}", "tree", "efficiency", i) for g in ("volta", "ampere") for i in (0, 1)),
+        + (("between", "rdma", "tree", "efficiency", 2), ("between", "rdma.volta", "tree", "channel_gb_per_s"))
+        + tuple(("between", f"rdma.{g}", "tree", "efficiency", 1) for g in ("volta", "ampere")),
         rows=_between("rdma", lambda r: r.shape.generation in ("volta", "ampere")),
     ),
     Block(
         name="rdma with hopper",
-        # trees have the wire of rings: the one cluster whose trees tell reaches nine tenths of it with rings, too
+        # trees have the wire of rings: the one cluster whose trees tell reaches nine tenths of it with rings, too; under LL
+        # their channels are those of all GPUs that reach their NICs over PCIe switches
         paths=(
             *(
                 path
                 for path in _network_paths("rdma.hopper")
-                if path != ("between", "rdma.hopper", "tree", "efficiency", 2)
+                if path[2:] not in (("tree", "efficiency", 2), ("tree", "channel_gb_per_s"))
             ),
+            ("between", "rdma", "tree", "channel_gb_per_s"),
             ("inside", "hopper", "nvls", "across"),
         ),
         rows=_between("rdma", lambda r: r.shape.generation == "hopper" and CLOUD_ROCE_RUNS not in r.source),
@@ -186,7 +194,7 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
     Block(
         name="slingshot from 2.21",
         paths=_lists("between", "slingshot@2.21", "ring")
-        + _lists("between", "slingshot@2.21", "tree")
+        + _tree_paths("slingshot@2.21")
         + _handshake_paths("slingshot@2.21"),
         rows=_between("slingshot", _new),
     ),
@@ -209,7 +217,7 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
     Block(
         name="efa with hopper",
         paths=_lists("between", "efa.hopper", "ring", keys=("hop_us", "efficiency"))
-        + _lists("between", "efa.hopper", "tree", keys=("hop_us", "efficiency")),
+        + _tree_paths("efa.hopper", keys=("hop_us", "efficiency")),
         rows=_between("efa", lambda r: r.shape.generation == "hopper"),
     ),
     Block(

@@ -48,6 +48,8 @@ class Path:
     base_s: Triple = (0.0, 0.0, 0.0)
     #: What the threads of the host copy for each NIC, where bytes go through sockets, whatever the link could take.
     socket_bytes_per_s: Triple = (math.inf, math.inf, math.inf)
+    #: What one channel of a tree hands on under LL, whose few threads wait for each line, whatever the wire could take.
+    channel_bytes_per_s: float = math.inf
 
     def over(self, route_s: float) -> Path:
         """Return the constants of steps that also take a route's latency."""

@@ -178,7 +178,9 @@ class Tree(Algorithm):
             latency_s += 2.0 * depth * case.handshake_s(message_bytes, between.rendezvous.tree_bytes)
             if p == LL:  # each level takes a slot in before it passes it on
                 stored_bytes = min(case.n_bytes, LL_SLOT_BYTES * case.n_channels)
-                latency_s += 2.0 * depth * stored_bytes / (efficiency * shape.n_nics * shape.nic_bytes_per_s)
+                of_wire = efficiency * shape.n_nics * shape.nic_bytes_per_s
+                handed_on = case.n_channels * between.tree.channel_bytes_per_s
+                latency_s += 2.0 * depth * stored_bytes / min(of_wire, handed_on)
                 efficiency = LL_WIRE_SHARE
         return Terms(
             latency_s=latency_s,

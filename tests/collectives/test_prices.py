@@ -290,6 +290,18 @@ def test_routes_add_their_latency_to_each_hop():
     assert (inside.ring.base_s, between.ring.base_s) == (INSIDE.ring.base_s, BETWEEN.ring.base_s)
 
 
+@pytest.mark.parametrize("nic_bytes_per_s", [12.5e9, 25e9, 100e9])
+def test_a_channel_of_a_tree_hands_on_lines_at_its_own_rate_whatever_the_wire(nic_bytes_per_s):
+    """64 KiB over four channels: 16 KiB of each take 10 us a level at 1.6384 GB/s, twice up and twice down four nodes."""
+    shape = replace(FOUR, nic_bytes_per_s=nic_bytes_per_s)
+    half = replace(FREE, tree=replace(FREE.tree, efficiency=(0.5, 0.5, 0.5)))
+    threads = replace(half, tree=replace(half.tree, channel_bytes_per_s=1.6384e9))
+    n_channels = describe_collective("all_reduce", 2**16, shape, algorithm="tree", protocol="ll").choice.n_channels
+    slow, fast = (terms(shape, "all_reduce", 2**16, "tree", "ll", between=each).latency_s for each in (threads, half))
+    wire_s = 4 * 2**16 / (0.5 * shape.n_nics * nic_bytes_per_s)
+    assert slow - fast == pytest.approx(4 * 10 * US * 4 / n_channels - wire_s)
+
+
 def test_ll128_stays_behind_simple():
     """A line carries 120 of 128 bytes."""
     fast = Path(base_s=(0, 0, 0), hop_s=(0, 0, 0), efficiency=(0.1, 1.0, 0.8))
