@@ -137,7 +137,7 @@ class Bounds:
         self._alone: dict[tuple[int, int, Kind], tuple[Layout, int]] = {}
         self._costs_of: tuple[ParallelPlan, ModelCosts] | None = None
         self._messages: dict[tuple[object, ...], Message] = {}
-        self._collective_s: dict[tuple[str, int, int], tuple[object, float]] = {}
+        self._collective_s: dict[tuple[object, ...], tuple[object, float]] = {}
         self._evenness = Durations(self.costs).evenness
 
     # -- what a plan is made of -----------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Durations:
         self.evenness = Evenness(costs.topology, contends=self.contends)
         self._known: ByIdentity[object, tuple[float, float]] = ByIdentity()
         #: shared between instances where the groups are the same objects
-        self.collectives: dict[tuple[str, int, int], tuple[object, float]] = {}
+        self.collectives: dict[tuple[object, ...], tuple[object, float]] = {}
 
     def op_s(self, op: object) -> tuple[float, float]:
         """Return device or network seconds of an operation, and host seconds to issue it."""
@@ -74,7 +74,9 @@ class Durations:
         """Return the seconds of a communication alone in the network."""
         if isinstance(op, Transfer):
             return alone_s(self.costs.flow(op), self.costs.topology, contends=self.contends)
-        key = (op.collective, op.n_bytes, id(op.groups))
+        # of what a dispatcher carries, its kernels decide, too: one sends tokens off, another one brings them back
+        carried = () if op.routed is None else (op.axis, op.name, op.phase, op.routed)
+        key = (op.collective, op.n_bytes, id(op.groups), *carried)
         known = self.collectives.get(key)
         if known is None:
             known = self.collectives[key] = (op.groups, self._least_s(self.costs.flow(op)))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from simulator.costs import ModelCosts
 from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.explore.best_plans import Energy
 from simulator.explore.bounds import SATURATED_GROUPS, Bounds, DataBound
@@ -18,7 +19,7 @@ from simulator.faults import Faults
 from simulator.models.catalog import find_spec
 from simulator.network.base import Flow
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective
+from simulator.program.op import Collective, Routed
 from simulator.program.program import Task
 from simulator.scenario import Scenario
 from simulator.schedules import build_table, peak_in_flight, placement_of
@@ -331,6 +332,23 @@ class FixedDurations(Durations):
 
 def collective(name):
     return Collective(collective="all_reduce", axis="tp", n_bytes=1, groups=((0, 1),), name=name)
+
+
+def test_what_a_dispatcher_sends_is_bound_the_same_whatever_was_asked_before():
+    cluster, groups = load_topology("dgx-h100", 8), (tuple(range(8)),)
+    plan = ParallelPlan(gpus=8, dp=8, ep=8, micro_batch=1, global_batch=8, moe_dispatcher="deepep")
+    costs = ModelCosts(cluster, Scenario(topology="dgx-h100", model="mixtral-8x7b", plan=plan))
+    tokens = Routed(n_tokens=4096, token_bytes=8192.0, n_places=2.0, n_all=8)
+    ops = [
+        Collective(collective="all_to_all", axis=axis, n_bytes=1 << 20, groups=groups, name=name, phase=phase, routed=routed)
+        for axis in ("ep:local", "ep") for name in ("dispatch", "combine") for phase in ("forward", "backward")
+        for routed in (tokens, tokens._replace(n_tokens=512))
+    ]  # fmt: skip
+    alone = [Durations(costs).communication_s(op) for op in ops]
+    assert len(set(alone)) > 4, "kernels, directions and tokens differ"
+    for order in (1, -1):
+        durations = Durations(costs)
+        assert [durations.communication_s(op) for op in ops[::order]] == alone[::order]
 
 
 def test_the_longest_path_through_streams_and_dependencies():
