@@ -20,6 +20,7 @@ from simulator.errors import ConfigError
 FALLBACK = {
     "roce": "rdma",
     "omni-path": "rdma",
+    "tcpxo": "rdma",
     "ipoib": "tcp",
     "gloo": "tcp",
     "blackwell": "hopper",

@@ -161,8 +161,11 @@ def has_protocol(protocol: str, shape: GroupShape) -> bool:
 
     References
     ----------
-    aws/aws-ofi-nccl, issue 76 and pull requests 280 and 850: its plugin sets ``NCCL_PROTO=simple`` on EFA before P5.
+    aws/aws-ofi-nccl, issue 76 and pull requests 280 and 850: its plugin sets ``NCCL_PROTO=simple`` on EFA before P5. So does Google's
+    environment for GPUDirect-TCPXO (``a3plus_guest_config``).
     """
+    if protocol != "simple" and shape.protocol == "tcpxo":
+        return False
     if protocol != "simple" and shape.protocol == "efa" and shape.generation in ("volta", "ampere"):
         return is_legacy(shape)
     return protocol != "ll128" or _has_ll128(shape)

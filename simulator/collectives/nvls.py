@@ -150,8 +150,8 @@ class NvlsTree(Nvls):
     latency_us = _simple_us(25.0, 20.9)
 
     def is_enabled(self, collective: str, shape: GroupShape) -> bool:
-        """It needs several nodes besides."""
-        return shape.multicast and shape.n_nodes > 1 and shape.full_node
+        """It needs several nodes besides; Google's environment for GPUDirect-TCPXO has ``NCCL_ALGO=Ring,Tree``."""
+        return shape.multicast and shape.n_nodes > 1 and shape.full_node and shape.protocol != "tcpxo"
 
     def latency_of(self, question: Question) -> float:
         """Microseconds: through the switch, and up and down the tree."""

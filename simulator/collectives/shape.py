@@ -45,7 +45,7 @@ class GroupShape:
     nics_on_cpu: bool = False
     cpu_vendor: str = "other"  #: NCCL's constants depend on it.
     transport: str = ""  #: Name of the transport in the cluster file.
-    #: Its class: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcp``, ``ipoib``, ``gloo``.
+    #: Its class: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcpxo``, ``tcp``, ``ipoib``, ``gloo``.
     protocol: str = "rdma"
     tuner: str = ""  #: Machine whose table of aws-ofi-nccl chooses algorithm and protocol; empty where NCCL does.
     sockets: int = 1  #: CPU sockets over which its GPUs of one node talk by PCIe; 1 with NVLink.

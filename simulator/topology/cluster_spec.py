@@ -210,7 +210,7 @@ class NodeSpec(Sourced):
 
 
 #: protocols in the order in which a library takes one of several
-PREFERENCE = ("rdma", "roce", "slingshot", "omni-path", "efa", "ipoib", "tcp", "gloo")
+PREFERENCE = ("rdma", "roce", "slingshot", "omni-path", "efa", "tcpxo", "ipoib", "tcp", "gloo")
 
 
 class TransportSpec(Sourced):
@@ -220,7 +220,7 @@ class TransportSpec(Sourced):
     priority flow control; it takes the place of the fitted ``crowd``.
     """
 
-    protocol: Literal["rdma", "roce", "ipoib", "tcp", "efa", "slingshot", "omni-path", "gloo"]
+    protocol: Literal["rdma", "roce", "ipoib", "tcp", "efa", "slingshot", "omni-path", "tcpxo", "gloo"]
     bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="bandwidth", gt=0)
     latency_s: Time | None = Field(default=None, alias="latency", ge=0)
     gpu_direct: bool = True

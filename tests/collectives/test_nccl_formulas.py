@@ -458,6 +458,15 @@ def test_machines_of_aws_choose_as_their_plug_in_says(machine, collective, n_byt
     assert choose(collective, n_bytes, shape_of(range(n_ranks), topology)).label == label
 
 
+def test_offloaded_tcp_runs_rings_and_trees_under_simple():
+    """Google's environment for A3 Mega: ``NCCL_ALGO=Ring,Tree``, ``NCCL_PROTO=Simple``."""
+    shape = shape_of(range(16), load_topology("gcp-a3-mega", 16))
+    every = {
+        f"{a.name}/{p}" for name in ("all_reduce", "all_gather") for a, p in candidates(name, shape) if a.is_automatic
+    }
+    assert every == {"ring/simple", "tree/simple"}
+
+
 def test_the_plug_in_speaks_for_one_gpu_of_each_node_and_not_for_two_nodes_four_gpus_or_old_libraries():
     topology = load_topology("aws-p6-b200", 256)
     spread = shape_of(range(0, 256, 8), topology)
