@@ -405,6 +405,17 @@ def _ernie_moe(r: Reader, found: Fields) -> Fields:
     return {"dense_blocks": tuple(i for i in layers if i < first or (0 <= last < i) or (i + 1) % every)}
 
 
+def _minimax(r: Reader, found: Fields) -> Fields:
+    """MiniMax-Text-01 and M1: lightning attention, and softmax where the file says."""
+    marks = r.raw("attn_type_list")
+    letters = {"linear_attention": "l", "full_attention": "*"}
+    kinds: Sequence[str] = layer_list(r, "layer_types", letters=letters)
+    if marks is not None:
+        kinds = ["*" if one else "l" for one in _marks(r, "attn_type_list", marks, found["layers"])]
+    kinds = kinds or ["*" if (i + 1) % 2 else "l" for i in range(found["layers"])]
+    return {"pattern": _with_mlp(kinds, lambda _: True)}
+
+
 def _minimax_m2(r: Reader, found: Fields) -> Fields:
     kinds = r.raw("attn_type_list")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
@@ -638,7 +649,8 @@ _RULES: dict[str, Callable[[Reader, Fields], Fields]] = {
     "_sparse_blocks": _sparse_blocks, "_shared_and_dense": _shared_and_dense, "deepseek_v2": _deepseek_v2,
     "_shared_index": _shared_index, "deepseek_v4": _deepseek_v4, "gpt_oss": _gpt_oss, "hunyuan_v1_moe": _hunyuan_moe,
     "bailing_moe": _bailing, "mimo_v2_flash": _mimo_v2, "ernie4_5_moe": _ernie_moe, "minimax_m2": _minimax_m2,
-    "minimax_m3": _minimax_m3, "llama4": _llama4, "gemma2": _gemma2, "gemma4": _gemma4, "_pure": _pure, "mamba": _mamba1,
+    "minimax": _minimax, "minimax_m3": _minimax_m3, "llama4": _llama4, "gemma2": _gemma2, "gemma4": _gemma4, "_pure": _pure,
+    "mamba": _mamba1,
     "_mamba": _mamba2, "nemotron_h": _nemotron_h, "bamba": _bamba, "granitemoehybrid": _granite_hybrid, "falcon_h1": _falcon_h1,
     "lfm2": _lfm2, "kimi_linear": _kimi_linear, "dbrx": _dbrx, "jamba": _jamba, "_delta": _delta, "olmo_hybrid": _olmo_hybrid,
     "qwen3_next": _qwen3_next,

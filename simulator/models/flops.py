@@ -102,6 +102,8 @@ def _state_flops(spec: ModelSpec, kind: str) -> float:
     """
     if kind == "s":
         return 2.0 * spec.hidden * spec.conv_kernel
+    if kind == "l":  # the state takes up a key and a value, and a query reads it
+        return 4.0 * spec.attention_width * spec.head_dim
     if kind in "mM":
         return 7.0 * spec.ssm_width * spec.ssm_state
     values = spec.delta_value_heads * spec.delta_value_dim

@@ -276,6 +276,22 @@ def short_convolution_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter
     ]
 
 
+def lightning_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
+    """Return the tensors of one lightning attention.
+
+    References
+    ----------
+    MiniMax, "MiniMax-01: Scaling Foundation Models with Lightning Attention", arXiv:2501.08313, section 2.2.
+    """
+    width = spec.attention_width
+    return [
+        *_linear("lightning.qkv", 3 * width, spec.hidden, tp=tp, split="column"),
+        *_linear("lightning.gate", width, spec.hidden, tp=tp, split="column"),
+        _split("lightning.norm.weight", width, tp),
+        *_linear("lightning.out", spec.hidden, width, tp=tp, split="row"),
+    ]
+
+
 def _beside_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
     return attention_parameters(spec, tp) + mamba2_parameters(spec, tp)
 
@@ -283,7 +299,7 @@ def _beside_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
 #: letter -> the tensors of a sublayer that is neither attention nor experts
 _MAKERS = {
     "-": mlp_parameters, "M": mamba2_parameters, "m": mamba1_parameters, "G": delta_parameters, "d": kimi_delta_parameters,
-    "p": _beside_parameters, "s": short_convolution_parameters,
+    "p": _beside_parameters, "s": short_convolution_parameters, "l": lightning_parameters,
 }  # fmt: skip
 
 

@@ -20,6 +20,8 @@ from simulator.models.styles.base import Style
 
 #: tokens of one chunk: mamba_ssm's default for Mamba-2, that of flash-linear-attention for the delta rule
 MAMBA2_CHUNK, DELTA_CHUNK = 128, 64
+#: MiniMax-AI/MiniMax-01, ``modeling_minimax_text_01.py``: BLOCK
+LIGHTNING_CHUNK = 256
 
 
 def mamba2(style: Style, x: Tensor) -> Tensor:
@@ -101,6 +103,28 @@ def kimi_delta_attention(style: Style, x: Tensor) -> Tensor:
     )  # fmt: skip
     y = _scan(style, [_convolution(style, mixed), forget], width, shape)
     return style.row(_gated_norm(style, y, gate, spec.delta_value_dim), width, name="delta_out")
+
+
+def lightning_attention(style: Style, x: Tensor) -> Tensor:
+    """Append a lightning attention, linear attention of heads that forget at rates of their own, to its output projection.
+
+    Its recurrence is that of Mamba-2 with a query, key and value for every head, and is priced as that.
+
+    References
+    ----------
+    Qin et al., "Lightning Attention-2", arXiv:2401.04658; MiniMax, arXiv:2501.08313, section 2.2.
+    """
+    heads, head_dim = style.heads, style.head_dim
+    width = heads * head_dim
+    (gate,) = style.columns(x, [width], name="lightning_gate")
+    (projected,) = style.columns(x, [3 * width], name="lightning_qkv")
+    mixed = pointwise(style.tape, "silu", [projected], saves=[projected])
+    shape = ScanShape(
+        name="mamba2_ssd", batch=style.setting.micro_batch, seq=style.setting.sequence, heads=heads, groups=heads,
+        head_dim=head_dim, state=head_dim, chunk=LIGHTNING_CHUNK, dtype=style.dtype,
+    )  # fmt: skip
+    y = style.norm(_scan(style, [mixed], width, shape), width=width)
+    return style.row(_gated(style, y, gate), width, name="lightning_out")
 
 
 def short_convolution(style: Style, x: Tensor) -> Tensor:

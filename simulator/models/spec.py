@@ -27,13 +27,14 @@ SUBLAYERS = {
     "d": "Kimi delta attention",
     "p": "attention beside Mamba-2",
     "s": "short convolution",
+    "l": "lightning attention",
     "-": "dense MLP",
     "E": "mixture of experts",
 }
 #: blocks of the deepest model, and the largest of its other sizes: far above anything that was trained
 MOST_LAYERS, MOST_SIZE = 10_000, 10**9
 #: letters of the sublayers that are attention, and of those that carry a state instead
-ATTENTION, RECURRENT = "*wckh", "MmGds"
+ATTENTION, RECURRENT = "*wckh", "MmGdsl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

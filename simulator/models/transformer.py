@@ -12,7 +12,14 @@ from simulator.models.layer import CommunicationPoint
 from simulator.models.liveness import Tensor
 from simulator.models.moe import moe as routed_experts
 from simulator.models.ops import mul, pointwise
-from simulator.models.recurrent import gated_delta_net, kimi_delta_attention, mamba1, mamba2, short_convolution
+from simulator.models.recurrent import (
+    gated_delta_net,
+    kimi_delta_attention,
+    lightning_attention,
+    mamba1,
+    mamba2,
+    short_convolution,
+)
 from simulator.models.spec import ATTENTION
 from simulator.models.styles.base import Style
 
@@ -146,6 +153,7 @@ _SUBLAYERS: dict[str, tuple[Callable[[Style, Tensor], Tensor], str]] = {
     "d": (kimi_delta_attention, "attn"),
     "p": (_beside, "attn"),
     "s": (short_convolution, "mamba"),
+    "l": (lightning_attention, "attn"),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from simulator.errors import ConfigError
 from simulator.interop import import_any
 from simulator.models.build import build_model
-from simulator.models.layer import AttentionShape, GemmShape
+from simulator.models.layer import AttentionShape, GemmShape, ScanShape
 from simulator.models.setting import Setting
 
 LLAMA_LIKE = {
@@ -190,6 +190,8 @@ SPARSER = {"num_key_value_heads": 2, "head_dim": 64, "moe_intermediate_size": 25
     "vocab_size": 1000}  # fmt: skip
 DBRX = {"d_model": 512, "n_layers": 3, "n_heads": 8, "vocab_size": 1000, "attn_config": {"kv_n_heads": 2, "clip_qkv": 8},
     "ffn_config": {"ffn_hidden_size": 256, "moe_num_experts": 8, "moe_top_k": 2}}  # fmt: skip
+LIGHTNING = GROUPED | {"head_dim": 64, "intermediate_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"]}  # fmt: skip
 COUNTS += [
     ("bart", STACKS, 14447104),
     ("mbart", STACKS, 14449152),
@@ -207,6 +209,7 @@ COUNTS += [
     ("flint", SPARSER | {"intermediate_size": 1024}, 13489184),
     ("kolibri1", SPARSER, 17040384),
     ("dbrx", DBRX, 12443136),
+    ("minimax", LIGHTNING, 13754880),
 ]
 
 
@@ -221,6 +224,23 @@ def test_products_of_two_stacks_are_those_that_torch_counts(tmp_path, family):
     assert products + sum(item.whole_flops for item in items if isinstance(item, AttentionShape)) == 7778336768
     held = sum(tensor.n_elements for layer in model.layers for tensor in layer.parameters)
     assert held == model.n_parameters
+
+
+def test_products_of_lightning_attention_are_those_that_torch_counts(tmp_path):
+    """``MiniMaxLightningAttention`` over two sequences of 512 tokens, two blocks each, under torch 2.13's ``FlopCounterMode``."""
+    model = build_model(read(tmp_path, "minimax", LIGHTNING).spec, Setting(micro_batch=2, sequence_length=512))
+    items = [
+        item
+        for item in model.layers[1].forward
+        if isinstance(item, ScanShape) or "lightning" in getattr(item, "name", "")
+    ]
+    assert sum(item.n_flops for item in items) == 3355443200
+
+
+def test_minimax_in_its_own_words_is_that_of_transformers(tmp_path):
+    own = {key: value for key, value in LIGHTNING.items() if key != "layer_types"} | {"attn_type_list": [0, 0, 1]}
+    specs = [read(tmp_path, *one).spec for one in (("minimax", LIGHTNING), ("minimax_text_01", own))]
+    assert specs[0].blocks == specs[1].blocks == ("lE", "lE", "*E")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ PUBLISHED |= {
     "falcon-7b": 6_921_720_704,
     "bart-base": 139_420_416,
     "bart-large": 406_291_456,
+    "minimax-text-01": 456_089_655_296,
     "deepseek-v4-pro": 1_572_997_179_491,
     "qwen3-coder-480b-a35b": 480_154_875_392,
 }
