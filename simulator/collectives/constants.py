@@ -25,6 +25,7 @@ FALLBACK = {
     "gloo": "tcp",
     "blackwell": "hopper",
     "cdna4": "cdna3",
+    "cdna2": "cdna3",
     "cpu": "ampere",
 }
 
