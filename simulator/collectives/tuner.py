@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from simulator import collectives
-from simulator.collectives import efa
+from simulator.collectives import efa, rccl
 from simulator.collectives.algorithm import Algorithm, Case, Terms
 from simulator.collectives.constants import Between, Inside, constants_for, shipped
 from simulator.collectives.nccl import Question, find_channels, has_protocol, is_offered
@@ -105,13 +105,18 @@ def _best(pairs: tuple[Pair, ...], collective: str, n_bytes: int, shape: GroupSh
     estimates_s = [_estimate_s(algorithm, protocol, question) for algorithm, protocol in pairs]
     best = estimates_s.index(min(estimates_s))
     algorithm, protocol = pairs[best]
+    if rccl.knows(shape) and algorithm.is_automatic and algorithm.is_tunable:
+        by_size = rccl.protocol_of(collective, n_bytes, shape)
+        protocol = by_size if by_size and (algorithm, by_size) in pairs else protocol
     return Choice(algorithm=algorithm, protocol=protocol, n_channels=channels.n_channels, estimate_s=estimates_s[best])
 
 
 def _estimate_s(algorithm: Algorithm, protocol: str, question: Question) -> float:
     """The library's estimate; of an algorithm that it does not know, our price, which tells the protocols apart."""
     if algorithm.is_automatic:
-        return 1e-6 * algorithm.estimate_us(question, protocol)
+        by_rccl = algorithm.is_tunable and rccl.knows(question.shape)
+        of_library = rccl.estimate_us(algorithm.name, protocol, question) if by_rccl else None
+        return 1e-6 * (algorithm.estimate_us(question, protocol) if of_library is None else of_library)
     case = _case(question.collective, int(question.n_bytes), question.shape, protocol, question.channels.n_channels)
     return algorithm.terms(case).lone_time_s(question.n_bytes, question.shape)
 
