@@ -82,7 +82,7 @@ def _nvls_paths(generation: str) -> tuple[Place, ...]:
 
 def _message_paths(generation: str) -> tuple[Place, ...]:
     section = ("inside", generation, "p2p")
-    lists = tuple((*section, key, i) for key in ("base_us", "efficiency") for i in (0, 1))
+    lists = ((*section, "base_us", 0), (*section, "base_us", 1), (*section, "efficiency", 1))
     return (*lists, (*section, "fill_us"), (*section, "fill_mib"))
 
 

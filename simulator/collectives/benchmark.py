@@ -31,7 +31,11 @@ _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 
 _VERSION = re.compile(r"nccl[/_ -]?v?(\d+)[._](\d+)", re.IGNORECASE)
 #: sources whose benchmarks drive so many GPUs from one process
-_PER_PROCESS = {"microsoft/superbenchmark": 8, "public GitHub file id 33201577724": 8}
+_PER_PROCESS = {
+    "microsoft/superbenchmark": 8,
+    "public GitHub file id 33201577724": 8,
+    "https://github.com/ROCm/rccl/issues/1562": 8,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,10 @@ from simulator.collectives.table import Send, Table
 
 #: all-to-all keeps every pair up to this many; beyond, node distances are sampled evenly
 _MAX_PAIRS = 32_768
+#: largest message on one channel that NCCL sends under LL inside a node (``src/enqueue.cc``: ``P2P_LL_THRESHOLD``)
+LL_MESSAGE_BYTES = 16384
+#: messages that are under way at once there, each on a channel of its own (``src/include/device.h``: ``MAXCHANNELS``, half each way)
+MOST_CHANNELS = 32
 #: transports whose bytes the host's threads copy
 SOCKETS = ("tcp", "ipoib")
 
@@ -67,8 +71,8 @@ class Exchange(MessagesAtOnce):
     def terms(self, case: Case) -> Terms:
         """Posting messages to many peers overlaps with moving the bytes of earlier ones, so it bounds the rate.
 
-        Under sockets the same threads post and copy: there it adds to the latency. Inside a node the better protocol
-        runs.
+        Under sockets the same threads post and copy: there it adds to the latency. Inside a node the size of a message
+        decides the protocol.
         """
         n, m = case.shape.n_ranks, case.shape.ranks_per_node
         if case.collective == "send_recv":
@@ -107,16 +111,15 @@ def _terms(case: Case, *, sent: tuple[float, float], n_peers: tuple[int, int], m
             cap_bytes_per_s=n_bytes / posting_s if posting_s and n_bytes and not by_threads else math.inf,
         )
     fill_s = inside.fill_s * n_bytes / (n_bytes + inside.fill_bytes)
-    options = [
-        Terms(
-            latency_s=inside.base_s[i] + posting_s + (fill_s if i else 0.0),
-            scales=Scales(inside=1.0 / inside.efficiency[i]),
-            sent=sent,
-            cap_bytes_per_s=case.sockets_bytes_per_s if n_peers[0] == 1 else math.inf,
-        )
-        for i in range(2)
-    ]
-    return min(options, key=lambda option: option.lone_time_s(n_bytes, case.shape))
+    simple = int(message_share * n_bytes > LL_MESSAGE_BYTES)
+    turns = max(1.0, n_peers[0] / MOST_CHANNELS)
+    by_line_s = turns * message_share * n_bytes / case.inside.line_bytes_per_s
+    return Terms(
+        latency_s=inside.base_s[simple] + posting_s + (fill_s if simple else by_line_s),
+        scales=Scales(inside=1.0 / inside.efficiency[simple]),
+        sent=sent,
+        cap_bytes_per_s=case.sockets_bytes_per_s if n_peers[0] == 1 else math.inf,
+    )
 
 
 def _peer_s(messages: Messages, message_bytes: float) -> float:

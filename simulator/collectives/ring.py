@@ -229,8 +229,7 @@ class Ring(Algorithm):
         """
         n, nodes = case.shape.n_ranks, case.shape.n_nodes
         if case.collective in _CHAINS:
-            has_one_channel = case.protocol == "ll" and case.n_bytes < 2 * LL_LINE_BYTES * n
-            return (0, 0) if case.pipelined and (nodes == 1 or has_one_channel) else (n - nodes, nodes - 1)
+            return (0, 0) if case.pipelined and (nodes == 1 or _has_one_channel(case)) else (n - nodes, nodes - 1)
         n_passes = 2 if case.collective == "all_reduce" else 1
         n_between = n_passes * (nodes if 1 < nodes < n else nodes - 1)
         return n_steps(case.collective, n) - n_between, n_between
@@ -243,6 +242,8 @@ class Ring(Algorithm):
         """
         ring, shape, p = case.between.ring, case.shape, case.p
         share = ring.efficiency[p]
+        if shape.n_nodes > 1 and _has_one_channel(case):  # and so one NIC
+            return share, LL_WIRE_SHARE * shape.nic_bytes_per_s
         if p != LL or shape.n_nodes == 1 or share > LL_WIRE_SHARE or ring.socket_bytes_per_s[p] < math.inf:
             return share, math.inf
         return LL_WIRE_SHARE, share * shape.n_nics * shape.nic_bytes_per_s
@@ -323,6 +324,13 @@ class Ring(Algorithm):
 def _n_lanes(job: Job, groups: Sequence[Sequence[int]]) -> int:
     """Messages of one round, over all channels of all groups."""
     return sum(len(group) * channels_of(by_node(group, job.topology.gpus_per_node)) for group in groups)
+
+
+def _has_one_channel(case: Case) -> bool:
+    """Whether a chain is so small that NCCL runs it on one channel."""
+    return (
+        case.collective in _CHAINS and case.protocol == "ll" and case.n_bytes < 2 * LL_LINE_BYTES * case.shape.n_ranks
+    )
 
 
 def _inside_share(shape: GroupShape) -> float:

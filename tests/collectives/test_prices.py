@@ -140,9 +140,9 @@ CASES = {
     "PAT": (SPREAD, "all_gather", MIB, "pat", "simple", 30 + 7 + 3 * 40, 0.0, 0.875 / (0.75 * 0.8)),
     # three rounds of whole messages, all between nodes, at 0.75 of a ring's rate as NCCL leaves PAT (tuning.cc)
     "binomial": (SPREAD, "broadcast", MIB, "binomial", "ll128", 20 + 6 + 3 * 20, 0.0, 3 / (0.75 * 0.6)),
-    # messages: seven peers, six of them posted while the first is under way; the better protocol
+    # messages: seven peers, six of them posted while the first is under way; up to 16 KiB each under LL, a line a us
     "exchange inside": (ONE, "all_to_all", 64 * MIB, None, None, 50 + 6 * 2 + 8 * 64 / 67, 0.875 / 0.5, 0.0),
-    "exchange inside, little": (ONE, "all_to_all", 8, None, None, 12 + 6 * 2, 0.875 / 0.01, 0.0),
+    "exchange inside, little": (ONE, "all_to_all", MIB // 32, None, None, 12 + 6 * 2 + 1, 0.875 / 0.01, 0.0),
     "exchange": (TWO, "all_to_all", 8 * MIB, None, None, 25, 0.375 / 0.5, 4 * 0.5 / 0.5),
     "gather": (TWO, "gather", 8 * MIB, None, None, 25, 0.375 / 0.5, 0.5 / 0.5),
     "send": (TWO, "send_recv", MIB, None, None, 25, 1 / 0.5, 1 / 0.5),
