@@ -43,8 +43,8 @@ class BlockResult(NamedTuple):
     trails: bool = False
 
 
-#: runs a block on the device of a rank whose host has a lead: ``(rank, block, lead_ps) -> result``
-RunBlock = Callable[[int, Block, int], BlockResult]
+#: runs a block on the device of a rank whose host has a lead: ``(durations, rank, block, lead_ps) -> result``
+RunBlock = Callable[["Durations", int, Block, int], BlockResult]
 
 
 class Part(NamedTuple):
@@ -67,8 +67,8 @@ class JointResult(NamedTuple):
     links: frozenset[int]
 
 
-#: runs a pass of several ranks
-RunJointly = Callable[[Sequence[Part]], JointResult]
+#: runs a pass of several ranks: ``(durations, parts) -> result``
+RunJointly = Callable[["Durations", Sequence[Part]], JointResult]
 
 
 class TouchedError(Exception):
@@ -83,7 +83,8 @@ class Durations:
     detail : bool
         Whether spans carry what happened inside runs of kernels.
     run_block, run_jointly : callable
-        What computes a block, or a pass of several ranks, that is not known yet.
+        What computes a block, or a pass of several ranks, that is not known yet. They are handed this memory, and do not hold
+        it: all of it goes when its owner does, without the garbage collector.
     """
 
     def __init__(self, costs: Costs, run_block: RunBlock, run_jointly: RunJointly, *, detail: bool) -> None:
@@ -210,7 +211,7 @@ class Durations:
         if result is None:
             firsts = self.distinct(parts)
             ran = sorted(set(firsts))
-            found = self._run_jointly([parts[place] for place in ran])
+            found = self._run_jointly(self, [parts[place] for place in ran])
             by_place = dict(zip(ran, found.results, strict=True))
             result = JointResult(tuple(by_place[place] for place in firsts), found.links)
             self._joint[key] = result
@@ -239,7 +240,7 @@ class Durations:
         key = (id(block), kind, lead_ps)
         result = self._blocks.get(key)
         if result is None:
-            result = self._blocks[key] = self._run_block(rank, block, lead_ps)
+            result = self._blocks[key] = self._run_block(self, rank, block, lead_ps)
         return result
 
 

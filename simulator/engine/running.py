@@ -55,7 +55,7 @@ def durations_of(
         Links that others load, too: a block that takes one of them is none.
     """
 
-    def run_block(rank: int, block: Block, lead_ps: int) -> BlockResult:
+    def run_block(durations: Durations, rank: int, block: Block, lead_ps: int) -> BlockResult:
         inside = Program(ranks=(RankProgram(rank=rank, members=(rank,), tasks=block.tasks),))
         machine = Machine(inside, durations, new_network(), host_start_ps=-lead_ps)
         machine.touched = set() if shared else None
@@ -65,7 +65,7 @@ def durations_of(
         (state,) = machine.ranks
         return BlockResult(machine.latest_ps, state.needed_ps + lead_ps, tuple(machine.spans), state.host_ps)
 
-    def run_jointly(parts: Sequence[Part]) -> JointResult:
+    def run_jointly(durations: Durations, parts: Sequence[Part]) -> JointResult:
         if turns.are_taken(parts):
             return turns.play(parts, durations)
         ranks = [RankProgram(rank=part.rank, members=(part.rank,), tasks=part.block.tasks) for part in parts]
@@ -80,8 +80,7 @@ def durations_of(
         return JointResult(tuple(found), frozenset(machine.touched))
 
     turns = Turns(costs, new_network)
-    durations = Durations(costs, run_block, run_jointly, detail=detail)
-    return durations
+    return Durations(costs, run_block, run_jointly, detail=detail)
 
 
 def run(
