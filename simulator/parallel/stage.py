@@ -306,7 +306,7 @@ class StageLayers:
             self._templates[id(layer), kind, folded] = template
         indices: list[int] = []
         for entry in template.entries:
-            deps = tuple(indices[index] for index in entry.after)
+            deps = tuple([indices[index] for index in entry.after])
             key = None
             if isinstance(entry.op, Collective) and not folded:
                 key = self.communicators.key(entry.op.axis, Occurrence(kind, micro_batch, len(tasks.tasks)))
