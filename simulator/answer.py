@@ -400,7 +400,9 @@ def margin_of(asked: str | float | None) -> float:
     except ValueError:
         share = -1.0
     if not 0.0 <= share < 1.0:
-        raise ConfigError(f"--memory-margin {asked}: is no share of the memory", hint="0.05 or 5%: so much stays free")
+        raise ConfigError(
+            f"--memory-margin {asked}: is not a share of the memory", hint="0.05 or 5%: the share that stays free"
+        )
     return share
 
 

@@ -307,7 +307,7 @@ def read_measurements(
     transport : str
         What carried the logs between nodes, and which rows of tables count; the cluster's default for logs.
     collective : str, optional
-        What the logs measured, where they do not tell.
+        Collective of the logs, if they do not name it.
     """
     found: list[Measured] = []
     for path in paths:
@@ -320,7 +320,7 @@ def read_measurements(
             else:
                 raise CalibrationError(
                     f"{path}: neither a log of nccl-tests nor a table with a column size_bytes",
-                    hint="was the job cut off before its first result?",
+                    hint="did the job end before its first result?",
                 )
         except ConfigError as error:
             raise CalibrationError(error.message, hint=error.hint) from None

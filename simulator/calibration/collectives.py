@@ -73,7 +73,7 @@ def measured_of(rows: Iterable[Mapping[str, str]], file: str) -> list[Measured]:
             raise CalibrationError(f"{file}: row {row.get('row_id') or number}: {error}") from None
         if not (0.0 < time_s < math.inf and case.n_bytes > 0 and case.n_gpus > 0 and case.n_nodes > 0):
             what = f"{row['time_us']} us for {row['size_bytes']} bytes on {row['gpus']} GPUs"
-            raise CalibrationError(f"{file}: row {row.get('row_id') or number}: {what} is no measurement")
+            raise CalibrationError(f"{file}: row {row.get('row_id') or number}: {what} is not a measurement")
         cases.setdefault(case, []).append(time_s)
     return [_measured(case, times) for case, times in cases.items()]
 

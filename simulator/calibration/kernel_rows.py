@@ -442,14 +442,14 @@ def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
     notes, source = cells.get("notes") or "", cells.get("source") or ""
     other = _other_processor(cells["device"], notes)
     if other:
-        raise ConfigError(f"timed on {other}, which is no {cells['device']}")
+        raise ConfigError(f"timed on {other}, which is not a {cells['device']}")
     shape = shape_of(cells, place)
     try:
         time_s = 1e-6 * float(cells["time_us"])
     except ValueError:
         time_s = math.nan
     if not 0.0 < time_s < math.inf:
-        raise ConfigError(f"time_us={cells['time_us']} is no measurement")
+        raise ConfigError(f"time_us={cells['time_us']} is not a measurement")
     beside: tuple[KernelShape, ...] = ()
     if cells["op"] == "moe_mlp" and isinstance(shape, GemmShape):
         beside = _beside_experts(shape, Cells(cells, place))

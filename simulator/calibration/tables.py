@@ -20,7 +20,7 @@ def read_rows(path: Path, needed: Sequence[str], optional: Sequence[str]) -> lis
         reader = csv.DictReader(read_text(path).splitlines(keepends=True))
         missing = [name for name in needed if name not in (reader.fieldnames or ())]
         if missing:
-            raise CalibrationError(f"{path}: no column {', '.join(missing)}", hint=f"needed are {', '.join(needed)}")
+            raise CalibrationError(f"{path}: no column {', '.join(missing)}", hint=f"needed: {', '.join(needed)}")
         blank = dict.fromkeys(optional, "")
         return [blank | {key: value or "" for key, value in row.items() if key} for row in reader]
     except csv.Error:

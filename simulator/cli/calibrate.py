@@ -29,7 +29,7 @@ def collectives(
         Text, option("Cluster that was measured: a file or a shipped name.", "--topology", "-t")
     ] = None,
     transport: Annotated[Text, option("What carried the data between nodes.")] = None,
-    collective: Annotated[Text, option("What the logs measured, where they do not tell.")] = None,
+    collective: Annotated[Text, option("Collective of the logs, if they do not name it.")] = None,
     out: Annotated[Text, option("Write the cluster file with the fitted constants.", "--out", "-o")] = None,
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="Fit without each cluster of a table in turn and predict it.")
@@ -60,7 +60,7 @@ def collectives(
         print_json(_cluster_document(fit, out))
     else:
         _print_cluster(fit)
-    _say_written(out)
+    say_written(out)
 
 
 @calibrate.command("kernels")
@@ -89,7 +89,7 @@ def kernels(
         print_json(_kernel_document(fit, missing, out))
     else:
         _print_kernels(fit, missing)
-    _say_written(out)
+    say_written(out)
 
 
 @calibrate.command("training")
@@ -100,7 +100,7 @@ def training(
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="Also predict each source with what the others say.")
     ] = False,
-    processes: Annotated[int, typer.Option(min=0, help="Processes; 0 takes what the machine has.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Processes; 0 means one per core.")] = 0,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Fit a factor to each part of predicted iterations: what shipped constants leave, and how sure that is.
@@ -137,11 +137,6 @@ def training(
         print_grid(Grid(title, ("", "n", "mean", "bias"), rows))
 
 
-def _say_written(out: str | None) -> None:
-    if out:
-        say_written([out])
-
-
 # ---- all clusters --------------------------------------------------------------------------
 
 
@@ -168,7 +163,7 @@ def _all_clusters(paths: Sequence[Path], out: str | None, *, leave_one_out: bool
         print_json({"constants": table, "out": out})
     else:
         _print_errors("residuals", errors_by_part(rows, table))
-    _say_written(out)
+    say_written(out)
 
 
 def _plain(found: Residuals) -> dict[str, float]:

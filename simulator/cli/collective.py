@@ -25,11 +25,11 @@ _COPIES = "p2p_copy"
 def collective(
     name: Annotated[str, typer.Argument(metavar="COLLECTIVE", help=_COLLECTIVES, show_default=False)],
     topology: Annotated[str, option("Cluster: a file or a shipped name.", "--topology", "-t")],
-    gpus: Annotated[Number, option("The first so many GPUs; all by default.")] = None,
-    gpus_per_node: Annotated[Number, option("Use only so many GPUs of each node.")] = None,
+    gpus: Annotated[Number, option("Use the first N GPUs; all by default.")] = None,
+    gpus_per_node: Annotated[Number, option("Use N GPUs of each node.")] = None,
     smallest: Annotated[str, typer.Option("--min", help="Smallest size.")] = "1KiB",
     largest: Annotated[str, typer.Option("--max", help="Largest size.")] = "1GiB",
-    factor: Annotated[int, typer.Option(help="Each size is so many times the one before.")] = 2,
+    factor: Annotated[int, typer.Option(help="Ratio of each size to the one before.")] = 2,
     dtype: Annotated[str, typer.Option(help="Type of the elements, as nccl-tests calls it.")] = "float",
     transport: Annotated[Text, option("Transport across nodes, e.g. rdma, tcp, ipoib.")] = None,
     nccl_algo: Annotated[Text, option("Force the algorithm.")] = None,
@@ -100,7 +100,7 @@ def _draw(plot: str | None, name: str, machine: Topology, series: Mapping[str, S
     if plot:
         from simulator.report.network_charts import bandwidth_page
 
-        say_written(bandwidth_page(name, machine.name, series).save(plot))
+        say_written(*bandwidth_page(name, machine.name, series).save(plot))
 
 
 def _warn(name: str, machine: Topology, given: Mapping[str, str], network: str) -> None:
@@ -158,7 +158,9 @@ def _size(option: str, text: str) -> int:
     try:
         return int(text) if text.isdecimal() else round(parse_quantity(text, "bytes"))
     except ConfigError:
-        raise ConfigError(f"{option} {text} is no size", hint="write bytes, or a size like 1KiB, 64MB, 1GiB") from None
+        raise ConfigError(
+            f"{option} {text} is not a size", hint="write bytes, or a size like 1KiB, 64MB, 1GiB"
+        ) from None
 
 
 def _document(name: str, machine: Topology, rows: Sequence[BenchmarkRow], transport: str) -> dict[str, Any]:

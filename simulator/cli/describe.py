@@ -38,7 +38,7 @@ def topology(
     if plot:
         from simulator.report.still_pages import topology_page
 
-        say_written(topology_page(shown).save(plot))
+        say_written(*topology_page(shown).save(plot))
     if json_output:
         from dataclasses import asdict
 
@@ -88,7 +88,7 @@ def schedule(
     if plot:
         from simulator.report.still_pages import schedule_page
 
-        say_written(schedule_page(name, table, placement).save(plot))
+        say_written(*schedule_page(name, table, placement).save(plot))
 
 
 def list_presets(*, json_output: bool) -> None:

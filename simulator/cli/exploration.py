@@ -41,7 +41,7 @@ def sweep(
     json_output: Annotated[bool, PLAIN_JSON] = False,
     **scenario: Any,
 ) -> None:
-    """Simulate every combination of some settings; interrupted and started again, it does only the rest."""
+    """Simulate every combination of some settings; if interrupted, the same command resumes."""
     from simulator.answer import margin_of
     from simulator.cli.inputs import clusters_of, settings_of
     from simulator.cli.shared import Progress, after_the_answer, keeping, progress_line, say_who_works
@@ -101,14 +101,14 @@ def _stream(asked: Sweep, out: str, formats: str, plot: str | None, workers: dic
     with after_the_answer(is_json=is_json):
         if counts.n_failed == counts.n_rows:
             raise InfeasiblePlanError(
-                f"none of {counts.n_rows} scenarios can run", hint="the tables have the reason of each"
+                f"none of {counts.n_rows} scenarios can run", hint="the tables give the reason for each"
             )
 
 
 def search(
     axis: Annotated[Texts, option("Restrict a choice: tp=4,8, recompute=none,full ... Repeatable.")] = None,
     top: Annotated[int, typer.Option(help="Plans to rank.", min=1)] = 10,
-    emit: Annotated[Text, option("Folder for the best plan in the words of training frameworks.")] = None,
+    emit: Annotated[Text, option("Folder for the best plan as files of training frameworks.")] = None,
     objective: Annotated[
         str,
         typer.Option(
@@ -118,7 +118,9 @@ def search(
     memory_margin: Margin = None,
     jobs: Jobs = 0,
     scheduler: Scheduler = "",
-    out: Annotated[Text, option("Folder for answers, tables and plots; started again, it does only the rest.")] = None,
+    out: Annotated[
+        Text, option("Folder for answers, tables and plots; if interrupted, the same command resumes.")
+    ] = None,
     formats: Formats = "csv,jsonl",
     plot: Annotated[Text, report_option("Plots: .html for a page, .svg, .png or .pdf for one file each.")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
@@ -205,8 +207,7 @@ def compare(
     if report:
         from simulator.report.comparison_page import comparison_page
 
-        files = comparison_page(found).save(report)
-        say_written(files)
+        say_written(*comparison_page(found).save(report))
     if json_output:
         print_json(found)
     else:
@@ -230,7 +231,7 @@ def gallery(
     known = {name: one for name, one in presets().items() if one.measured is not None}
     wanted = tuple(name for name in known if not only or any(part in name for part in only))
     if not wanted:
-        raise ConfigError(f"no published run is called like {', '.join(only or ())}", hint="simulate --preset list")
+        raise ConfigError(f"no published run has a name like {', '.join(only or ())}", hint="simulate --preset list")
     store = open_store(out)
     with keeping(store, out), progress_line() as say:
         found = run_sweep(Sweep(axes={"preset": wanted}), store, n_jobs=jobs, observe=Progress(say).sweep)
@@ -246,7 +247,7 @@ def requirements(
     json_output: Annotated[bool, PLAIN_JSON] = False,
     **scenario: Any,
 ) -> None:
-    """Find the least bandwidth between nodes, and the largest latency, with which a plan scales to so many GPUs."""
+    """Find the least bandwidth between nodes, and the largest latency, with which a plan scales to N GPUs."""
     from simulator.cli.inputs import settings_of
     from simulator.cli.shared import progress_line
     from simulator.cli.whole_run_flags import run_request
@@ -263,7 +264,7 @@ def requirements(
     with progress_line() as say:
         found = solve(scenario_of(base), counts, target=target, request=request, say=say)
     if plot:
-        say_written(requirements_page(found).save(plot))
+        say_written(*requirements_page(found).save(plot))
     if json_output:
         print_json({"requirements": [one.to_dict() for one in found]})
     else:

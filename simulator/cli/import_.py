@@ -14,12 +14,10 @@ _SHOWN = 72
 
 def import_(
     path: Annotated[str, typer.Argument(help="The file, or a folder with a config.json.", show_default=False)] = "",
-    kind: Annotated[
-        Text, option("What it is, where its content does not tell; nvml reads this machine.", "--as")
-    ] = None,
+    kind: Annotated[Text, option("Format, if the content does not show it; nvml reads this machine.", "--as")] = None,
     out: Annotated[Text, option("Write plan.yaml, cluster.yaml or measurements.csv.", "--out", "-o", "--csv")] = None,
     device: Annotated[Text, option("Clusters: the GPU, where the file does not name it.")] = None,
-    nodes: Annotated[Number, option("Clusters: how many such nodes; scripts and logs: nodes of the job.")] = None,
+    nodes: Annotated[Number, option("Clusters: number of nodes; scripts and logs: nodes of the job.")] = None,
     nic_bandwidth: Annotated[Text, option("Clusters: rate of a NIC, e.g. '200 Gb/s'.")] = None,
     node_of: Annotated[Text, option("Slurm: cluster whose nodes these are.")] = None,
     links: Annotated[Texts, option("Slurm: uplinks of a switch, e.g. leaf-spine='400 Gb/s x 8'; repeatable.")] = None,
@@ -29,18 +27,18 @@ def import_(
     define: Annotated[Texts, option("Scripts: variables, NAME=VALUE; repeatable.", "--define", "-D")] = None,
     gpus_per_node: Annotated[Number, option("Scripts: GPUs that are launched on a node.")] = None,
     gpus: Annotated[Number, option("Logs: GPUs that ran; DeepSpeed: data-parallel ranks.")] = None,
-    collective: Annotated[Text, option("Logs: the collective, where the log does not tell.")] = None,
+    collective: Annotated[Text, option("Logs: the collective, if the log does not name it.")] = None,
     topology: Annotated[Text, option("Logs: cluster that was measured.", "--topology", "-t")] = None,
     transport: Annotated[Text, option("Logs: transport that was measured.")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
-    """Read a file of another tool; print what was used, what has no bearing, what nobody knows and what was assumed."""
+    """Read a file of another tool; print what was used, what is irrelevant, what is unknown and what was assumed."""
     from simulator.errors import ConfigError
     from simulator.interop import FORMATS, import_any
     from simulator.interop.account import account_of
 
     if not path and kind != "nvml":
-        raise ConfigError("which file?", hint=f"simulate import FILE; known are {', '.join(FORMATS)}")
+        raise ConfigError("which file?", hint=f"simulate import FILE; formats: {', '.join(FORMATS)}")
     options = {
         "device": device, "nodes": nodes, "nic_bandwidth": nic_bandwidth, "node_of": node_of,
         "links": _pairs(links) if links else None, "gpus": gpus, "collective": collective,
@@ -54,8 +52,7 @@ def import_(
         print_json({**document, "out": out})
         return
     print(_table(document))
-    if out:
-        say_written([out])
+    say_written(out)
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

@@ -47,9 +47,9 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         "slow_rank": Flag(Texts, "A slow GPU: RANK=FACTOR on its kernel times; repeatable."),
         "slow_link": Flag(Texts, "Degraded links: nodeN.KIND=FACTOR or 'A -> B=FACTOR' on their times; repeatable."),
         "flapping": Flag(Texts, "A link that comes and goes: nodeN.nic=DOWN/EVERY, or 'A -> B=5 s/10 min'; repeatable."),
-        "reroute_time": Flag(Text, "Until traffic goes around a flapping link; 1 s."),
+        "reroute_time": Flag(Text, "Time until traffic is routed around a flapping link; 1 s by default."),
         "network_trouble": Flag(
-            bool, "What hashed flows, failed spines, slow links and incast cost, and what rerouting gives back.", "--network-trouble"
+            bool, "Say what hashed flows, failed spines, slow links and incast cost, and what rerouting wins back.", "--network-trouble"
         ),
         "power_cap": Flag(Text, "What a GPU, node or rack may draw: 500W, 6kW/node, 40kW/rack; clocks fall with it."),
         "unfold": Flag(bool, "Simulate every rank and micro-batch, not one per class and period.", "--unfold"),
@@ -70,26 +70,26 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
             Text, "Mean time between failures, '50000 h/gpu', '6000 h/node' or '3 h/job', llama3-2024 ...; or none.", words=failure_rates
         ),
         "checkpoint_interval": Flag(Text, "'30 min' or '500 steps'; Daly's optimum by default."),
-        "checkpoint_time": Flag(Text, "How long a checkpoint stops training; over the storage link by default."),
-        "checkpoint_policy": Flag(Text, "sync (training waits), async (behind its back), peers (memory of other nodes).", words=policies),
-        "restart_time": Flag(Text, "From a failure until the checkpoint is read; or 'detection=5 min, allocation=3 min ...'."),
-        "pue": Flag(Real, "Energy of the building over that of its computers; 1.1."),
-        "kg_co2_per_kwh": Flag(Real, "What making the electricity emits; 0.473, the world's mean."),
-        "histories": Flag(Number, "Play the run this many times: how far single runs lie apart."),
-        "spare_nodes": Flag(Number, "Nodes that stand by in played runs; as many as needed."),
+        "checkpoint_time": Flag(Text, "How long a checkpoint stops training; by default as long as the storage link takes."),
+        "checkpoint_policy": Flag(Text, "sync (training waits), async (in the background), peers (memory of other nodes).", words=policies),
+        "restart_time": Flag(Text, "Time from a failure until the checkpoint is read; or 'detection=5 min, allocation=3 min ...'."),
+        "pue": Flag(Real, "Energy of the building over that of its computers; 1.1 by default."),
+        "kg_co2_per_kwh": Flag(Real, "Emissions of the electricity; 0.473 by default, the world average."),
+        "histories": Flag(Number, "Play the run this many times, to show how much single runs vary."),
+        "spare_nodes": Flag(Number, "Spare nodes in played runs; by default as many as needed."),
         "failure_domain": Flag(Text, "Nodes that fail at once, and in which share of the failures: '8 nodes=0.08'; rack, switch, nvlink."),
         "elastic": Flag(bool, "Go on with fewer replicas while a node is missing, in played runs.", "--elastic"),
-        "repair_time": Flag(Text, "Until a failed node is a spare again; 24 h."),
+        "repair_time": Flag(Text, "Time until a failed node is a spare again; 24 h by default."),
     },
     "Output": {
         "memory_margin": Flag(Text, MEMORY_MARGIN_HELP),
         "explain": Flag(bool, "Simulate what would help most.", "--explain"),
         "report": Flag(Text, "Write an HTML report."),
-        "neighbours": Flag(Number, "With --report: simulate up to so many answers around this one, to choose from on the page."),
+        "neighbours": Flag(Number, "With --report: simulate up to N answers around this one, to choose from on the page."),
         "trace": Flag(Text, "Write a timeline: .pftrace or .json for Perfetto, .et for ASTRA-sim, a folder for HTA."),
         "memory_trace": Flag(Text, "Write memory over the step (.csv or .json)."),
         "json_output": Flag(bool, "Print one JSON document and nothing else.", "--json"),
-        "max_memory": Flag(Text, "End with a message beyond so much memory: 4GiB, or 50% of the machine (90%)."),
+        "max_memory": Flag(Text, "Stop with a message rather than use more memory: 4GiB, or 50% of the machine; 90% by default."),
     },
 }  # fmt: skip
 

@@ -52,7 +52,7 @@ _FLAGS: dict[str | None, dict[str, Flag]] = {
         "sequence_length": Flag(Number, "Tokens per sequence."),
         "micro_batches": Flag(Number, "Micro-batches per replica and step."),
         "set_": Flag(Texts, "Any other setting of the plan, KEY=VALUE; repeatable.", "--set"),
-        "model": Flag(Text, "The model that was recorded, where shapes do not tell it.", words=models),
+        "model": Flag(Text, "The model that was recorded, if shapes do not show it.", words=models),
         "recorded": Flag(Texts, "A setting of the plan that was recorded, KEY=VALUE; repeatable."),
     },
 }  # fmt: skip
@@ -83,12 +83,12 @@ def replay(traces: Paths, **options: Any) -> None:
         _print(document)
     if trace:
         write_outcome(found, trace)
-        say_written([trace])
+        say_written(trace)
     if report:
         from simulator.report.replay_page import replay_page
 
-        files = replay_page(document, found.timeline, ", ".join(Path(path).name for path in traces)).save(report)
-        say_written(files)
+        names = ", ".join(Path(path).name for path in traces)
+        say_written(*replay_page(document, found.timeline, names).save(report))
 
 
 def _seconds(text: str | None) -> float:
@@ -175,7 +175,7 @@ def _settings(texts: Sequence[str] | None, *, sizes: bool = False) -> dict[str, 
             continue
         setting = parse_setting(name, value) if equals else None
         if setting is None:
-            raise ConfigError(f"'{text}' is no setting of a plan", hint="KEY=VALUE, like tp=2 or overlap=false")
+            raise ConfigError(f"'{text}' is not a setting of a plan", hint="KEY=VALUE, like tp=2 or overlap=false")
         found[setting[0]] = setting[1]
     return found
 
@@ -185,7 +185,7 @@ def _speed(times_as_long: float, flag: str) -> float:
     from simulator.errors import ConfigError
 
     if not 0 <= times_as_long < float("inf"):
-        raise ConfigError(f"{flag} {times_as_long:g}: is no factor on a time", hint="2 takes twice as long")
+        raise ConfigError(f"{flag} {times_as_long:g}: not a factor on a time", hint="2 takes twice as long")
     return 1 / times_as_long if times_as_long else float("inf")
 
 

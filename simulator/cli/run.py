@@ -127,7 +127,7 @@ def _run_clusters(
     found.rows.sort(key=lambda row: (row["status"] != "ok", *_price_of(row)))
     if options["report"]:
         title = f"{settings.get('model', 'One model')} on {', '.join(clusters)}"
-        _say_written(*sweep_page(title, axes, found.rows, base=sweep.base).save(options["report"]))
+        say_written(*sweep_page(title, axes, found.rows, base=sweep.base).save(options["report"]))
     if options["json_output"]:
         print_json(found.to_dict())
     else:
@@ -254,21 +254,17 @@ def _write_files(
 
         counters = {rank: memory_counters(points) for rank, points in memory_over_time(last).items()}
         write(last.timeline, options["trace"], memory=counters, device=last.topology.device(0).name)
-        _say_written(options["trace"])
+        say_written(options["trace"])
     if options["memory_trace"]:
         from simulator.analysis.memory_trace import write_memory_trace
 
         rank = last.memory.rank
         write_memory_trace(options["memory_trace"], rank, last.answer["memory"], memory_over_time(last)[rank])
-        _say_written(options["memory_trace"])
+        say_written(options["memory_trace"])
     if options["report"]:
         from simulator.report.answer_page import page_of
 
-        _say_written(*page_of(results[-1], answer, given=given, nearby=nearby).save(options["report"]))
-
-
-def _say_written(*files: object) -> None:
-    say_written(files)
+        say_written(*page_of(results[-1], answer, given=given, nearby=nearby).save(options["report"]))
 
 
 def _print(results: Sequence[Result], answer: Document | Scaling) -> None:

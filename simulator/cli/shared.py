@@ -90,9 +90,10 @@ def print_json(document: object) -> None:
     print(json.dumps(document, allow_nan=False))
 
 
-def say_written(files: Iterable[object]) -> None:
-    """Say on standard error which files were written."""
-    print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
+def say_written(*files: object) -> None:
+    """Say on standard error which files were written; None is one that was not asked for."""
+    if written := [str(file) for file in files if file]:
+        print(f"wrote {', '.join(written)}", file=sys.stderr)
 
 
 def _filled(line: str, width: int, hang: str) -> str:
@@ -108,7 +109,7 @@ def keeping(store: Store | None, folder: str | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         kept = (
-            f"{len(store)} answers are kept in {folder}; the same command goes on from there"
+            f"{len(store)} answers are kept in {folder}; the same command resumes from there"
             if store is not None
             else ""
         )

@@ -115,7 +115,7 @@ def _look(
     _save(found, csv, page, traces)
     if overlay:
         write_overlay(recorded, analysis, overlay)
-        say_written([overlay])
+        say_written(overlay)
 
 
 def _save(found: RecordedTable, csv: str | None, page: str | None, traces: list[str]) -> None:
@@ -123,14 +123,11 @@ def _save(found: RecordedTable, csv: str | None, page: str | None, traces: list[
     from simulator.config import write_file
     from simulator.report.recorded_view import as_csv, save_recorded
 
-    written: list[object] = []
-    if csv not in (None, "-"):
-        write_file(csv or "", as_csv(found))
-        written.append(csv)
+    if csv and csv != "-":
+        write_file(csv, as_csv(found))
+        say_written(csv)
     if page:
-        written += save_recorded(found, page, ", ".join(Path(trace).name for trace in traces))
-    for path in written:
-        say_written([path])
+        say_written(*save_recorded(found, page, ", ".join(Path(trace).name for trace in traces)))
 
 
 @trace_app.command("diff", hidden=True)
@@ -233,26 +230,22 @@ def _patterns(
     return {"operator": operator}
 
 
-#: analyses that ask for nothing beside -> (whether they draw into the trace, what they say)
+#: analyses that can be drawn into the trace
+_DRAWN = ("critical-path", "counters")
+#: analyses without options of their own -> their help text
 _PLAIN = {
-    "idle": (
-        False,
-        "Divide idle time of each stream: waiting for the host, between kernels, for communication, other.",
-    ),
-    "launches": (
-        False,
-        "Look at launches: delay, queue depth, time blocked on a full queue, kernels shorter than their launch.",
-    ),
-    "memory": (False, "Add up copies and fills: bytes, time, bandwidth."),
-    "stragglers": (False, "Say how much each rank, stage and kind of operation slows the job down."),
-    "critical-path": (True, "Say what the run would be shorter without, and draw it into the trace."),
-    "counters": (True, "Sum up launch queues and bandwidth over time, and draw them into the trace."),
-    "steps": (False, "Show every step of every rank, partial ones and outliers marked."),
+    "idle": "Divide idle time of each stream: waiting for the host, between kernels, for communication, other.",
+    "launches": "Look at launches: delay, queue depth, time blocked on a full queue, kernels shorter than their launch.",
+    "memory": "Add up copies and fills: bytes, time, bandwidth.",
+    "stragglers": "Say how much each rank, stage and kind of operation slows the job down.",
+    "critical-path": "Show the critical path, by what removing each part would save, and draw it into the trace.",
+    "counters": "Sum up launch queues and bandwidth over time, and draw them into the trace.",
+    "steps": "Show every step of every rank, partial ones and outliers marked.",
 }
-for _name, (_draws, _text) in _PLAIN.items():
+for _name, _text in _PLAIN.items():
 
     def _nothing() -> dict[str, Any]:
         return {}
 
     _nothing.__doc__ = _text
-    _analysis(_name, draws=_draws)(_nothing)
+    _analysis(_name, draws=_name in _DRAWN)(_nothing)

@@ -19,10 +19,10 @@ def stragglers(
         bool, typer.Option("--unpacked", help="One document per sequence, cut at its length, instead of packing.")
     ] = False,
     slow_gpus: Annotated[
-        Text, option("SHARE=FACTOR: such a share of GPUs is slow throughout a job, e.g. 0.01=1.3.")
+        Text, option("SHARE=FACTOR: a share of GPUs that is slower by a factor throughout a job, e.g. 0.01=1.3.")
     ] = None,
-    slow_nodes: Annotated[Text, option("The same of nodes, all of whose GPUs are slow.")] = None,
-    slow_links: Annotated[Text, option("The same of nodes whose NICs are slow.")] = None,
+    slow_nodes: Annotated[Text, option("The same for nodes, all of whose GPUs are slow.")] = None,
+    slow_links: Annotated[Text, option("The same for nodes whose NICs are slow.")] = None,
     spread: Annotated[
         Real, option("Standard deviation of kernel times between GPUs, throughout a job, e.g. 0.02.")
     ] = None,
@@ -63,8 +63,7 @@ def stragglers(
     if report:
         from simulator.report.straggler_page import straggler_page
 
-        files = straggler_page(result.scenario, found, played).save(report)
-        say_written(files)
+        say_written(*straggler_page(result.scenario, found, played).save(report))
     if json_output:
         print_json(found)
     else:

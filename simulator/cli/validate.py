@@ -37,7 +37,7 @@ def validate(
     ] = None,
     worst: Annotated[int, typer.Option(min=0, help="Rows to show, worst first.")] = _WORST,
     report: Annotated[Text, report_option("Write an HTML page with plots.")] = None,
-    processes: Annotated[int, typer.Option(min=0, help="Processes; 0 takes what the machine has.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Processes; 0 means one per core.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Predict every row of measurement files and print errors per group and per row.
@@ -67,7 +67,7 @@ def validate(
         from validation.tables.error_tables import write_page
 
         write_page(report, found)
-        say_written([report])
+        say_written(report)
     if threshold is not None:
         with after_the_answer(is_json=json_output):
             check_threshold(found, threshold / 100.0)
@@ -108,7 +108,7 @@ def _here_cpu(threshold: float | None, report: str | None, json_output: bool) ->
         print_comparisons(HERE.model, found)
     if report:
         write_page(report, HERE.model, found)
-        say_written([report])
+        say_written(report)
     if threshold is not None:
         with after_the_answer(is_json=json_output):
             check_here(found, threshold / 100.0)
@@ -132,7 +132,7 @@ def _here_gpus(threshold: float | None, report: str | None, json_output: bool, n
             from validation.tables.error_tables import write_page
 
             write_page(report, one.found)
-            say_written([report])
+            say_written(report)
     if threshold is not None:
         with after_the_answer(is_json=json_output):
             check_gpus(one, threshold / 100.0)

@@ -260,7 +260,7 @@ def _parse_json(text: str, locator: Locator) -> Any:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def parse_json(
@@ -292,7 +292,7 @@ def _whole(text: str) -> int:
 
 def _finite(text: str) -> float:
     if not math.isfinite(float(text)):
-        raise ValueError(f"the number {text:.40} is beyond all bounds")
+        raise ValueError(f"the number {text:.40} is out of range")
     return float(text)
 
 

@@ -100,7 +100,7 @@ def n_threads(client: Any) -> int:
 
 
 def _gone(what: str) -> SimulatorError:
-    return SimulatorError(what, hint="what arrived is kept where there is a store: the same command goes on from there")
+    return SimulatorError(what, hint="what arrived is kept if there is a store: the same command resumes from there")
 
 
 def _piece(function: Callable[[Item], Answer], items: Sequence[Item]) -> tuple[list[Answer], float]:

@@ -104,7 +104,7 @@ def _positive(word: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"--lengths {text}: '{word.strip()}' is no number above 0", hint=_FORMS)
+        raise ConfigError(f"--lengths {text}: '{word.strip()}' is not a number above 0", hint=_FORMS)
     return value
 
 

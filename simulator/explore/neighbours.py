@@ -113,7 +113,7 @@ def read_job(path: str, base: Mapping[str, Any]) -> JobRequest:
         try:
             if (key := str(name).replace("-", "_")) in ("placement", "gpus_per_node"):
                 if key == "gpus_per_node" and (type(value) is not int or value < 1):
-                    raise ConfigError(f"{value!r} is no number of GPUs", hint="gpus_per_node: 4")
+                    raise ConfigError(f"{value!r} is not a number of GPUs", hint="gpus_per_node: 4")
                 own[key] = value
                 continue
             key = canonical_name(str(name))

@@ -200,7 +200,7 @@ def parse_nodes(text: str, known: Mapping[str, int] | None = None) -> list[int]:
     hosts = expand_hostlist(f"[{plain.strip(',')}]" if is_numbers else plain)
     if known and not is_numbers:
         if strange := [host for host in hosts if host not in known]:
-            raise ConfigError(f"{strange[0]} is no host of the cluster", hint=f"such as {next(iter(known))}")
+            raise ConfigError(f"{strange[0]} is not a host of the cluster", hint=f"such as {next(iter(known))}")
         return list(dict.fromkeys(known[host] for host in hosts))
     found = [_LAST_NUMBER.search(host) for host in hosts]
     if not found or None in found:

@@ -42,7 +42,7 @@ def parse_restart(text: str, seconds_of: Callable[[str, str], float]) -> Restart
         name, _, time = part.partition("=")
         if (key := name.strip().replace("-", "_")) not in known or key in phases:
             raise ConfigError(
-                f"--restart-time {text}: '{name.strip()}' is no phase, or there twice",
+                f"--restart-time {text}: '{name.strip()}' is not a phase, or is given twice",
                 hint=f"NAME=TIME, separated by commas: {', '.join(known).replace('_', '-')}",
             )
         phases[key] = seconds_of(time.strip(), "--restart-time")

@@ -21,7 +21,7 @@ _WALLTIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}$")
 
 def _walltime(text: str) -> str:
     if not _WALLTIME.match(text):
-        raise complaint(ConfigError(f"{text!r} is no time limit", hint="write h:mm:ss or d-hh:mm:ss, in quotes"))
+        raise complaint(ConfigError(f"{text!r} is not a time limit", hint="write h:mm:ss or d-hh:mm:ss, in quotes"))
     return text
 
 

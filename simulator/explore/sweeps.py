@@ -248,7 +248,7 @@ def usable(result: SweepResult) -> None:
         reasons = {row["reason"] for row in result.rows}
         raise InfeasiblePlanError(
             f"none of {len(result.rows)} scenarios can run; the first: {result.rows[0]['reason']}",
-            hint="the table has the reason of each" if len(reasons) > 1 else "it is the reason of all",
+            hint="the table gives the reason for each" if len(reasons) > 1 else "the reason is the same for all",
         )
 
 

@@ -145,7 +145,7 @@ def _kind_of(path: Path, gives: tuple[str, ...]) -> str:
     if len(found) == 1:
         return found[0]
     known = [name for name, one in FORMATS.items() if not gives or one.gives in gives]
-    what = f"could be {' or '.join(found)}" if found else "is nothing that is known here"
+    what = f"could be {' or '.join(found)}" if found else "has no known format"
     raise ConfigError(f"{path}: {what}", hint=f"say what it is with --as: {', '.join(known)}")
 
 

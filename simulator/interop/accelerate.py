@@ -68,7 +68,7 @@ def _precision(found: Found) -> str:
     word = "no" if value in (None, False) else value
     if not isinstance(word, str) or word not in _PRECISIONS:
         found.reader.fault(
-            "mixed_precision", f"{value!r:.80} is not known here", hint=f"one of {', '.join(_PRECISIONS)}"
+            "mixed_precision", f"{value!r:.80} is not supported", hint=f"one of {', '.join(_PRECISIONS)}"
         )
     return _PRECISIONS[word]
 

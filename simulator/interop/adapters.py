@@ -42,7 +42,7 @@ def adapter_settings(
     )
     targets, unknown = targets_of(names)
     if unknown:
-        reader.miss(name, f"{', '.join(unknown):.80}: adapters of no projection that is known")
+        reader.miss(name, f"{', '.join(unknown):.80}: adapters of unknown projections")
     return {"lora_rank": rank, "lora_targets": targets or None}
 
 

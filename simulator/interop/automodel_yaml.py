@@ -79,7 +79,7 @@ def _degree(found: Found, axis: str) -> int:
     if value is None or str(value).lower() in ("none", "null", "-1"):
         return 1
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        found.reader.fault(name, f"{value!r:.40} is no degree", hint="a whole number, or none")
+        found.reader.fault(name, f"{value!r:.40} is not a degree", hint="a whole number, or none")
     return value
 
 

@@ -107,7 +107,7 @@ def import_bandwidth_log(
     for told, rows in runs:
         name = told or collective
         if not name:
-            raise ConfigError(f"{file}: which collective ran is not known here", hint="give --collective")
+            raise ConfigError(f"{file}: which collective ran is not supported", hint="give --collective")
         ranks = 2 if name == "send_recv" else gpus or 0
         if not ranks:
             raise ConfigError(f"{file}: the output does not tell how many ranks ran", hint="give --gpus, and --nodes")

@@ -67,7 +67,7 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
     if known not in FAMILIES:
         near = near_misses(known, FAMILIES)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        inner.fault("model_type", f"{family!r} is not known", hint=f"{hint}known are {', '.join(FAMILIES)}; {RECORD}")
+        inner.fault("model_type", f"{family!r} is not known", hint=f"{hint}known: {', '.join(FAMILIES)}; {RECORD}")
     for key in _LAYERS:
         if inner.has(key) and inner.integer(key) > MOST_LAYERS:
             inner.fault(key, f"no model has more than {MOST_LAYERS} layers")

@@ -128,7 +128,7 @@ def _gpt_neo(r: Reader, found: Fields) -> Fields:
         kinds = kinds or [kind for cycle, times in runs for kind in list(cycle) * min(int(times), layers)]
         whole = tuple(index for index, kind in enumerate(kinds) if {"global": True, "local": False}[kind])
     except (TypeError, ValueError, KeyError, OverflowError):
-        r.fault("attention_types", f"{runs!r:.60} is no list of cycles of global and local", hint=RECORD)
+        r.fault("attention_types", f"{runs!r:.60} is not a list of cycles of global and local", hint=RECORD)
     return {"full_attention_blocks": whole}
 
 
@@ -237,7 +237,7 @@ def _t5(r: Reader, found: Fields) -> Fields:
     projection = r.text("feed_forward_proj", default=found.get("_mlp", "relu"))
     gated, kind = projection.startswith("gated-"), projection.removeprefix("gated-")
     if kind not in ACTIVATIONS:
-        r.fault("feed_forward_proj", f"{projection!r} is not known here", hint="relu or gated-gelu")
+        r.fault("feed_forward_proj", f"{projection!r} is not supported", hint="relu or gated-gelu")
     return {
         "layers": r.integer("num_decoder_layers", default=found["layers"]),
         "encoder_layers": found["layers"],
@@ -419,7 +419,7 @@ def _minimax(r: Reader, found: Fields) -> Fields:
 def _minimax_m2(r: Reader, found: Fields) -> Fields:
     kinds = r.raw("attn_type_list")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
-        r.fault("attn_type_list", "other attention than full is not known here")
+        r.fault("attn_type_list", "other attention than full is not supported")
     kind = r.text("qk_norm_type", default="per_layer", one_of=("per_layer", "per_head"))
     return {"qk_norm_width": kind == "per_layer"}
 

@@ -123,7 +123,10 @@ def import_ib_fabric(path: str | Path, *, node_of: str | None = None) -> Importe
     leaves = {name: ends for name, ends in fabric.hosts.items() if ends}
     if not leaves:
         raise refuse(
-            path, 1, "no switch has a host on an active link", hint="paste all of ibnetdiscover -f or iblinkinfo"
+            path,
+            1,
+            "no switch has a host on an active link",
+            hint="paste the whole output of ibnetdiscover -f or iblinkinfo",
         )
     account, source = Account(), f"{'ibnetdiscover' if 'switchguid=' in text else 'iblinkinfo'}, {Path(path).name}"
     around, transports = node_of_cluster(path, "the fabric", node_of, account)
@@ -201,7 +204,9 @@ IB_FABRIC = Format(
         Part(("4xHDR", "4X 53.125 Gbps"), "rates of NICs, and the oversubscription of every level"),
         Part(("vendid", "devid", "guid", "lid", "lmc"), "identity", is_read=False),
         Part(
-            ("Mellanox Technologies Aggregation Node",), "SHARP's port inside a switch, which is no host", is_read=False
+            ("Mellanox Technologies Aggregation Node",),
+            "SHARP's port inside a switch, which is not a host",
+            is_read=False,
         ),
     ),
 )

@@ -130,7 +130,7 @@ class _Reader:
         kind = _KINDS[_choice(item)]
         if kind == "device":
             if str(item["name"]) not in self.devices or depth > 4:
-                self.complain(path, f"component {item['name']!r} is no device of this file")
+                self.complain(path, f"component {item['name']!r} is not a device of this file")
                 return
             self.instance(full, str(item["name"]), node, depth + 1)
             return
@@ -217,7 +217,7 @@ class _Reader:
         kind = _link_kind(self.vertices[a], self.vertices[b])
         physical = links[link].get("physical", links[link])
         if not isinstance(physical, Mapping):
-            self.complain(path, f"link {link!r}: physical is no object with a bandwidth")
+            self.complain(path, f"link {link!r}: physical is not an object with a bandwidth")
             return
         rate = _measure(physical.get("bandwidth"), _BANDWIDTHS, "_per_second")
         if rate is None:
@@ -243,7 +243,7 @@ class _Reader:
         """Read a positive count; 1 where it is left out."""
         value = item.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST_VERTICES:
-            self.complain(path, f"{key} {value!r} is no positive number")
+            self.complain(path, f"{key} {value!r} is not a positive number")
             return 0
         return value
 

@@ -53,7 +53,7 @@ def import_lstopo(
     if root.get("version") is None:
         raise refuse(path, 1, "written by hwloc 1.x", hint="write it again with lstopo 2.0 or newer")
     if root.get("version", "").partition(".")[0] not in ("2", "3"):
-        raise refuse(path, 1, f"version {root.get('version')} of hwloc's XML; versions 2 and 3 are known here")
+        raise refuse(path, 1, f"version {root.get('version')} of hwloc's XML; versions 2 and 3 are supported")
     account, found = Account(), _Found()
     for element in root.iter("object"):
         account.sort([element.get("type", "?")], used=_USED, irrelevant=_IRRELEVANT)

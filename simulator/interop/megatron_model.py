@@ -60,7 +60,7 @@ def take_pattern(reader: Reader) -> tuple[int, ...]:
             return ()
         ratios = [reader.number(f"hybrid-{kind}-ratio", default=0.0) for kind in ("attention", "mlp")]
         if min(ratios) < 0.0 or sum(ratios) > 1.0:
-            reader.fault("hybrid-attention-ratio", f"{ratios} are no parts of a whole")
+            reader.fault("hybrid-attention-ratio", f"{ratios} are not shares of a whole")
         reader.data[name] = _of_ratios(reader.positive("num-layers"), *ratios)
         reader.assume(name, reader.data[name], "the layers that the ratios give")
     main, *predicted = str(reader.data[name]).strip("'\"").split("/")
@@ -251,7 +251,7 @@ def _experts(found: Found, given: Mapping[str, Any], layers: int) -> dict[str, A
         message = f"{len(counts)} numbers of experts for {layers - len(dense)} layers with experts"
         reader.fault("num-experts", message, hint="give one number, or one for each of these layers")
     if found["mlp-type"] not in ("standard", "residual"):
-        reader.fault("mlp-type", f"{found['mlp-type']!r:.40} is not known here", hint="standard or residual")
+        reader.fault("mlp-type", f"{found['mlp-type']!r:.40} is not supported", hint="standard or residual")
     own = iter(counts)
     grown = tuple(max(counts) if i in dense else next(own) for i in range(layers)) if len(counts) > 1 else ()
     return fields | {
@@ -311,7 +311,7 @@ def _pattern_of(found: Found, name: str, layers: int) -> list[int]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         pattern = []
     if len(pattern) != layers or not set(pattern) <= {0, 1}:
-        found.reader.fault(name, f"{text!r:.80} is no pattern for {layers} layers", hint="4, or ([0]*3+[1]*29)")
+        found.reader.fault(name, f"{text!r:.80} is not a pattern for {layers} layers", hint="4, or ([0]*3+[1]*29)")
     return pattern
 
 

@@ -147,7 +147,7 @@ def _from_text(text: str, file: str, collective: str | None, n_ranks: int | None
     if not runs:
         raise ConfigError(
             f"{file}: no result lines of nccl-tests",
-            hint="expected lines of size, count, type, redop, root, time, algbw, busbw; was the job cut off?",
+            hint="expected lines of size, count, type, redop, root, time, algbw, busbw; did the job end early?",
         )
     version = _VERSION.search(text)
     tables = []

@@ -161,7 +161,7 @@ def _root(text: str, path: str | Path) -> Element:
         raise refuse(path, 1, f"the root is <{root.tag}>: {what} the machine", hint=hint)
     if root.get("version", "1") not in _VERSIONS:
         known = " and ".join(_VERSIONS)
-        raise refuse(path, 1, f"version {root.get('version')} of NCCL's topology file; known are {known}")
+        raise refuse(path, 1, f"version {root.get('version')} of NCCL's topology file; supported: {known}")
     return root
 
 

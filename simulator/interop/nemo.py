@@ -229,7 +229,7 @@ def resolved(flat: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str,
         text = str(value_of(match[1], name, depth))
         n_written += len(text)
         if n_written > _MOST_TEXT:
-            raise ConfigError(f"{name}: its references to other settings grow beyond all bounds")
+            raise ConfigError(f"{name}: its references to other settings expand without limit")
         return text
 
     def settled(name: str, depth: int = 0) -> Any:

@@ -107,7 +107,9 @@ def parse_matrix(text: str, path: str | Path) -> Matrix:
     lines = _ESCAPES.sub("", text).splitlines()
     start = next((n for n, line in enumerate(lines) if "GPU0" in line and "CPU Affinity" in line), None)
     if start is None:
-        raise refuse(path, 1, "no header line with GPU0 and 'CPU Affinity'", hint="paste all of nvidia-smi topo -m")
+        raise refuse(
+            path, 1, "no header line with GPU0 and 'CPU Affinity'", hint="paste the whole output of nvidia-smi topo -m"
+        )
     names = tuple(_COLUMNS.findall(lines[start].split("CPU Affinity")[0]))
     cells: dict[tuple[str, str], str] = {}
     numa: dict[str, str] = {}

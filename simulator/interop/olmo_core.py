@@ -50,7 +50,7 @@ def _batches(found: Found, settings: dict[str, Any]) -> None:
         if tokens:
             if not length or tokens % length:
                 found.reader.fault(
-                    theirs, f"{tokens} tokens are no whole number of sequences of {length or 'unknown length'}"
+                    theirs, f"{tokens} tokens are not a whole number of sequences of {length or 'unknown length'}"
                 )
             settings[ours] = tokens // length
 

@@ -56,7 +56,9 @@ def import_rocm_smi(
     tables, numa = _of_json(text, path) if text.lstrip().startswith("{") else _of_text(text)
     kinds, hops = tables.get("link type", {}), tables.get("hops", {})
     if not kinds:
-        raise refuse(path, 1, "no table of link types between GPUs", hint="paste all of rocm-smi --showtopo")
+        raise refuse(
+            path, 1, "no table of link types between GPUs", hint="paste the whole output of rocm-smi --showtopo"
+        )
     places = sorted({place for pair in kinds for place in pair})
     missing = [pair for pair in ((a, b) for a in places for b in places if a != b) if pair not in kinds]
     if missing:

@@ -38,7 +38,7 @@ def read_script(
 ) -> Script:
     """Walk a script, or one command line, with its positional arguments from 1 and the variables of its environment.
 
-    A ConfigError names the place where it is not well-formed, or expands beyond all bounds.
+    A ConfigError names the place where it is not well-formed, or expands without limit.
     """
     script = Script(variables={**dict(_of_slurm(text)), **(variables or {})})
     walker = _Walker(file=file, script=script, arguments=dict(arguments or {}))

@@ -73,7 +73,7 @@ class Expander:
         if self.depth > MOST_DEPTH:
             raise ConfigError(
                 f"{self.file}{f':{line}:1' * (line > 0)}: functions, scripts and expansions are nested too deeply",
-                hint=f"no more than {MOST_DEPTH} levels; write inner ones to variables first",
+                hint=f"at most {MOST_DEPTH} levels; assign inner ones to variables first",
             )
         try:
             yield
@@ -151,7 +151,7 @@ class Expander:
             for one in in_braces(word.text):
                 found += self.fields(one)
             if sum(map(len, found[-50:])) > MOST_CHARACTERS:
-                self.refuse(word.line, "expands beyond all bounds")
+                self.refuse(word.line, "expands without limit")
         return found
 
     def expand_one(self, word: Word) -> str:

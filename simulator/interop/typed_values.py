@@ -168,7 +168,7 @@ class Reader:
         if not isinstance(value, str) or (known and value not in known):
             near = near_misses(str(value), known)
             hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}" if known else ""
-            self.fault(self.spelling(keys), f"{_shown(value)} is not known here", hint=hint)
+            self.fault(self.spelling(keys), f"{_shown(value)} is not supported", hint=hint)
         return value
 
     def number(self, *keys: str, default: float) -> float:

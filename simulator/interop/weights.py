@@ -175,7 +175,7 @@ def import_gguf(path: str | Path) -> Imported:
         known = ", ".join(_ARCHITECTURES)
         raise ConfigError(
             f"{path}: general.architecture: {name!r:.40} is not known",
-            hint=f"known are {known}; or give its config.json",
+            hint=f"known: {known}; or give its config.json",
         )
     own = {key.removeprefix(f"{name}."): value for key, value in keys.items() if key.startswith(f"{name}.")}
     vocabulary = own.get("vocab_size") or len(keys.get("tokenizer.ggml.tokens", ()))
@@ -210,7 +210,7 @@ def _gguf(data: _Bytes) -> tuple[dict[str, Any], dict[str, int]]:
     data.take(4)
     version = data.number("<I")
     if version not in (2, 3):
-        raise ConfigError(f"{data.path}: version {version} of GGUF; known are 2 and 3")
+        raise ConfigError(f"{data.path}: version {version} of GGUF; supported: 2 and 3")
     n_tensors, n_keys = data.number("<Q"), data.number("<Q")
     if max(n_tensors, n_keys) > _MOST_ITEMS:
         raise ConfigError(f"{data.path}: {n_tensors} tensors and {n_keys} keys are beyond any header")

@@ -183,7 +183,7 @@ class RecordedModule:
             sizes = tensor.sizes(plan.micro_batch, length)
             if not 0 < math.prod(sizes) < _MOST_ELEMENTS:
                 raise ConfigError(
-                    f"--batch: {'x'.join(map(str, sizes))} is no shape of a tensor", hint=f"write {_SYNTAX}"
+                    f"--batch: {'x'.join(map(str, sizes))} is not the shape of a tensor", hint=f"write {_SYNTAX}"
                 )
             made = torch.empty(sizes, dtype=dtype, device="meta")
             if tensor.name:

@@ -41,7 +41,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
     stages = tuple(plain.split("|"))
     if not re.fullmatch(r"E[t|]*[m|]*L", plain):
         raise ConfigError(
-            f"pipeline_layout '{text[:60]}' is no layout",
+            f"pipeline_layout '{text[:60]}' is not a layout",
             hint="embedding E first, transformer layers t, prediction layers m, loss L last, stages apart by |: 'Et*4|(t*4|)*14tL'",
         )
     return stages

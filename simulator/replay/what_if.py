@@ -158,11 +158,11 @@ class WhatIf:
         machine = self.machine
         for name, speed in (("kernels", machine.kernel_speed), ("host", machine.host_speed)):
             if not speed >= 1 / _MOST:
-                raise TraceError(f"{name}: {speed:g} is no factor on their speed", hint="0.5 takes twice as long")
+                raise TraceError(f"{name}: {speed:g} not a factor on their speed", hint="0.5 takes twice as long")
         for kind, factor in machine.bandwidth.items():
             if not (factor >= 1 / _MOST and isfinite(factor)):
                 raise TraceError(
-                    f"bandwidth {factor:g} of {kind}: is no factor from {1 / _MOST:g}", hint="2 doubles it"
+                    f"bandwidth {factor:g} of {kind}: not a factor from {1 / _MOST:g}", hint="2 doubles it"
                 )
         for rank, amount in (*machine.faults.slow_ranks, *self.delays):
             if not 0 <= amount <= _MOST:
@@ -170,7 +170,7 @@ class WhatIf:
                     f"a straggler on rank {rank} is late by a factor or a time in seconds, not by {amount:g}"
                 )
         if not abs(self.latency_s) <= _MOST:
-            raise TraceError(f"latency {self.latency_s:g} s: is no time that a transfer takes")
+            raise TraceError(f"latency {self.latency_s:g} s: not a time that a transfer can take")
         if self.bucket_bytes is not None and self.bucket_bytes <= 0:
             raise TraceError(f"buckets of {self.bucket_bytes} bytes: a bucket holds something", hint="like 25MB")
         if self.dp is not None and not 2 <= self.dp <= MAX_RANKS:

@@ -118,7 +118,7 @@ def layout(x: dict[str, Any], y: dict[str, Any], *, right_px: int = 16, **more: 
 
 
 def line(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, hover: str = "", **more: Any) -> dict[str, Any]:
-    """Return a line; without words for the pointer to show it is no more than a guide for the eye, and in no legend."""
+    """Return a line; one without a hover text is only a guide for the eye, which the pointer passes over."""
     said = {"hovertemplate": hover + "<extra></extra>" * ("<extra>" not in hover)} if hover else {"hoverinfo": "skip"}
     style = {"color": colour, **more.pop("line", {})}
     return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": style, **said, **more}

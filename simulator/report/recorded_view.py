@@ -156,7 +156,7 @@ def print_recorded(found: RecordedTable) -> None:
         out.print(f"and {len(rows) - _SHOWN} more: --csv or --json has all")
 
 
-_NOTHING = "nothing of the kind was recorded"
+_NOTHING = "the trace recorded nothing of this kind"
 
 
 def _without_empty(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -200,7 +200,7 @@ def print_difference(found: Difference, top: int) -> None:
         lengths = zip(*((step.measured_s, step.simulated_s) for step in found.steps), strict=True)
         a, b = (format_time(fmean(seconds)) for seconds in lengths)
         out.print(f"a step takes {a} in A and {b} in B, as means over steps and ranks", highlight=False)
-    out.print(f"steps of B differ from those of A by {found.mean_absolute_error:.1%} in the mean\n", highlight=False)
+    out.print(f"steps of B differ from those of A by {found.mean_absolute_error:.1%} on average\n", highlight=False)
     parts = [(part, Quantity(seconds, is_signed=True)) for part, seconds in found.parts_s.items()]
     print_grid(Grid("", ("part of a step", "B less A"), parts))
     works = [
@@ -302,7 +302,7 @@ def _on_page(key: str, value: object) -> object:
 def save_recorded(found: RecordedTable, path: str, source: str = "") -> list[Path]:
     """Write the page (.html), or the picture alone (.svg, .png); return what was written."""
     if not found["rows"] and not path.endswith((".html", ".htm")):
-        raise ConfigError(f"{path}: nothing of the kind was recorded, so there is nothing to draw")
+        raise ConfigError(f"{path}: the trace recorded nothing of this kind, so there is nothing to draw")
     return recorded_page(found, source).save(path)
 
 

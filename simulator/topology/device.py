@@ -148,7 +148,7 @@ _ELEMENTS = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
 def _architecture(name: str) -> str:
     """Refuse a generation that is but a known one misspelt; any other may be new."""
     if name not in ARCHITECTURES and name.isalpha() and near_misses(name, ARCHITECTURES):
-        raise complaint(ConfigError(f"{name!r} is no generation of GPUs.{did_you_mean(name, ARCHITECTURES)}"))
+        raise complaint(ConfigError(f"{name!r} is not a generation of GPUs.{did_you_mean(name, ARCHITECTURES)}"))
     return name
 
 

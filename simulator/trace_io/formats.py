@@ -66,7 +66,7 @@ def detect(path: str | Path) -> str:
     for name in FORMATS:
         if name in found:
             return name
-    raise TraceError(f"{path}: is no trace that can be read", hint=f"formats: {', '.join(FORMATS)}")
+    raise TraceError(f"{path}: not a trace that can be read", hint=f"formats: {', '.join(FORMATS)}")
 
 
 #: reads one file: the ranks in it, -1 for those that it does not number
@@ -228,7 +228,7 @@ def read(
         Further regular expressions for kernels that communicate.
     """
     if as_format is not None and as_format not in FORMATS:
-        raise TraceError(f"'{as_format}' is no format that can be read", hint=f"one of {', '.join(FORMATS)}")
+        raise TraceError(f"'{as_format}' is not a format that can be read", hint=f"one of {', '.join(FORMATS)}")
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     found = members(given)
     notes: list[str] = []
@@ -356,7 +356,7 @@ def target_format(path: str | Path, to: str | None = None) -> str:
     """
     if to is not None:
         if to not in WRITTEN:
-            raise TraceError(f"'{to}' is no format that can be written", hint=f"one of {', '.join(WRITTEN)}")
+            raise TraceError(f"'{to}' is not a format that can be written", hint=f"one of {', '.join(WRITTEN)}")
         return to
     for name, form in WRITTEN.items():
         if form.suffixes and str(path).endswith(form.suffixes):

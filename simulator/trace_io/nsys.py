@@ -75,7 +75,7 @@ def _connect(member: Member) -> Iterator[sqlite3.Connection]:
         with member.open() as stream:
             content = stream.read()
         if not content.startswith(_MAGIC):
-            raise TraceError(f"{member.name}: is no SQLite file")
+            raise TraceError(f"{member.name}: not an SQLite file")
         connection = sqlite3.connect(":memory:")
         connection.deserialize(content)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")

@@ -132,10 +132,10 @@ def _row(row: Mapping[str, Any], where: str) -> _Row:
     if start is None or duration is None or duration < 0 or not math.isfinite(start + duration) or start > 1e9:
         raise TraceError(f"{where}: start_ts {row['start_ts']!r} and duration {row['duration']!r} are not seconds")
     if not isinstance(optype, str) or not optype:
-        raise TraceError(f"{where}: optype {optype!r} is no name")
+        raise TraceError(f"{where}: optype {optype!r} is not a name")
     rank, step = integer(row["rank"]), integer(row["step"])
     if not 0 <= rank < MAX_RANKS or step < 0:
-        raise TraceError(f"{where}: rank {row['rank']!r} or step {row['step']!r} is no number from 0")
+        raise TraceError(f"{where}: rank {row['rank']!r} or step {row['step']!r} is not a number from 0")
     stage, dp_rank = integer(row.get("stage"), 0), integer(row.get("dp_rank"), 0)
     if not 0 <= stage < 1 << 20 or not 0 <= dp_rank < 1 << 20:
         raise TraceError(f"{where}: stage {row.get('stage')!r} or dp_rank {row.get('dp_rank')!r} is out of range")

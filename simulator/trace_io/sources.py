@@ -224,7 +224,7 @@ def _check_inflated(name: str, n_inflated: int, n_stored: int) -> None:
         raise TraceError(
             f"{name}: {format_bytes(n_stored)} of it inflate to {format_bytes(n_inflated)} or more; of what compresses to less than "
             f"1/{MOST_INFLATED}, no more than {format_bytes(_SURELY_BYTES)} are read",
-            hint="if it is a trace all the same, unpack it first and give what comes out",
+            hint="if it is a trace after all, unpack it first and give the result",
         )
 
 

@@ -24,7 +24,7 @@ def read(stream: IO[bytes], source: str) -> StageTimes:
     except ValueError as fault:
         raise TraceError(f"{source}: malformed JSON: {fault}") from fault
     if not isinstance(entries, list) or not entries or not all(isinstance(e, dict) for e in entries):
-        raise TraceError(f"{source}: is no list with one object per rank")
+        raise TraceError(f"{source}: not a list with one object per rank")
     entries.sort(key=lambda entry: entry["rank"] if isinstance(entry.get("rank"), int) else 0)
     forward = tuple(_table(entry, "forward", source) for entry in entries)
     backward = tuple(_table(entry, "backward", source) for entry in entries)
@@ -59,8 +59,8 @@ def _table(entry: dict[str, Any], key: str, source: str, *, required: bool = Tru
 
 def _row(values: object, where: str) -> tuple[float, ...]:
     if not isinstance(values, list):
-        raise TraceError(f"{where}: is no list of seconds")
+        raise TraceError(f"{where}: not a list of seconds")
     numbers = tuple(number(value) for value in values)
     if any(value is None or value < 0 or value > 1e6 for value in numbers):
-        raise TraceError(f"{where}: holds something that is no duration in seconds")
+        raise TraceError(f"{where}: holds something that is not a duration in seconds")
     return tuple(value for value in numbers if value is not None)

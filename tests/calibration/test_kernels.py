@@ -448,7 +448,7 @@ def test_rows_of_another_processor_are_no_rows_of_the_device(tmp_path: Path) -> 
     assert (
         row_of({**cells, "notes": "tuned kernel (asm); gfx950 with 256 CUs"}).shape.n_flops == 2 * 2048 * 20480 * 7168
     )
-    with pytest.raises(ConfigError, match="timed on gfx1250, which is no mi355x"):
+    with pytest.raises(ConfigError, match="timed on gfx1250, which is not a mi355x"):
         row_of({**cells, "notes": "tuned kernel (triton); gfx1250 with 256 CUs"})
     table = tmp_path / "kernels.csv"
     lines = [

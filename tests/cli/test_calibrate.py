@@ -83,7 +83,7 @@ def test_the_account_in_words(simulate, logs):
         ('{"results": [', ["-t", "polaris"], "not JSON"),
         ("collective,size_bytes,time_us\nall_reduce,1024,3\n", ["-t", "polaris"], "no column gpus"),
         ("collective,gpus,size_bytes,time_us\nall_reduce,8,1024,fast\n", ["-t", "polaris"], "row 1"),
-        ("collective,gpus,size_bytes,time_us\nall_reduce,8,1024,-3\n", ["-t", "polaris"], "is no measurement"),
+        ("collective,gpus,size_bytes,time_us\nall_reduce,8,1024,-3\n", ["-t", "polaris"], "is not a measurement"),
         ("collective,gpus,size_bytes,time_us\nall_reduse,8,1024,3\n", ["-t", "polaris"], "Did you mean"),
         ("collective,gpus,size_bytes,time_us\nall_reduce,99999,1024,3\n", ["-t", "polaris"], "99999 GPUs ran"),
         (

@@ -292,7 +292,7 @@ def test_faults_of_a_slurm_file_have_a_line(tmp_path):
     file.write_text("slurm:\n  partition: general\n  walltime: ever\n  memory: 4\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         read_slurm(str(file))
-    for text in ("slurm.yaml:2", "unknown key", "slurm.yaml:3", "no time limit", "slurm.yaml:4"):
+    for text in ("slurm.yaml:2", "unknown key", "slurm.yaml:3", "not a time limit", "slurm.yaml:4"):
         assert text in caught.value.message
 
 

@@ -80,7 +80,9 @@ def test_a_search_finds_the_leaf_that_holds_the_job(tmp_path):
     assert rows[1]["iteration_time_s"] > rows[0]["iteration_time_s"]
 
 
-@pytest.mark.parametrize(("text", "said"), [("four", "'four' is no number of GPUs"), ("0", "0 is no number of GPUs")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("four", "'four' is not a number of GPUs"), ("0", "0 is not a number of GPUs")]
+)
 def test_gpus_of_a_node_are_a_number(tmp_path, text, said):
     file = tmp_path / "other.yaml"
     file.write_text(f"model: bert-large\ngpus: 16\ngpus_per_node: {text}\n")

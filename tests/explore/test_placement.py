@@ -99,7 +99,7 @@ def test_nodes_are_found_by_the_names_that_the_cluster_has(tmp_path):
     assert place("r2n[1-2]", Switches(named), range(12), 2, np.random.default_rng(0)) == (6, 7)
     assert place("6-7", Switches(named), range(12), 2, np.random.default_rng(0)) == (6, 7)
     file.write_text("r3n1")
-    with pytest.raises(ConfigError, match="r3n1 is no host of the cluster"):
+    with pytest.raises(ConfigError, match="r3n1 is not a host of the cluster"):
         read_free_nodes(str(file), named)
 
 

@@ -41,7 +41,7 @@ def test_every_format_is_seen_from_its_content(tmp_path, kind):
 def test_what_is_not_recognised(tmp_path):
     path = tmp_path / "file"
     path.write_text("hello: world\n")
-    with pytest.raises(ConfigError, match="is nothing that is known here"):
+    with pytest.raises(ConfigError, match="has no known format"):
         import_settings(path)
     with pytest.raises(ConfigError, match="'deepspeed'"):
         import_settings(path, "deepspead")

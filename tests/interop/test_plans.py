@@ -565,7 +565,7 @@ def test_megatron_messages_that_do_not_overlap():
 
 
 def test_a_wrong_pattern_of_experts_is_refused():
-    with pytest.raises(ConfigError, match="no pattern for 32 layers"):
+    with pytest.raises(ConfigError, match="not a pattern for 32 layers"):
         parse_megatron(f"{MOE} --moe-layer-freq '([0]*3+[1]*2)'")
 
 

@@ -81,7 +81,7 @@ class Row:
         for change in changes:
             if not re.fullmatch(r"[\w.]+=\S+", change):
                 raise ConfigError(
-                    f"topology '{self.text('topology')}': '{change}' is no change of its file",
+                    f"topology '{self.text('topology')}': '{change}' is not a change to its file",
                     hint="a name, then key=value without spaces: hgx-h200 node.gpus=4 node.nics.bandwidth=200Gb/s",
                 )
         return name, dict(change.split("=", 1) for change in changes)
@@ -252,7 +252,7 @@ def select(rows: Sequence[Row], where: Sequence[str] = (), split: str = "") -> l
         match = re.fullmatch(r"\s*([\w.]+)\s*(!=|=|~)\s*(.*?)\s*", condition)
         if match is None:
             raise ConfigError(
-                f"--where {condition!r} is no condition", hint="write column=value, column!=value or column~text"
+                f"--where {condition!r} is not a condition", hint="write column=value, column!=value or column~text"
             )
         conditions.append((match[1], match[2], match[3]))
     check_columns([column for column, _, _ in conditions], rows, "--where")

@@ -102,7 +102,7 @@ def stated_settings(row: Row) -> dict[str, Any]:
         found = parse_setting(key, value) if value else None
         if found is None:
             raise ConfigError(
-                f"settings '{word}' is no setting of a plan with its value", hint="key=value, as in plan files"
+                f"settings '{word}' is not a setting of a plan with its value", hint="key=value, as in plan files"
             )
         fields[found[0]] = found[1]
     return fields

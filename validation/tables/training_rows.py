@@ -169,6 +169,6 @@ def predict(rows: Sequence[Row], tell: Tell | None = None, n_processes: int = 1)
 def _outcome(row: Row, found: Answer, assumed: tuple[str, ...]) -> Outcome:
     reason, predicted = found.reason, found.metrics.get(row.metric)
     if predicted is None and not reason:
-        reason = f"metric '{row.metric}' is unknown; known are {', '.join(sorted(found.metrics))}"
+        reason = f"metric '{row.metric}' is unknown; known: {', '.join(sorted(found.metrics))}"
     parts = found.parts if row.metric == "iteration_time_s" else {}
     return Outcome(row=row, predicted=predicted, reason=reason, assumed=assumed, note=found.note, parts=parts)

@@ -41,7 +41,7 @@ def _plan_of(module: Any, kind: str) -> dict[str, str]:
     for pattern, style in named.items():
         word = (style if isinstance(style, str) else type(style).__name__).lower()
         if word not in known:
-            raise ConfigError(f"{kind}: {pattern}: {word!r} is not known here", hint=f"one of {', '.join(known)}")
+            raise ConfigError(f"{kind}: {pattern}: {word!r} is not supported", hint=f"one of {', '.join(known)}")
         found[str(pattern)] = known[word]
     return found
 
@@ -52,7 +52,7 @@ def _matching(module: Any, kind: str) -> Iterator[tuple[str, str, Any]]:
     for pattern, how in _plan_of(module, kind).items():
         names = [name for name in children if re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name)]
         if not names:
-            raise ConfigError(f"{kind}: no submodule is called {pattern}")
+            raise ConfigError(f"{kind}: no submodule is named {pattern}")
         yield from ((name, how, children[name]) for name in names if how)
 
 
@@ -144,7 +144,7 @@ def _exchanged(torch: Any, recorder: Recorder, experts: Any, n_experts: int, ep:
 
     def enter(m: Any, args: Any, kwargs: Any) -> Any:
         if not args or not isinstance(args[0], torch.Tensor):
-            raise ConfigError(f"ep_plan: the first argument{recorder.place} is no tensor of tokens")
+            raise ConfigError(f"ep_plan: the first argument{recorder.place} is not a tensor of tokens")
         x, *others = args
         shares = x.dim() == 3 and x.shape[0] == n_experts
         rows = x.shape[:-1].numel()

@@ -294,7 +294,7 @@ def test_a_row_changes_the_file_of_its_machine():
     scenario = scenario_of(case_of(row)[0])
     topology = topology_of(scenario)
     assert (topology.node.gpus, topology.node.nvlink.kind) == (4, "mesh")
-    with pytest.raises(ConfigError, match="'four' is no change") as error:
+    with pytest.raises(ConfigError, match="'four' is not a change") as error:
         case_of(training_row(topology="hgx-h200 four"))
     assert "node.gpus=4" in error.value.hint
 

@@ -97,7 +97,7 @@ class TestSelecting:
 
     @pytest.mark.parametrize("where", ["gpus", "=8", "gpus>8"])
     def test_what_is_no_condition_is_refused(self, where):
-        with pytest.raises(ConfigError, match="is no condition"):
+        with pytest.raises(ConfigError, match="is not a condition"):
             select(self.rows, [where])
 
     def test_nothing_left_is_said(self):

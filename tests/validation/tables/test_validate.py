@@ -74,7 +74,7 @@ class TestPredicting:
             ({"vocabulary_parallel": "vocab-7"}, "vocabulary_parallel 'vocab-7'"),
             ({"precision": "fp8", "float8_recipe": "columnwise"}, "float8_recipe 'columnwise'"),
             ({"task": "distillation"}, "task 'distillation'"),
-            ({"pp_layout": "Et|(qq|)*30L"}, "pipeline_layout 'Et|(qq|)*30L' is no layout"),
+            ({"pp_layout": "Et|(qq|)*30L"}, "pipeline_layout 'Et|(qq|)*30L' is not a layout"),
         ],
     )
     def test_what_a_row_states_and_nothing_simulates_is_the_reason(self, cells, said):
