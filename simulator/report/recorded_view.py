@@ -142,9 +142,9 @@ def _list(what: str, numbers: Sequence[int]) -> str:
 def print_recorded(found: RecordedTable) -> None:
     """Print a table to the terminal."""
     out = make_console()
-    out.print(heading(found), highlight=False)
+    out.print(heading(found))
     for key, value in found["figures"].items():
-        out.print(f"{_words(key)}: {shown(key, value)}", highlight=False)
+        out.print(f"{_words(key)}: {shown(key, value)}")
     rows = _without_empty(found["rows"])
     if not rows:
         out.print(_NOTHING)
@@ -178,7 +178,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             rows = [[_cell(name, item) for name, item in row.items()] for row in value[:_FACTS]]
             more = f" (the first {_FACTS} of {len(value)}; --json has all)" if len(value) > _FACTS else ""
-            out.print(f"\n{_words(key)}{more}", highlight=False)
+            out.print(f"\n{_words(key)}{more}")
             n_names = _n_names(value[0], ("rank", "step", "collective"))
             print_grid(Grid("", [_words(name) for name in value[0]], rows, n_names))
         elif value not in (None, [], {}, ""):
@@ -190,7 +190,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
                 if isinstance(value, list)
                 else [value]
             )
-            out.print(f"{_words(key)}: {', '.join(map(str, words))}", highlight=False, markup=False)
+            out.print(f"{_words(key)}: {', '.join(map(str, words))}", markup=False)
 
 
 def print_difference(found: Difference, top: int) -> None:
@@ -199,8 +199,8 @@ def print_difference(found: Difference, top: int) -> None:
     if found.steps:
         lengths = zip(*((step.measured_s, step.simulated_s) for step in found.steps), strict=True)
         a, b = (format_time(fmean(seconds)) for seconds in lengths)
-        out.print(f"a step takes {a} in A and {b} in B, as means over steps and ranks", highlight=False)
-    out.print(f"steps of B differ from those of A by {found.mean_absolute_error:.1%} on average\n", highlight=False)
+        out.print(f"a step takes {a} in A and {b} in B, as means over steps and ranks")
+    out.print(f"steps of B differ from those of A by {found.mean_absolute_error:.1%} on average\n")
     parts = [(part, Quantity(seconds, is_signed=True)) for part, seconds in found.parts_s.items()]
     print_grid(Grid("", ("part of a step", "B less A"), parts))
     works = [

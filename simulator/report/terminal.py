@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 def make_console() -> Console:
-    """Return a console on standard output; where nobody looks, one that is wide enough for whole lines."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, 180))
+    """Return a console on standard output; for a file or a pipe, one that is wide enough for whole lines."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=max(console.width, 180), highlight=False)
 
 
 #: blanks between columns
@@ -63,7 +63,7 @@ def print_grid(grid: Grid, out: Console | None = None) -> None:
     """
     out, grid = out or make_console(), grid.written()
     if grid.title:
-        out.print(grid.title, style="bold", highlight=False, markup=False)
+        out.print(grid.title, style="bold", markup=False)
     n_names, columns = grid.n_names, grid.columns
     cells = [[str(row[i]) for row in grid.rows] for i in range(len(columns))]
     lengths = [max(map(len, (name, *column))) for name, column in zip(columns, cells, strict=True)]
@@ -91,9 +91,9 @@ def print_grid(grid: Grid, out: Console | None = None) -> None:
             table.add_row(*(escape(_fitted(cells[i][k], lengths[i])) for i in shown))
         if place:
             out.print()
-        out.print(table, highlight=False)
+        out.print(table)
     if grid.note:
-        out.print(grid.note, style="dim", highlight=False, markup=False)
+        out.print(grid.note, style="dim", markup=False)
 
 
 def _fitted(text: str, most: int) -> str:
@@ -137,55 +137,49 @@ def _print_beside(found: Extras) -> None:
     if "neighbours" in found:
         from simulator.explore.neighbours import in_words as neighbours_in_words
 
-        out.print(f"\n{neighbours_in_words(found['neighbours'])}\n", highlight=False)
+        out.print(f"\n{neighbours_in_words(found['neighbours'])}\n")
         print_grid(answer_tables.neighbours(found["neighbours"]), out)
     if "placements" in found:
         print_grid(answer_tables.placements(found["placements"]))
     if "local_steps" in found:
         from simulator.explore.local_steps import in_words as steps_in_words
 
-        out.print(f"\n{steps_in_words(found['local_steps'])}", highlight=False)
+        out.print(f"\n{steps_in_words(found['local_steps'])}")
     if "network_trouble" in found:
         from simulator.explore.network_trouble import in_words as trouble_in_words
 
         said = [trouble_in_words(one) for one in found["network_trouble"]]
         for line in said or ["nothing is wrong with the network"]:
-            out.print(f"\n{line}", highlight=False)
+            out.print(f"\n{line}")
 
 
 def print_answer(scenario: Scenario, answer: Answer) -> None:
     """Print one answer: headline, where the time goes, communication, memory, bottleneck."""
     out = make_console()
     plan = scenario.plan
-    out.print(
-        f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold], {describe_plan(plan)}", highlight=False
-    )
+    out.print(f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold], {describe_plan(plan)}")
     if answer["provenance"]["chosen"]:
-        out.print(f"[dim]{describe_chosen(answer)}[/dim]", highlight=False)
+        out.print(f"[dim]{describe_chosen(answer)}[/dim]")
     if scenario.faults:
-        out.print(f"with {scenario.faults.describe()}", highlight=False)
+        out.print(f"with {scenario.faults.describe()}")
     sure = answer["confidence"]
     out.print(
-        f"\n[bold]iteration {format_time(answer['iteration_time_s'])}[/bold]  ({describe_interval(sure)}; {sure['basis']})",
-        highlight=False,
+        f"\n[bold]iteration {format_time(answer['iteration_time_s'])}[/bold]  ({describe_interval(sure)}; {sure['basis']})"
     )
-    out.print(describe_support(answer["support"]), highlight=False)
-    out.print(
-        f"{describe_throughput(answer)}; {describe_utilization(answer)}\n",
-        highlight=False,
-    )
+    out.print(describe_support(answer["support"]))
+    out.print(f"{describe_throughput(answer)}; {describe_utilization(answer)}\n")
     print_grid(_breakdown(answer), out)
     for what in answer["provenance"].get("not_modelled", ()):
-        out.print(f"[dim]not modelled: {what}[/dim]", highlight=False)
+        out.print(f"[dim]not modelled: {what}[/dim]")
     if answer["communication"]:
         out.print()
         print_grid(answer_tables.communication(answer["communication"]), out)
     out.print()
     print_grid(_memory(answer["memory"]), out)
     colour = "yellow" if answer["memory"]["is_tight"] else "green" if answer["memory"]["fits"] else "red"
-    out.print(f"[{colour}]{describe_fit(answer['memory'])}[/{colour}]", highlight=False)
+    out.print(f"[{colour}]{describe_fit(answer['memory'])}[/{colour}]")
     if answer["bottleneck"] is not None:
-        out.print(f"\nbusiest link: {describe_link(answer['bottleneck'])}", highlight=False)
+        out.print(f"\nbusiest link: {describe_link(answer['bottleneck'])}")
 
 
 def _breakdown(answer: Answer) -> Grid:
@@ -208,13 +202,12 @@ def print_advice(rows: Sequence[dict[str, Any]]) -> None:
     """Print what single change would save most, the most useful first, as far as it was simulated."""
     out = make_console()
     if not rows or rows[0]["saving"] < 0.001:
-        out.print("--explain simulates what would help", highlight=False)
+        out.print("--explain simulates what would help")
         return
     best = rows[0]
     out.print(
         f"what would help most: {best['change']} saves {best['saving']:.1%} (iteration {format_time(best['iteration_time_s'])}); "
-        "--explain tries more",
-        highlight=False,
+        "--explain tries more"
     )
 
 
@@ -227,13 +220,10 @@ def print_explanation(explanation: Explanation) -> None:
     out.print()
     print_grid(answer_tables.critical_path(explanation["critical_path"]), out)
     best = explanation["best"]
-    out.print(
-        "\n[bold]best single changes, each simulated[/bold]" if best else "\nno single change saves anything",
-        highlight=False,
-    )
+    out.print("\n[bold]best single changes, each simulated[/bold]" if best else "\nno single change saves anything")
     for i, row in enumerate(best, start=1):
         saving, time = f"{row['saving']:.1%}", format_time(row["iteration_time_s"])
-        out.print(f"{i}. {escape(row['change'])} saves {saving} (iteration {time})", highlight=False)
+        out.print(f"{i}. {escape(row['change'])} saves {saving} (iteration {time})")
     out.print()
     print_grid(
         answer_tables.changes(
@@ -242,9 +232,9 @@ def print_explanation(explanation: Explanation) -> None:
         out,
     )
     if explanation["without_effect"]:
-        out.print(f"\nwithout effect here: {escape(', '.join(explanation['without_effect']))}", highlight=False)
+        out.print(f"\nwithout effect here: {escape(', '.join(explanation['without_effect']))}")
     for one in explanation["impossible"]:
-        out.print(f"[dim]not possible: {escape(one['change'])} ({escape(one['reason'])})[/dim]", highlight=False)
+        out.print(f"[dim]not possible: {escape(one['change'])} ({escape(one['reason'])})[/dim]")
 
 
 #: ways out of memory that are printed
@@ -260,20 +250,20 @@ def print_ways_out(rows: Sequence[WayOut]) -> None:
     out.print()
     print_grid(answer_tables.ways_out(fitting[:_MOST_WAYS]), out)
     if len(fitting) > _MOST_WAYS:
-        out.print(f"[dim]and {len(fitting) - _MOST_WAYS} more with --json[/dim]", highlight=False)
+        out.print(f"[dim]and {len(fitting) - _MOST_WAYS} more with --json[/dim]")
 
 
 def print_whole_run(run: Mapping[str, Any], *, gpus: int = 0) -> None:
     """Print the whole run and what it takes for granted; GPUs are named where there are several numbers of them."""
     out = make_console()
-    out.print(f"\n[bold]the whole run{f' on {gpus} GPUs' if gpus else ''}[/bold]", highlight=False)
+    out.print(f"\n[bold]the whole run{f' on {gpus} GPUs' if gpus else ''}[/bold]")
     lines = Table(box=None, pad_edge=False, show_header=False)
     for what, _, _, words in whole_run_rows(run):
         lines.add_row(what, escape(words))
-    out.print(lines, highlight=False)
-    out.print("\ntaken for granted", highlight=False)
+    out.print(lines)
+    out.print("\ntaken for granted")
     for row in run["assumptions"]:
-        out.print(f"  {row['what']}: {escape(row['value'])} [dim]({escape(row['source'])})[/dim]", highlight=False)
+        out.print(f"  {row['what']}: {escape(row['value'])} [dim]({escape(row['source'])})[/dim]")
 
 
 # -- many answers ------------------------------------------------------------------------------------------------
@@ -298,10 +288,10 @@ def print_sweep(result: SweepResult, files: Sequence[Path] = ()) -> None:
     print_grid(Grid("", (*axes, *_FIGURES, *money, *status), rows, len(axes)), out)
     named = [(" ".join(f"{name}={row[name]}" for name in axes), row) for row in result.rows]
     for reason in answer_tables.without_answer(named):
-        out.print(reason, highlight=False, markup=False)
+        out.print(reason, markup=False)
     counts = counted(result.n_computed, result.n_stored, result.n_failed)
     where = "".join(f"; {file}" if i == 0 else f", {file}" for i, file in enumerate(files))
-    out.print(f"\n{len(result.rows)} rows: {counts}{where}", highlight=False, markup=False)
+    out.print(f"\n{len(result.rows)} rows: {counts}{where}", markup=False)
 
 
 def counted(n_computed: int, n_stored: int, n_failed: int) -> str:
@@ -327,23 +317,22 @@ def print_search(answer: SearchAnswer) -> None:
     for one in searches:
         batch = "" if "reason" in one else f", global batch {one['global_batch']}"
         where = f"{shared['model']} on {one['gpus']} GPUs of {one['topology']}{batch}\n"
-        out.print(where, style="bold", highlight=False, markup=False)
+        out.print(where, style="bold", markup=False)
         if "reason" in one:
-            out.print(one["reason"] + "\n", highlight=False, markup=False)
+            out.print(one["reason"] + "\n", markup=False)
         else:
             _print_ranking(out, one)
     choice = answer["choice"]
     if any(row["is_tight"] for one in searches if "reason" not in one for row in one["plans"]):
         margin = describe_margin(choice["memory_margin"])
-        out.print(f"tight: less than {margin} of the memory stays free (--memory-margin)", highlight=False)
+        out.print(f"tight: less than {margin} of the memory stays free (--memory-margin)")
     if len(searches) > 1 or choice["objective"] != "time":
         costs = choice["cost_per_billion_tokens"]
         cost = f", a cost of {costs:,.4g} {choice['currency']}".rstrip() if costs is not None else ""
         out.print(
             f"best by {choice['objective']}: {choice['gpus']} GPUs of {choice['topology']}, {choice['summary']}; a billion tokens take "
             f"{format_time(choice['s_per_billion_tokens'])}, {choice['gpu_hours_per_billion_tokens']:,.4g} GPU hours{cost}, "
-            f"{choice['kwh_per_billion_tokens']:,.4g} kWh, {choice['kg_co2_per_billion_tokens']:,.4g} kg of CO2",
-            highlight=False,
+            f"{choice['kwh_per_billion_tokens']:,.4g} kWh, {choice['kg_co2_per_billion_tokens']:,.4g} kg of CO2"
         )
 
 
@@ -359,23 +348,20 @@ def _print_ranking(out: Console, answer: CountAnswer) -> None:
     columns = ("", "plan", *names, *money)
     if out.width < _WIDE:
         print_grid(Grid("", columns, cells, 2), out)
-        out.print("\nagainst the best", highlight=False)
+        out.print("\nagainst the best")
         for rank, plan, _, why in rows:
-            out.print(f"{rank or plan}: {why}", highlight=False, markup=False)
+            out.print(f"{rank or plan}: {why}", markup=False)
     else:
         wide = [(*cell, why) for cell, (_, _, _, why) in zip(cells, rows, strict=True)]
         print_grid(Grid("", (*columns, "against the best"), wide, 2, words=(len(columns),)), out)
     if answer["best"]["choices"]:
-        out.print(
-            f"\nWhere the best differs from the runner-up: {answer['best']['choices']}.", highlight=False, markup=False
-        )
+        out.print(f"\nWhere the best differs from the runner-up: {answer['best']['choices']}.", markup=False)
     why = max(answer["failures"], key=answer["failures"].__getitem__, default="")
     failed = f", {answer['n_failed']} could not be simulated ({why})" if answer["n_failed"] else ""
     stored = f" ({answer['n_stored']} of them known from before)" if answer["n_stored"] else ""
     out.print(
         f"\n{answer['n_plans']} valid plans: {answer['n_unfit']} do not fit, {answer['n_pruned']} are ruled out by a lower "
-        f"bound, {answer['n_simulated']} simulated{stored}{failed}\n",
-        highlight=False,
+        f"bound, {answer['n_simulated']} simulated{stored}{failed}\n"
     )
 
 
@@ -397,8 +383,8 @@ def print_comparison(found: Comparison) -> None:
     from simulator.report.comparison_page import comparison_tables
 
     out = make_console()
-    out.print(f"A: {found['a']}\nB: {found['b']}\n", highlight=False, markup=False)
-    out.print(found["summary"] + "\n", highlight=False, markup=False)
+    out.print(f"A: {found['a']}\nB: {found['b']}\n", markup=False)
+    out.print(found["summary"] + "\n", markup=False)
     for grid in comparison_tables(found):
         print_grid(grid, out)
         out.print()
@@ -411,7 +397,7 @@ def print_requirements(found: Sequence[Requirement]) -> None:
 
     out = make_console()
     target = found[0].target
-    out.print(f"{target:.0%} of the throughput that a free network between nodes would give needs\n", highlight=False)
+    out.print(f"{target:.0%} of the throughput that a free network between nodes would give needs\n")
     for grid in requirement_tables(found):
         print_grid(grid, out)
         out.print()
@@ -419,13 +405,13 @@ def print_requirements(found: Sequence[Requirement]) -> None:
         gpus = f"{one.scenario.plan.gpus} GPUs"
         if one.loader_workers:
             workers = f"{one.loader_workers} loader workers per GPU; there are {one.scenario.plan.loader_workers}"
-            out.print(f"{gpus} need {workers}", highlight=False)
+            out.print(f"{gpus} need {workers}")
         if one.between_sites:
-            out.print(f"{gpus}: {one.between_sites}", highlight=False, markup=False)
+            out.print(f"{gpus}: {one.between_sites}", markup=False)
     if any(one.rule for one in found):
-        out.print(RULE_OF_THUMB, highlight=False, markup=False)
+        out.print(RULE_OF_THUMB, markup=False)
         for words in _verdicts(found):
-            out.print(words, highlight=False, markup=False)
+            out.print(words, markup=False)
 
 
 def _verdicts(found: Sequence[Requirement]) -> list[str]:
@@ -443,14 +429,14 @@ def print_straggling(scenario: Scenario, found: Straggling) -> None:
     from simulator.explore.stragglers import in_words
 
     out = make_console()
-    out.print(f"{scenario.model} on {scenario.topology}: {describe_plan(scenario.plan)}\n", highlight=False)
-    out.print(f"simulated, all alike: {format_time(found['iteration_time_s'])} per step", highlight=False)
-    out.print(f"uneven: {in_words(found)}\n", highlight=False)
+    out.print(f"{scenario.model} on {scenario.topology}: {describe_plan(scenario.plan)}\n")
+    out.print(f"simulated, all alike: {format_time(found['iteration_time_s'])} per step")
+    out.print(f"uneven: {in_words(found)}\n")
     print_grid(answer_tables.causes(found), out)
     if found["stages_slowdown"] > 1.005:
         words = f"uneven stages cost {found['stages_slowdown'] - 1:.1%} of every step, the simulated one included"
-        out.print(f"\n{words}: --pipeline-layout moves layers", highlight=False)
-    out.print(f"\ntaken as in the simulated step: {'; '.join(found['left_out'])}", highlight=False)
+        out.print(f"\n{words}: --pipeline-layout moves layers")
+    out.print(f"\ntaken as in the simulated step: {'; '.join(found['left_out'])}")
 
 
 def print_emitted(written: Sequence[Written]) -> None:
@@ -458,10 +444,10 @@ def print_emitted(written: Sequence[Written]) -> None:
     out = make_console()
     for one in written:
         what = f"{one.path}" if one.path else f"no {one.kind}"
-        out.print(f"{what}: {one.note}", highlight=False, markup=False)
+        out.print(f"{what}: {one.note}", markup=False)
 
 
 def print_files(files: Sequence[Path]) -> None:
     """Print which tables and plots were written."""
     if files:
-        make_console().print(f"written: {', '.join(map(str, files))}", highlight=False, markup=False)
+        make_console().print(f"written: {', '.join(map(str, files))}", markup=False)

@@ -247,14 +247,20 @@ def test_a_pipeline_that_drains_holds_no_more_than_it_takes_at_once(pp, held):
     assert bounds.memory(layout) == result.memory
 
 
+def shared_and_alone(scenario, cluster, spec, plans, bound=Bounds.run_s):
+    """Yield bounds that have seen all plans so far, and those of the last plan alone: both say the same of it."""
+    shared = Bounds(scenario, cluster, spec)
+    for plan in plans:
+        alone = Bounds(scenario, cluster, spec)
+        assert bound(shared, shared.layout(plan)) == bound(alone, alone.layout(plan))
+        yield shared, alone
+
+
 def test_of_single_plans_little_is_remembered_at_a_time(monkeypatch):
     """With room for three plans, bounds of ten are what they are by themselves."""
     scenario, cluster, spec, plans = prepared("bigred200", "gpt2", 4, 8, "megatron", None, "flow", "1f1b", "bf16")
     monkeypatch.setattr("simulator.explore.bounds.MOST_PLANS", 3)
-    shared = Bounds(scenario, cluster, spec)
-    for plan in plans[:10]:
-        alone = Bounds(scenario, cluster, spec)
-        assert shared.run_s(shared.layout(plan)) == alone.run_s(alone.layout(plan))
+    for shared, _ in shared_and_alone(scenario, cluster, spec, plans[:10]):
         assert all(len(list(memory.items())) <= 3 for memory in (shared._mesh_of, shared._settings, shared._alone))
 
 
@@ -262,10 +268,8 @@ def test_of_single_plans_little_is_remembered_at_a_time(monkeypatch):
 def test_plans_that_share_passes_have_the_bounds_that_they_have_alone(framework):
     """Passes of equal layers differ by sharding, and by whether there are earlier gradients to be added to."""
     scenario, cluster, spec, plans = prepared("bigred200", "gpt2", 8, 16, framework, None, "flow", "1f1b", "bf16")
-    shared = Bounds(scenario, cluster, spec)
-    for plan in [plan for plan in plans if plan.recompute == "none"][:80]:
-        alone = Bounds(scenario, cluster, spec)
-        assert shared.full_s(shared.layout(plan)) == alone.full_s(alone.layout(plan))
+    few = [plan for plan in plans if plan.recompute == "none"][:80]
+    assert len(list(shared_and_alone(scenario, cluster, spec, few, Bounds.full_s))) == len(few)
 
 
 def test_messages_of_stages_that_are_not_outermost_are_shared_by_one_mesh():
@@ -274,12 +278,10 @@ def test_messages_of_stages_that_are_not_outermost_are_shared_by_one_mesh():
     scenario, cluster, spec, plans = prepared(
         "bigred200", "gpt2", 16, 64, "megatron", None, "flow", "1f1b", "bf16", options
     )
-    shared = Bounds(scenario, cluster, spec)
     of_stages = [plan for plan in plans if plan.pp == 4 and plan.recompute == "none" and plan.virtual_pp == 1]
     assert len({plan.tp for plan in of_stages}) > 1
-    for plan in sorted(of_stages, key=lambda plan: -plan.tp)[::3]:
-        alone = Bounds(scenario, cluster, spec)
-        assert shared.run_s(shared.layout(plan)) == alone.run_s(alone.layout(plan))
+    few = sorted(of_stages, key=lambda plan: -plan.tp)[::3]
+    assert len(list(shared_and_alone(scenario, cluster, spec, few))) == len(few)
 
 
 def test_shards_of_one_rank_gather_nothing():
@@ -295,10 +297,8 @@ def test_groups_of_many_plans_are_let_go(monkeypatch):
     """With room for the groups of one stage, bounds are what they are by themselves, and flows of a few plans are kept at most."""
     scenario, cluster, spec, plans = prepared("bigred200", "gpt2", 4, 8, "megatron", None, "flow", "1f1b", "bf16")
     monkeypatch.setattr("simulator.explore.bounds.MOST_RANKS", 4)
-    shared = Bounds(scenario, cluster, spec)
-    for plan in plans[:10]:
-        alone = Bounds(scenario, cluster, spec)
-        assert shared.run_s(shared.layout(plan)) == alone.run_s(alone.layout(plan))
+    for plan, both in zip(plans[:10], shared_and_alone(scenario, cluster, spec, plans[:10]), strict=True):
+        shared, alone = both
         assert len(shared._communicators) <= plan.pp
     assert len(list(shared.costs._flows.items())) <= 3 * len(list(alone.costs._flows.items()))
 

@@ -298,13 +298,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--where", action="append", default=[], help="only rows with column=value; repeatable")
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args(arguments)
-    console = Console(width=140)
+    console = Console(width=140, highlight=False)
     rows: list[Row] = []
     for name in FILES:
         try:
             rows += select(read_table(MEASUREMENTS / name), options.where)
         except ConfigError as error:
-            console.print(error.message, highlight=False)
+            console.print(error.message)
     rows = [row for row in rows if row.metric == "iteration_time_s"]
     known: dict[int, Outcome] = {}
     for name, peer in PEERS.items():
@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 peer, options.python, checkout if checkout and checkout.is_dir() else None, list(inputs.values())
             )
         except ConfigError as error:
-            console.print(f"{name}: skipped. {error.message}", highlight=False)
+            console.print(f"{name}: skipped. {error.message}")
             continue
         reasons.update(answer.split(":")[0] + " of its own" for answer in answers if isinstance(answer, str))
         seconds = {p: a for p, a in zip(inputs, answers, strict=True) if not isinstance(a, str)}
@@ -327,9 +327,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if ours:
             print_spaced(compared(f"{name}: {len(ours)} of {len(rows)} rows", list(ours.values()), theirs), console)
         else:
-            console.print(f"{name}: no row that it expresses", highlight=False)
+            console.print(f"{name}: no row that it expresses")
         said = "; ".join(f"{reason} ({n})" for reason, n in reasons.most_common(6))
-        console.print(f"not expressed: {said or 'nothing'}\n", highlight=False)
+        console.print(f"not expressed: {said or 'nothing'}\n")
     return 0
 
 
