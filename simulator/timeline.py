@@ -65,7 +65,7 @@ class Sheet:
 
 
 class Inside(Sequence[Span]):
-    """The spans of one rank of a :class:`Sheet`, in order of completion; made when somebody looks.
+    """The spans of one rank of a :class:`Sheet`, in order of completion; made on first access.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ class Timeline:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """All spans, in order of completion; made when somebody looks."""
+        """All spans, in order of completion; made on first access."""
         if self.cycle is None and not self.cycles:
             return self.simulated
         unrolled = (_unroll(spans, self.cycle_of(rank)) for rank, spans in self._by_rank.items())

@@ -264,7 +264,7 @@ def collective_interval(n_bytes: float, n_nodes: int) -> CollectiveInterval:
     """Return the interval of a collective of so many bytes over so many nodes.
 
     Every cluster that was measured is predicted once by constants that have not seen it; the quantiles of measured over
-    predicted time, every cluster with the same say, are the interval of a cluster that nobody measured.
+    predicted time, every cluster with the same say, are the interval of a cluster that was not measured.
     """
     part = "between" if n_nodes > 1 else "inside"
     known = [entry for entry in shipped_spread() if entry["part"] == part]

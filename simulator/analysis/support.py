@@ -18,7 +18,7 @@ from simulator.analysis.confidence import Features, Residual, ResidualTable, shi
 ENOUGH = 3
 #: how far beyond the measured numbers of GPUs it still does
 _REACH = 2.0
-#: as another kind of run: a family that nobody measured there
+#: as another kind of run: a family that was not measured there
 _OTHER_FAMILY = 0.5
 
 Word = Literal["validated", "extrapolated", "refused"]

@@ -86,7 +86,7 @@ def _stages(times: StageTimes) -> StageFacts:
 
 
 def _collectives(trace: Trace, joins: Joins | None) -> list[CollectiveFacts]:
-    """Kinds of communication; where a trace does not say who takes part, those that were joined tell it."""
+    """Kinds of communication; where a trace does not say who takes part, those that were joined show it."""
     totals: dict[tuple[str, int, int], list[int]] = {}
     joined = {member: len(found.members) for found in (joins.joined if joins else ()) for member in found.members}
     for index, rank in enumerate(trace.ranks):

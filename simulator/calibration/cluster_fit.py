@@ -58,7 +58,7 @@ class FittedConstant:
 
     @property
     def name(self) -> str:
-        """Place as people read it."""
+        """The place as text."""
         return place_name(self.place)
 
 
@@ -108,7 +108,7 @@ class ClusterFit:
 
 
 def place_name(place: Place) -> str:
-    """Write a place as people read it.
+    """Write a place as text.
 
     Examples
     --------

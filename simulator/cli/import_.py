@@ -75,7 +75,7 @@ def write_text(out: str, text: str, document: dict[str, Any]) -> None:
 
 
 def _table(document: dict[str, Any]) -> str:
-    """Return the account as people read it, one kind of key per paragraph."""
+    """Return the account as text, one kind of key per paragraph."""
     from simulator.config import leaves
 
     lines = [f"{document['file']}: {document['kind']}"]

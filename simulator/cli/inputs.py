@@ -100,7 +100,7 @@ def recorded_module(options: Mapping[str, Any]) -> RecordedModule | None:
 
 
 def write_notes(options: Mapping[str, Any], said: set[str]) -> None:
-    """Print on standard error what the files of other tools say that nobody knows, and what they leave open."""
+    """Print on standard error which keys in the files of other tools are unknown, and what was assumed."""
     for imported in _imports(options):
         _write_account(imported.file, imported.report, said)
     for topology in clusters_of(options) or (options.get("topology"),):

@@ -88,7 +88,7 @@ _COMMANDS = {
         "exploration", "requirements", "Find the network between nodes that a target needs.", _FLAGS_OF_RUNS,
     ),
     "stragglers": (
-        "uneven_steps", "stragglers", "Play jobs whose steps are not alike: what each cause costs.", _FLAGS,
+        "uneven_steps", "stragglers", "Play jobs whose steps are uneven, and say what each cause costs.", _FLAGS,
     ),
     "replay": ("replay", "replay", "Replay a trace, as measured or with changes.", _OWN),
     "trace": ("trace", "trace_app", "", _OWN),

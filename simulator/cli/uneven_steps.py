@@ -1,4 +1,4 @@
-"""``simulate stragglers``: steps that are not alike, by cause."""
+"""``simulate stragglers``: uneven steps, by cause."""
 
 from __future__ import annotations
 

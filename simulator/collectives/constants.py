@@ -29,7 +29,7 @@ FALLBACK = {
     "cpu": "ampere",
 }
 
-#: newest generation with constants of its own: stands in for those that nobody measured
+#: newest generation with constants of its own: stands in for those that were not measured
 NEWEST_GENERATION = "hopper"
 
 #: payload of a line of LL128: 120 of 128 bytes
@@ -142,7 +142,7 @@ class Inside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Between:
-    """Constants between nodes; ``ll128_measured`` where a cluster's own rows tell the rate of LL128."""
+    """Constants between nodes; ``ll128_measured`` where a cluster's own rows show the rate of LL128."""
 
     ring: Path
     tree: Path

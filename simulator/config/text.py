@@ -111,7 +111,7 @@ class Fault:
     hint: str = ""
 
     def text(self, locator: Locator) -> str:
-        """The fault as people read it: place, key path, message, excerpt, way out."""
+        """The fault as text: place, key path, message, excerpt, way out."""
         dotted = dotted_path(self.path)
         head = f"{self.place}: {dotted + ': ' if dotted else ''}{self.message}"
         parts = [head, locator.excerpt(self.place), f"hint: {self.hint}" if self.hint else ""]
@@ -126,7 +126,7 @@ def raise_faults(faults: Sequence[Fault], locator: Locator) -> NoReturn:
 
 
 def dotted_path(path: KeyPath) -> str:
-    """Write a key path as people do.
+    """Write a key path as text.
 
     Examples
     --------
@@ -302,7 +302,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @contextmanager
 def beside(path: str | Path) -> Iterator[Path]:
-    """Give a place beside a file to write to, and rename it at the end: nobody finds half of it; devices and pipes are written to."""
+    """Give a place beside a file to write to, and rename it at the end; devices and pipes are written to directly."""
     path = Path(path)
     is_plain = path.is_file() or not path.exists()
     target = path.resolve() if path.is_symlink() else path
@@ -321,7 +321,7 @@ def beside(path: str | Path) -> Iterator[Path]:
 
 
 def write_file(path: str | Path, text: str) -> None:
-    """Write a text so that nobody finds half of it."""
+    """Write a text atomically."""
     try:
         with beside(path) as place:
             place.write_text(text, encoding="utf-8", errors="replace")

@@ -103,7 +103,7 @@ def _check_number(node: Node, file: str) -> None:
     is_bounded = len(text) <= MOST_DIGITS and "inf" not in text and "nan" not in text
     if not is_bounded or ("e" in text and "0x" not in text and not math.isfinite(float(text))):
         place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
-        raise ConfigError(f"{place}: {text[:20]!r} is not a number that can be meant")
+        raise ConfigError(f"{place}: {text[:20]!r} is not a usable number")
 
 
 def _keep_later(node: Node) -> None:

@@ -150,7 +150,7 @@ class Durations:
         return cost
 
     def kernel_spans(self, op: KernelRun, rank: int, start_ps: int, host_ps: int) -> tuple[Span, ...]:
-        """Lay out the kernels of a run relative to its start, if somebody wants to see them."""
+        """Lay out the kernels of a run relative to its start, if detail is asked for."""
         if not self.detail:
             return ()
         spans = []

@@ -112,7 +112,7 @@ def _cost_of(op: Op, rank: int, kind: int, durations: Durations) -> tuple[int, i
 
 
 class Pass:
-    """A pass under way: its ranks compute up to a collective, and go on when somebody says how long that took.
+    """A pass under way: its ranks compute up to a collective, and go on once they are told how long that took.
 
     Parameters
     ----------
@@ -297,7 +297,7 @@ class Pass:
         return tuple(found[lane] for lane in self._lanes)
 
     def _detailed(self, spans: Sequence[Span], lane: int) -> Sequence[Span]:
-        """Return spans with the kernels of their runs, if somebody wants to see them."""
+        """Return spans with the kernels of their runs, if detail is asked for."""
         if not self._durations.detail:
             return spans
         part = self._parts[lane]

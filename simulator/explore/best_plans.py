@@ -112,7 +112,7 @@ MOST_LAYOUTS = 2048
 class Candidates:
     """Plans that fit, by number: of each only what tells it apart, the most that it holds, its kind and its bounds.
 
-    A plan with its layers takes 5 KB and a search may have hundreds of thousands: a layout is made again when somebody asks.
+    A plan with its layers takes 5 KB and a search may have hundreds of thousands: a layout is made again on demand.
     Kept of each are a number of two bytes for every setting that it changes and 42 bytes more.
     """
 
@@ -125,7 +125,7 @@ class Candidates:
         self._numbers: dict[tuple[str, object], int] = {}
         self._changes, self._begins = array("H"), array("Q", [0])
         self._layouts: dict[int, Layout] = {}
-        self._full_s, self._run_s = array("d"), array("d")  # not a number where nobody has asked
+        self._full_s, self._run_s = array("d"), array("d")  # not a number until asked for
         #: Of plans that cannot be simulated, the bound with which that was found out, and why.
         self.failed: dict[int, float] = {}
         self.reasons: dict[int, str] = {}

@@ -355,7 +355,7 @@ class Bounds:
         return work_s + (self._waited_s(layout, stage, counts) if sends_block(plan) else 0.0), host_s
 
     def _waited_s(self, layout: Layout, stage: int, counts: Mapping[tuple[Kind, int], int]) -> float:
-        """Least time that the passes of a stage wait for messages: each sends its own, and nobody waits for the last one.
+        """Least time that the passes of a stage wait for messages: each sends its own, and the last one is not waited for.
 
         Interleaved passes exchange a forward's message and a backward's at the same time: as many exchanges as there are messages
         of one kind, each of which begins with a latency, and all bytes through the links that both take.

@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-#: how long to wait for the first worker of a scheduler that somebody started
+#: how long to wait for the first worker of a scheduler that is already running
 _NO_WORKER_S = 20
 #: what is sent to a worker at a time shall take it so long: less, and it waits for messages; more, and more is lost with it
 _PIECE_S = 1.0

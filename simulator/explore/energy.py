@@ -46,7 +46,7 @@ class Price:
     """Price of one GPU for one hour."""
 
     gpu_hour: float
-    currency: str = ""  #: Empty where nobody says it.
+    currency: str = ""  #: Empty where it is not given.
     source: str = ""
 
 

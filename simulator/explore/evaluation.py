@@ -256,7 +256,7 @@ def evaluate(scenario: Scenario) -> Record:
 
     Nothing that goes wrong inside one scenario ends a sweep or a search: it becomes the reason of its row.
     """
-    with collector_paused():  # until what was simulated has been let go, so that nobody looks through it for garbage
+    with collector_paused():  # until what was simulated has been let go, so that the collector does not look through it
         return _evaluate(scenario)
 
 
@@ -274,7 +274,7 @@ def _evaluate(scenario: Scenario) -> Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A scenario that nobody has answered yet."""
+    """A scenario without an answer yet."""
 
     scenario: Scenario
     #: Of the store.

@@ -90,7 +90,7 @@ class _Around:
         self.base = _Place(choices=(), scenario=result.scenario, topology=result.topology)
 
     def answer(self, place: _Place) -> NearbyAnswer | None:
-        """Simulate a place; None where it cannot be had."""
+        """Simulate a place; None where its plan is not legal."""
         result = self.result
         if place is not self.base:
             try:
@@ -123,7 +123,7 @@ class _Around:
         return list({place.choices: place for place in places}.values())
 
     def pair(self, first: _Place, second: _Place) -> _Place | None:
-        """Return the place where both choices are made, if they are of two settings and can be had together."""
+        """Return the place where both choices are made, if they are of two settings and can be combined."""
         (one, _), (other, word) = first.choices[0], second.choices[0]
         if one == other:
             return None

@@ -1,6 +1,6 @@
-"""Which plans can be had, and which lie one change away: the one set of rules behind search, advice and ways out of memory.
+"""Which plans are legal, and which lie one change away: the one set of rules behind search, advice and ways out of memory.
 
-A rule says why a plan cannot be had with a model on a cluster. The search space (:mod:`simulator.explore.space`) applies each
+A rule says why a plan is not legal with a model on a cluster. The search space (:mod:`simulator.explore.space`) applies each
 rule as soon as the axes that it looks at are set; a neighbour of a plan (:func:`neighbours`) carries the reason of the first rule
 that refuses it. A plan that breaks a rule itself, because its user knows better, is not measured against that rule again.
 """
@@ -62,7 +62,7 @@ class Site:
         return min(self.topology.gpus_per_node, self.topology.n_gpus)
 
 
-# -- rules: why a plan cannot be had, or nothing --------------------------------------------------------------------
+# -- rules: why a plan is not legal, or nothing --------------------------------------------------------------------
 
 
 def tensor_rule(plan: ParallelPlan, site: Site) -> str:
@@ -197,7 +197,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def objection(plan: ParallelPlan, site: Site, *, than: ParallelPlan | None = None) -> str:
-    """Return why a plan cannot be had, or nothing; rules that another plan breaks, which is had anyway, do not count."""
+    """Return why a plan is not legal, or nothing; rules that another plan breaks, which is run anyway, do not count."""
     for rule in RULES:
         if (reason := rule(plan, site)) and not (than is not None and rule(than, site)):
             return reason
@@ -213,10 +213,10 @@ class Neighbour:
 
     name: str  #: The change as flags: ``--recompute full``.
     setting: str  #: What it changes first.
-    plan: ParallelPlan  #: Resolved, unless ``reason`` says why it cannot be had.
+    plan: ParallelPlan  #: Resolved, unless ``reason`` says why it is not legal.
     same_training: bool = True  #: Whether training computes the same.
     ratio: float = 0.0  #: The new number over the old one; 0 for words.
-    reason: str = ""  #: Why it cannot be had; empty where it can.
+    reason: str = ""  #: Why it is not legal; empty where it is.
 
 
 class _Change(NamedTuple):
@@ -227,7 +227,7 @@ class _Change(NamedTuple):
 
 
 def neighbours(plan: ParallelPlan, site: Site) -> Iterator[Neighbour]:
-    """Yield every plan that is one change away from a resolved plan, with the reason where it cannot be had.
+    """Yield every plan that is one change away from a resolved plan, with the reason where it is not legal.
 
     A change of a degree leaves the GPUs and the batch as they are: data parallelism takes up the difference. Changes without
     effect are left out.
@@ -248,7 +248,7 @@ def neighbours(plan: ParallelPlan, site: Site) -> Iterator[Neighbour]:
 
 
 def nearest(plan: ParallelPlan, site: Site) -> Iterator[Neighbour]:
-    """Yield the neighbours, of numbers only the next larger and the next smaller one that can be had."""
+    """Yield the neighbours, of numbers only the next larger and the next smaller legal one."""
     numbers: dict[tuple[str, bool, bool], list[Neighbour]] = {}
     for one in neighbours(plan, site):
         if one.ratio:

@@ -104,7 +104,7 @@ class _Memory:
         return self._bounds[key]
 
     def all(self, some: Iterable[Neighbour], *, below: int) -> list[_Way]:
-        """Return the plans that can be had and need less than so many bytes, each once."""
+        """Return the legal plans that need fewer bytes than a limit, each once."""
         ways: dict[ParallelPlan, _Way] = {}
         for one in some:
             if one.reason or one.plan in ways or one.plan.global_batch != self._result.plan.global_batch:

@@ -76,7 +76,7 @@ class SlurmSpec(Spec):
 
 
 class SlurmFile(Spec):
-    """A Slurm file: one key, so that nobody takes it for anything else."""
+    """A Slurm file: one key, so that it is not taken for anything else."""
 
     slurm: SlurmSpec
 
@@ -103,7 +103,7 @@ def start_cluster(spec: SlurmSpec) -> Any:
 
     make: Any = SLURMCluster  # no types
     try:
-        with warnings.catch_warnings():  # a port that somebody else's dashboard has: where ours is, is said
+        with warnings.catch_warnings():  # another dashboard has the port: ours says where it is
             warnings.filterwarnings("ignore", "Port .* is already in use")
             cluster = make(**spec.options())
     except (OSError, RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Steps that are not alike: ranks that wait for slower ones, played over many jobs and steps of one simulated plan.
+"""Uneven steps: ranks that wait for slower ones, played over many jobs and steps of one simulated plan.
 
 One step is simulated; its passes, the order of its schedule and what replicas wait for are then played with other durations,
 all steps and replicas as arrays. Causes are sequence lengths, slow GPUs, the spread of clocks, pauses of hosts and late data.
@@ -45,7 +45,7 @@ _MOST_ROWS, MOST_STEPS = 64, 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Causes:
-    """Why steps differ. Each is off as it stands by default."""
+    """Why steps differ. Each is off by default."""
 
     #: Of the documents of a batch.
     lengths: Lengths | None = None

@@ -395,7 +395,7 @@ class _Bill:
         return self.n_gpus * total_s / 3600.0
 
     def cost(self, total_s: float) -> float | None:
-        """Return the price of the GPU hours; None where nobody says one."""
+        """Return the price of the GPU hours; None without a price."""
         return self.gpu_hours(total_s) * self.price.gpu_hour if self.price else None
 
     def kwh(self, running_s: float, total_s: float) -> float:

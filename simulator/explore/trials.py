@@ -198,7 +198,7 @@ def _improved(trials: Trials, one: Improvement) -> Callable[[float], Outcome]:
 
 
 def options_of(trials: Trials) -> Iterator[Option]:
-    """Yield the nearest other plans, with the reason where one cannot be had."""
+    """Yield the nearest other plans, with the reason where one is not legal."""
     result = trials.result
     for one in nearest(result.plan, Site(topology=result.topology, spec=result.spec)):
         yield Option(

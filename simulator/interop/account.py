@@ -33,7 +33,7 @@ def account_of(
     """
     if isinstance(found, CollectiveTable):
         if written and any(not run.n_nodes for run in found.runs):
-            raise ConfigError(f"{found.file}: the log does not tell how many nodes took part", hint="give --nodes")
+            raise ConfigError(f"{found.file}: the log does not say how many nodes took part", hint="give --nodes")
         return _of_log(found, topology, transport)
     if isinstance(found, TrainingLog):
         return _of_run(found, topology, transport)

@@ -110,7 +110,7 @@ def import_bandwidth_log(
             raise ConfigError(f"{file}: which collective ran is not supported", hint="give --collective")
         ranks = 2 if name == "send_recv" else gpus or 0
         if not ranks:
-            raise ConfigError(f"{file}: the output does not tell how many ranks ran", hint="give --gpus, and --nodes")
+            raise ConfigError(f"{file}: the output does not say how many ranks ran", hint="give --gpus, and --nodes")
         own = nodes or (0 if is_osu else 1 if on_one_node else 2)
         tables.append(
             CollectiveTable(file=file, collective=name, n_ranks=ranks, n_nodes=own, gpus_per_process=1, nccl="", rows=tuple(rows),

@@ -139,7 +139,7 @@ class Format:
     what: str  #: The files, in a few words for the documentation.
     sniff: Callable[[str], bool]  #: Whether a text is of this format, from its content.
     #: From a path, and the options below by keyword, to what the file holds; a ConfigError names the place of what it
-    #: cannot understand. ``device`` is a shipped name or a file, for a file that does not tell the GPU; NICs whose rate is
+    #: cannot understand. ``device`` is a shipped name or a file, for a file that does not name the GPU; NICs whose rate is
     #: neither told nor given as ``nic_bandwidth`` (of one, per direction) are left out.
     read: Callable[..., Imported | ImportedCluster | CollectiveTable | TrainingLog]
     options: tuple[str, ...] = ()  #: Options of ``simulate import`` that :attr:`read` takes.

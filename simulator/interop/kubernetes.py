@@ -69,7 +69,7 @@ def _domain(
     cliques = Counter(str(one[_CLIQUE]) for one in labels if one.get(_CLIQUE))
     hosts = max(cliques.values(), default=1)
     if hosts == 1:
-        account.assume(f"NVLinks as the baseboards of {gpus} {device} have them: no label tells what they join")
+        account.assume(f"NVLinks as the baseboards of {gpus} {device} have them: no label says what they join")
         return baseboard_nvlink(product, Path(device).stem, gpus)
     account.use(_CLIQUE)
     if min(cliques.values()) != hosts or sum(cliques.values()) != len(labels):

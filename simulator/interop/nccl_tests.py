@@ -279,7 +279,7 @@ def _ranks_from_bus(rows: list[CollectiveRow], file: str) -> int:
         return round(2.0 / (2.0 - ratio))
     if 0.0 < ratio < 1.0:
         return round(1.0 / (1.0 - ratio))
-    raise ConfigError(f"{file}: the log does not tell how many ranks ran", hint="give --gpus")
+    raise ConfigError(f"{file}: the log does not say how many ranks ran", hint="give --gpus")
 
 
 def _guess(rows: list[CollectiveRow], n_ranks: int, file: str) -> str:
@@ -294,7 +294,7 @@ def _guess(rows: list[CollectiveRow], n_ranks: int, file: str) -> str:
     if first.root >= 0 and abs(ratio - 1.0) < 0.02:
         return "reduce" if reduces else "broadcast"
     raise ConfigError(
-        f"{file}: the log does not tell which collective ran",
+        f"{file}: the log does not say which collective ran",
         hint="give --collective; all_gather and all_to_all look alike in the table",
     )
 

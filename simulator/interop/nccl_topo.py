@@ -136,7 +136,7 @@ def _bare(
     """Return a node of a file for ``NCCL_TOPO_FILE``, in which only the classes of PCI tell what is a GPU and what a NIC."""
     name = device or device_of_pci_id(node.identity)
     if name is None:
-        message = f"{path}: {len(node.gpus)} GPUs by their PCI class, without <gpu>: the file does not tell which"
+        message = f"{path}: {len(node.gpus)} GPUs by their PCI class, without <gpu>: the file does not say which"
         raise ConfigError(message, hint="give --device h100-sxm5-80g, or another, and --nic-bandwidth '400 Gb/s'")
     source = f"NCCL topology file {Path(path).name}"
     nvlink = baseboard_nvlink(name, Path(name).stem, len(node.gpus))
@@ -300,7 +300,7 @@ def _nics(node: _Node, path: str | Path, account: Account, wanted: str | None) -
     speeds = [max(_number(net, "speed", path, 0), 0) or 10_000 for net, _ in node.nets]
     rates = {speed: f"{speed / 1000:g} Gb/s" for speed in sorted(speeds)}
     if len(rates) > 1 and wanted is None:
-        message = f"{path}: NICs of {', '.join(rates.values())}: the file does not tell which carry the job's traffic"
+        message = f"{path}: NICs of {', '.join(rates.values())}: the file does not say which carry the job's traffic"
         raise ConfigError(message, hint=f"give --nic-bandwidth '{rates[max(speeds)]}' for those of that rate")
     if wanted is None:
         return {"count": len(speeds), "bandwidth": rates[speeds[0]]}

@@ -41,7 +41,7 @@ def import_smi_inventory(
     nvlink = baseboard_nvlink(product, name, len(gpus))
     if nvlink:
         account.assume(
-            f"NVLinks as the baseboards of {len(gpus)} {name} have them: the file does not tell what they join"
+            f"NVLinks as the baseboards of {len(gpus)} {name} have them: the file does not say what they join"
         )
         if name.startswith("gb"):
             why = "the file does not tell how many trays one joins: each is one of its own"
@@ -141,7 +141,7 @@ def import_nvidia_smi(
     nodes: int = 1,
     nic_bandwidth: str | None = None,
 ) -> ImportedCluster:
-    """Read the output of ``nvidia-smi topo -m``; the number of NVLinks tells the device."""
+    """Read the output of ``nvidia-smi topo -m``; the number of NVLinks identifies the device."""
     text = read_text(path)
     matrix = parse_matrix(text, path)
     account = Account()
@@ -151,7 +151,9 @@ def import_nvidia_smi(
     links = max((sum(row) if joined and joined["kind"] != "switch" else max(row) for row in counts), default=0)
     name = device or device_of_nvlinks(links)
     if name is None:
-        raise ConfigError(f"{path}: {links} NVLinks per GPU do not tell the device", hint="give --device a100-pcie-40g")
+        raise ConfigError(
+            f"{path}: {links} NVLinks per GPU do not identify the device", hint="give --device a100-pcie-40g"
+        )
     if device is None:
         account.assume(f"device {name}: {links} NVLinks per GPU; the matrix does not name it")
     nvlink = nvlink_of(counts, name, account)
@@ -205,7 +207,7 @@ NVIDIA_SMI = Format(
     read=import_nvidia_smi,
     options=("device", "nodes", "nic_bandwidth"),
     parts=(
-        Part(("GPU*", "NV*"), "GPUs, and the NVLinks between them; their number tells the device"),
+        Part(("GPU*", "NV*"), "GPUs, and the NVLinks between them, whose number identifies the device"),
         Part(("NIC*", "mlx*", "rdma*"), "NICs, where `--nic-bandwidth` gives their rate"),
         Part(("PIX", "PXB"), "what meets below a PCIe switch"),
         Part(("PHB", "NODE", "SYS", "SOC", "CPU Affinity"), "sockets"),

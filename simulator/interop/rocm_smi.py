@@ -51,7 +51,7 @@ def _of_json(text: str, path: str | Path) -> tuple[Tables, list[str]]:
 def import_rocm_smi(
     path: str | Path, *, device: str | None = None, nodes: int = 1, nic_bandwidth: str | None = None
 ) -> ImportedCluster:
-    """Read the topology that ``rocm-smi --showtopo`` prints; a board that is named beside the tables tells the device."""
+    """Read the topology that ``rocm-smi --showtopo`` prints; the board named beside the tables identifies the device."""
     text = read_text(path)
     tables, numa = _of_json(text, path) if text.lstrip().startswith("{") else _of_text(text)
     kinds, hops = tables.get("link type", {}), tables.get("hops", {})

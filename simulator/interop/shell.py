@@ -1,7 +1,7 @@
 """Launch scripts, read as bash would run them: nothing is executed, and what only a run could tell stays unknown.
 
 A script is cut into words and statements, then walked: assignments, arrays, functions, ``if``, ``case`` and loops are
-followed, commands are collected with their words expanded. An unknown value (a variable that nobody sets, the output of a
+followed, commands are collected with their words expanded. An unknown value (a variable that is not set, the output of a
 command) is carried along between two marks, so that whoever needs it can ask for it by name.
 
 References
@@ -359,7 +359,7 @@ class _Walker(Expander):
 
 
 def _is_empty(text: str) -> bool:
-    """Whether a text is empty, as a variable is that nobody sets."""
+    """Whether a text is empty, as an unset variable is."""
     return not UNKNOWN.sub(lambda m: "x" if m[1].startswith("$") else "", text)
 
 

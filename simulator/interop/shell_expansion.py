@@ -121,7 +121,7 @@ class Expander:
         self.script.variables[name] = keyed | {index.strip("'\""): value}
 
     def value(self, name: str) -> str | None:
-        """Return a variable as one text; None where nobody sets it."""
+        """Return a variable as one text; None where it is not set."""
         if name.isdigit() and name != "0":
             return self.arguments.get(int(name))
         if name == "#":

@@ -220,7 +220,7 @@ class Reader:
         self.account.miss(self.name(key), why)
 
     def rest(self) -> list[str]:
-        """Return the keys that nobody has asked for."""
+        """Return the keys that were never asked for."""
         return [key for key in self.data if key not in self._asked]
 
     def finish(self, known: Iterable[str] = ()) -> None:

@@ -139,7 +139,7 @@ class _Builder:
         self.pending.append([len(self.entries) - 1, overlaps])
 
     def wait(self, phase: Phase, after: tuple[int, ...]) -> None:
-        """Let the host wait for what tells it how many tokens each expert gets."""
+        """Let the host wait for the count of tokens that each expert gets."""
         if after:
             self.entries.append(
                 Entry(HostWork(name="wait for tokens per expert", duration_s=0.0, phase=phase), HOST, after)

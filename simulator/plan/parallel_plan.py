@@ -31,7 +31,7 @@ Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 #: dispatcher that brings kernels of its own -> SMs that they take (Megatron-Core: moe_deepep_num_sms, moe_hybridep_num_sms)
 DISPATCHER_SMS = {"deepep": 20, "hybridep": 16}
 Host = Literal["eager", "compiled", "graphs"]
-#: groups of settings, as people think of them, and their headings
+#: groups of settings and their headings
 GROUPS = {name: name.capitalize() for name in ("degrees", "batch", "sharding", "pipeline", "precision")} | {
     "recompute": "Recomputation and offloading", "overlap": "Overlap", "experts": "Experts", "software": "Software",
     "tuning": "Fine-tuning", "data": "Data loading"}  # fmt: skip

@@ -37,7 +37,7 @@ def check_words(plan: ParallelPlan) -> None:
 
 
 def check_combination(plan: ParallelPlan) -> None:
-    """Check that the settings of a resolved plan can be had together."""
+    """Check that the settings of a resolved plan can be combined."""
     found = (*_axis_conflicts(plan), *_gradient_conflicts(plan), *_offload_conflicts(plan), *_module_conflicts(plan))
     for is_so, message, hint in found:
         if is_so:

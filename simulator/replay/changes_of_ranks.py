@@ -228,7 +228,7 @@ def types_of(plan: RankPlan) -> list[str]:
 def _by_type(whole: Reconstruction, values: Sequence[Int64], *, are_delays: bool = False) -> list[Int64]:
     """Replace values, one per operation and rank, by what is typical of all of the same type but those of warm-up.
 
-    That is the mean; of delays, which are long where somebody stalled, the median, of two the lower.
+    That is the mean; of delays, which are long where a rank stalled, the median, of two the lower.
     """
     peers = _peers(whole)
     every, column = np.concatenate(peers), np.concatenate(values)

@@ -115,7 +115,7 @@ def _own_times(rank: RankTrace) -> _Own:
 PRODUCTS, ATTENTION, OTHER = "matrix products", "attention", "other kernels"
 #: copies into gradient buckets, which stay where they are, and of shards, into memory that is new each time
 BUCKETS, SHARDS = "copies of buckets", "copies of shards"
-#: what does them on processors: a name that tells the software -> kind of copies, names of all operators that do them
+#: what does them on processors: a name that identifies the software -> kind of copies, names of all operators that do them
 _COPIES = {
     "torch.distributed.ddp.reducer::copy_bucket_to_grad": (BUCKETS, re.compile("reducer::|AccumulateGrad$")),
     "fsdp::chunk_cat": (SHARDS, re.compile("^fsdp::|^aten::(copy_|clone)$")),
@@ -330,7 +330,7 @@ def _computing_share(plan: RankPlan, op: int, taken_ns: int) -> float:
 def _shortest_messages(whole: Reconstruction) -> dict[int, int]:
     """Bytes -> nanoseconds of the shortest message of that size: whatever others take longer is waiting or contention.
 
-    Neither end of a message says when it has arrived, only when somebody looked; and contention is simulated.
+    Neither end of a message says when it has arrived, only when the receiver looked; and contention is simulated.
     """
     found: dict[int, int] = {}
     for call, taken_ns in transfers(whole):

@@ -24,7 +24,7 @@ from simulator.trace_io.trace_record import OperatorCall, Trace
 
 #: what stands for a run on CPUs over gloo
 _CPU_CLUSTER = "emulated-10g"
-#: clusters that stand for a GPU where nobody names one
+#: clusters that stand for a GPU where none is named
 _TYPICAL = ("dgx", "hgx", "gb", "mi")
 #: all-reduces up to this size carry losses and norms, not buckets of gradients: an assumption
 _NO_BUCKET = 4096
@@ -86,7 +86,7 @@ def _on_processors(trace: Trace) -> bool:
 
 
 def tells_model(trace: Trace) -> bool:
-    """Whether shapes of the recorded operators tell the model."""
+    """Whether shapes of the recorded operators identify the model."""
     return _Shapes(trace).tells
 
 
@@ -242,7 +242,7 @@ class _Shapes:
         attention = self._attention()
         if self.token is None or attention is None or not self.weights:
             raise TraceError(
-                "the trace does not tell the model: no shapes of embeddings, projections and attention",
+                "the trace does not identify the model: no shapes of embeddings, projections and attention",
                 hint="name it with --model NAME or its config.json, and what else ran with --recorded, like --recorded tp=2 "
                 "--recorded micro_batch=4 --recorded sequence_length=2048; or give the execution traces of the ranks beside "
                 "the profiles, or record with record_shapes=True",

@@ -1,7 +1,7 @@
 """Runs a reconstructed trace in the engine and compares it with what was measured.
 
 What a change of the run does to its iteration is compared in steady state: the steps behind the first one are repeated
-until each lap takes as long as the lap before. The steps as they were recorded do not tell it. When kernels get faster,
+until each lap takes as long as the lap before. The steps as they were recorded do not show it. When kernels get faster,
 the device catches up with its host, and the step in which it does looks longer because it starts earlier. The growth per
 lap of a system in which everything waits for the latest of its causes is monotone in every duration.
 
@@ -102,7 +102,7 @@ class Replay:
     def lap_s(self) -> float:
         """Seconds that the steps behind the first one take when they are repeated, in steady state.
 
-        Of a recording of a single step nobody knows what follows it: there it is the whole recording, end to end.
+        What follows a single recorded step is not known: there it is the whole recording, end to end.
         """
         whole = self.compiled.reconstruction
         n_steps = max((len(plan.first) for plan in whole.plans), default=0)

@@ -158,7 +158,7 @@ class WhatIf:
         machine = self.machine
         for name, speed in (("kernels", machine.kernel_speed), ("host", machine.host_speed)):
             if not speed >= 1 / _MOST:
-                raise TraceError(f"{name}: {speed:g} not a factor on their speed", hint="0.5 takes twice as long")
+                raise TraceError(f"{name}: {speed:g} is not a factor on their speed", hint="0.5 takes twice as long")
         for kind, factor in machine.bandwidth.items():
             if not (factor >= 1 / _MOST and isfinite(factor)):
                 raise TraceError(
@@ -268,7 +268,7 @@ def _on_machine(whole: Reconstruction, what: WhatIf) -> Reconstruction:
         cluster = cluster or measured_on
         if cluster is None:
             raise TraceError(
-                "which transfers use which links, only a cluster tells", hint="name it with --measured-on or --topology"
+                "only a cluster says which transfers use which links", hint="name it with --measured-on or --topology"
             )
         measured_on = measured_on or cluster
         cluster = MachineChange(bandwidth=machine.bandwidth).apply(cluster)

@@ -1,6 +1,6 @@
 """Charts of the answer's own numbers: where time and memory go, memory over the step, and scaling.
 
-Every bar is labelled with its number, so that nobody has to match colours with a legend, and the numbers are those
+Every bar is labelled with its number, so that no legend is needed, and the numbers are those
 of the answer unchanged.
 """
 

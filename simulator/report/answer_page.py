@@ -45,7 +45,7 @@ from simulator.report.topology_chart import nic_chart, topology_chart
 from simulator.scenario import Scenario
 from simulator.units import format_bytes, format_number, format_time
 
-#: settings beside the plan, and settings of a plan that follow from the others where nobody gives them
+#: settings beside the plan, and settings of a plan that follow from the others where they are not given
 _SCENARIO = ("topology", "model", "network", "kernels", "transport", "algorithm", "protocol", "seed", "unfold")
 _DERIVED = ("gpus", "dp", "micro_batch", "global_batch", "sequence_length")
 
@@ -142,7 +142,7 @@ _N_CHANGES = 8
 
 
 def _explanation_parts(explanation: Explanation) -> list[Part]:
-    """Return the best changes, the critical path by kind, all changes, and what has no effect or cannot be had."""
+    """Return the best changes, the critical path by kind, all changes, and what has no effect or is not possible."""
     parts: list[Part] = []
     if explanation["best"]:
         best = (

@@ -368,7 +368,7 @@ def _mass(kg: float) -> str:
 
 
 def whole_run(run: Mapping[str, Any]) -> list[Grid]:
-    """Return the whole run, and what it takes for granted."""
+    """Return the whole run, and what it assumes."""
     rows = [
         (what, words if value is None else Number(f"whole_run.{key}", value, words))
         for what, key, value, words in whole_run_rows(run)
@@ -376,7 +376,7 @@ def whole_run(run: Mapping[str, Any]) -> list[Grid]:
     taken = [(row["what"], row["value"], row["source"]) for row in run["assumptions"]]
     return [
         Grid("What the whole run takes", ("what", "how much"), rows, words=(1,)),
-        Grid("Taken for granted", ("what", "value", "source"), taken, words=(1, 2)),
+        Grid("Assumed", ("what", "value", "source"), taken, words=(1, 2)),
     ]
 
 

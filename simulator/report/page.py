@@ -1,4 +1,4 @@
-"""One HTML file for whatever there is to show: the shell that all pages share, which works offline and calls nobody."""
+"""One HTML file for whatever there is to show: the shell that all pages share, which works offline and makes no requests."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def label_of(row: Row, names: Sequence[str]) -> str:
 
 
 def name_of(axis: str) -> str:
-    """Return the name of an axis as people write it.
+    """Return the name of an axis as it is shown.
 
     Examples
     --------

@@ -114,7 +114,7 @@ def _against(row: Row) -> str:
 
 # -- files -------------------------------------------------------------------------------------------------------
 
-#: what ``--plot`` may be where nobody wants plots
+#: the value of ``--plot`` that draws nothing
 NO_PLOT = "none"
 
 

@@ -254,14 +254,14 @@ def print_ways_out(rows: Sequence[WayOut]) -> None:
 
 
 def print_whole_run(run: Mapping[str, Any], *, gpus: int = 0) -> None:
-    """Print the whole run and what it takes for granted; GPUs are named where there are several numbers of them."""
+    """Print the whole run and what it assumes; GPUs are named where there are several numbers of them."""
     out = make_console()
     out.print(f"\n[bold]the whole run{f' on {gpus} GPUs' if gpus else ''}[/bold]")
     lines = Table(box=None, pad_edge=False, show_header=False)
     for what, _, _, words in whole_run_rows(run):
         lines.add_row(what, escape(words))
     out.print(lines)
-    out.print("\ntaken for granted")
+    out.print("\nassumed")
     for row in run["assumptions"]:
         out.print(f"  {row['what']}: {escape(row['value'])} [dim]({escape(row['source'])})[/dim]")
 
@@ -430,7 +430,7 @@ def print_straggling(scenario: Scenario, found: Straggling) -> None:
 
     out = make_console()
     out.print(f"{scenario.model} on {scenario.topology}: {describe_plan(scenario.plan)}\n")
-    out.print(f"simulated, all alike: {format_time(found['iteration_time_s'])} per step")
+    out.print(f"simulated, all steps even: {format_time(found['iteration_time_s'])} per step")
     out.print(f"uneven: {in_words(found)}\n")
     print_grid(answer_tables.causes(found), out)
     if found["stages_slowdown"] > 1.005:

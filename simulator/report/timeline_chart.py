@@ -263,7 +263,7 @@ def _merge_short(pieces: Iterable[Piece], threshold_ps: int, tables: _Tables) ->
         yield pending
 
 
-# -- the pipeline as people draw it: one row per stage, one box per pass ------------------------------------------
+# -- the pipeline as papers draw it: one row per stage, one box per pass ------------------------------------------
 
 #: kind of pass -> label, and the colours of its first and its last chunk
 _SHADES = {

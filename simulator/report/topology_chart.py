@@ -250,7 +250,7 @@ def _hex(colour: Iterable[float]) -> str:
 
 
 def _midpoints(drawing: _Drawing) -> dict[str, Any]:
-    """Return points that tell what a link carries, and hold the colour bar."""
+    """Return points that say what a link carries, and hold the colour bar."""
     xs, ys, texts, values = [], [], [], []
     for (a, b), load in drawing.loads.items():
         x, y = _line(drawing.places[a], drawing.places[b])

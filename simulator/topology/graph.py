@@ -227,7 +227,7 @@ class Topology:
     def graph(self) -> Graph[str]:
         """The topology itself: vertices by name with their ``kind``, edges keyed by the number of their link.
 
-        :meth:`from_graph` takes it back. Regular fabrics make it when somebody looks at it.
+        :meth:`from_graph` takes it back. Regular fabrics make it on first access.
         """
         attributes = {"name": self.name, "device": self.node.device} | ({"pxn": True} if self.layout.pxn else {})
         return graph_of(self.layout.attributes(), self.arrays, **attributes)

@@ -149,7 +149,7 @@ def graph_of(vertices: Iterable[tuple[str, dict[str, Any]]], links: LinkArrays, 
 
 
 class LinkView(Sequence[Link]):
-    """The links of a topology as a sequence; each :class:`Link` is made when somebody looks at it."""
+    """The links of a topology as a sequence; each :class:`Link` is made on first access."""
 
     __slots__ = ("_make", "_n_links")
 

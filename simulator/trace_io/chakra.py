@@ -534,7 +534,7 @@ def _write_call(
     set_attributes(
         node,
         collective=call.collective,
-        # feeders want a size on every communication; a size that nobody recorded is written as 0 and marked
+        # feeders want a size on every communication; a size that was not recorded is written as 0 and marked
         comm_size=max(call.n_bytes, 0),
         comm_size_unknown=True if call.n_bytes < 0 else None,
         group=call.group,

@@ -361,7 +361,7 @@ def target_format(path: str | Path, to: str | None = None) -> str:
     for name, form in WRITTEN.items():
         if form.suffixes and str(path).endswith(form.suffixes):
             return name
-    raise TraceError(f"{path}: the name tells no format", hint=f"say which: {', '.join(WRITTEN)}")
+    raise TraceError(f"{path}: the name shows no format", hint=f"say which: {', '.join(WRITTEN)}")
 
 
 def write(trace: Trace, path: str | Path, to: str | None = None) -> tuple[str, ...]:

@@ -228,10 +228,10 @@ def _sender(trace: Trace, members: tuple[tuple[int, int], ...]) -> int:
 
 
 def _offset(by_sender: dict[int, list[int]]) -> int:
-    """How far one clock is ahead of another, 0 where that does not stand out from the spread of what tells it.
+    """How far one clock is ahead of another, 0 where that does not stand out from the spread of its estimates.
 
-    The ends of collectives tell it, which all ranks leave together. A message may end later where it is received: its two
-    directions tell it together, as two-way time transfer does, and what they disagree by is spread.
+    It is estimated from the ends of collectives, which all ranks leave together. A message may end later where it is received: its two
+    directions give it together, as two-way time transfer does, and what they disagree by is spread.
     """
     if -1 in by_sender:
         offset, spread = _spread(np.array(by_sender[-1]))

@@ -239,7 +239,7 @@ def _device_ops(columns: tuple[array[Any], ...], host: HostEvents) -> tuple[Devi
 def read(
     stream: IO[bytes], source: str, *, rank: int | None = None, communication: Sequence[str] = ()
 ) -> tuple[RankTrace, ...]:
-    """Read one file: usually one rank; several documents of one rank are joined. A rank is -1 where nothing tells it."""
+    """Read one file: usually one rank; several documents of one rank are joined. A rank is -1 where nothing gives it."""
     communicates = CommunicationNames(communication)
     columns: dict[int, _Columns] = {}
 

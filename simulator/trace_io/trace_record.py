@@ -205,7 +205,7 @@ class RankTrace:
     notes: tuple[str, ...] = ()  #: What the reader had to assume, skip or repair.
     cut: bool = False  #: Whether the file ended early.
     memory: Allocations | None = None  #: Where the profiler recorded them.
-    #: How often operators that tell the sizes of a model were called, by their shapes; empty where none were recorded.
+    #: How often operators that show the sizes of a model were called, by their shapes; empty where none were recorded.
     operator_calls: Mapping[OperatorCall, int] = field(default_factory=dict)
 
     @property

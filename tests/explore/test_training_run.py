@@ -228,7 +228,7 @@ def test_the_report_shows_it(result):
         for part in key.split("."):
             found = found[part]
         assert float(value) == found, key
-    assert "The whole run" in page and "Taken for granted" in page and "Llama 3" in page
+    assert "The whole run" in page and "Assumed" in page and "Llama 3" in page
     assert "The whole run" not in report([result]).html
 
 
@@ -240,7 +240,7 @@ def test_the_command_line():
     runner = CliRunner()
     shown = runner.invoke(app, [*base, "--tokens", "10B", "--gpu-hour-price", "2 EUR"])
     assert shown.exit_code == 0, shown.output
-    for words in ("the whole run", "10 billion tokens", "EUR", "goodput", "taken for granted"):
+    for words in ("the whole run", "10 billion tokens", "EUR", "goodput", "assumed"):
         assert words in shown.output
     warned = runner.invoke(app, [*base, "--mtbf", "none"])
     assert "--mtbf has no effect without --tokens" in warned.stderr

@@ -335,7 +335,7 @@ def test_nvidia_smi_with_glued_columns(brought):
 
 def test_nvidia_smi_without_nvlink_asks_for_the_device(brought):
     text = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-7\nGPU1\tSYS\t X \t8-15\n"
-    with pytest.raises(ConfigError, match="do not tell the device"):
+    with pytest.raises(ConfigError, match="do not identify the device"):
         brought("nvidia-smi", text)
     assert brought("nvidia-smi", text, device="a100-pcie-40g").spec().node.cpu.sockets == 2
 

@@ -292,7 +292,7 @@ def test_execution_traces_beside_profiles_tell_megatrons_model():
     assert (spec.layers, spec.hidden, spec.heads, spec.vocab, spec.max_positions) == (2, 12, 4, 100, 64)
     assert spec.ffn_hidden == 4 * 12
     assert (plan.tp, plan.dp, plan.micro_batch, plan.sequence_length, plan.framework) == (2, 1, 8, 64, "megatron")
-    with pytest.raises(TraceError, match="does not tell the model") as refused:
+    with pytest.raises(TraceError, match="does not identify the model") as refused:
         what_if(read(folder / "result"), WhatIf(plan=PlanChange(layers=4)))
     assert "--recorded tp=2" in str(refused.value)
 
@@ -313,7 +313,7 @@ def test_what_a_trace_does_not_tell_is_asked_for(tmp_path):
         {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 0.0, "dur": 5.0, "args": {"stream": 7}}
     ]
     path.write_text(json.dumps({"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}], "traceEvents": events}))
-    with pytest.raises(TraceError, match="does not tell the model"):
+    with pytest.raises(TraceError, match="does not identify the model"):
         what_if(read(path), WhatIf(plan=PlanChange(layers=4)))
     told = WhatIf(plan=PlanChange(layers=24), model="gpt2", recorded={"micro_batch": 1})
     assert what_if(read(path), told).planned.after.spec.layers == 24

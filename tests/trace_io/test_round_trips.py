@@ -142,7 +142,7 @@ def test_diff_parts_add_up_and_rank_the_cause(shared_traces):
 
 
 def test_names_without_a_format_are_refused(tmp_path):
-    with pytest.raises(TraceError, match="tells no format"):
+    with pytest.raises(TraceError, match="shows no format"):
         target_format(tmp_path / "x.bin")
     with pytest.raises(TraceError, match="can be written"):
         target_format("x", "nsys")

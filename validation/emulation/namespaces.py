@@ -1,4 +1,4 @@
-"""Network namespaces without names: they live as long as somebody holds them, so nothing can be left behind.
+"""Network namespaces without names: they live as long as a process holds them, so nothing can be left behind.
 
 A namespace is held by a file descriptor of the process that made it and by the processes inside. When the
 last of them ends, by whatever signal, the kernel removes it with its devices; not even SIGKILL leaves one.

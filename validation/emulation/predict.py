@@ -81,7 +81,7 @@ def shipped_overheads() -> Overheads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Processors:
-    """The processors of the machine as one more link, which everything that any host sends crosses."""
+    """The processors of the machine as one more link, which all traffic crosses."""
 
     bandwidth_bytes_per_s: float
 

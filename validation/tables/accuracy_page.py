@@ -163,7 +163,7 @@ def _noise(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _summary(found: Validation, table: ResidualTable, left_out: list[list[str]]) -> list[str]:
-    """Say in one table what a stranger wants to know first."""
+    """Return the table that sums up the page."""
     rows = []
     kinds = (
         ("whole iterations", "training", lambda o: o.row.metric == "iteration_time_s"),

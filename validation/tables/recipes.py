@@ -135,7 +135,7 @@ def recipe_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any
     """Return the settings that the columns of a recipe state.
 
     The month of a run is its release for the kernels of Megatron-LM's own modules, and for adapters. Of Transformer Engine the
-    container tells it.
+    container gives it.
     """
     fields: dict[str, Any] = {"pipeline_layout": row.text("pp_layout") or None} | _offloaded(row, assumed)
     if row.flag("fused_grouped_mlp"):
