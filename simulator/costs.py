@@ -130,6 +130,7 @@ class ModelCosts:
 
     def groups_in(self, found: Iterable[tuple[Flow, Sequence[float]]]) -> Iterator[tuple[Groups, Sequence[float]]]:
         """Yield the groups, or the pairs, that flows of this program stand for, and what each of them has."""
+        # of two equal flows each is its own operation's
         ops = {id(flow): op for op, flow in self._flows.items()}
         for flow, each in found:
             op = ops.get(id(flow))
@@ -237,6 +238,7 @@ class ModelCosts:
         n_times: dict[tuple[int, int, int], int] = defaultdict(int)
         alike: dict[tuple[int, int, int], Span] = {}
         for spans, repeats in ((timeline.simulated, False), (timeline.period, True)):
+            # by identity: millions of spans share few operations, which the timeline holds
             whats = [(id(span.op), id(span.inner), span.rank) for span in spans]
             alike.update(zip(whats, spans, strict=True))
             for what, n in Counter(whats).items():

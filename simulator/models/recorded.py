@@ -250,7 +250,7 @@ def _recomputed(layers: Sequence[Layer]) -> tuple[Layer, ...]:
         if not layer.is_block or layer.saved_bytes <= kept:
             found.append(layer)
             continue
-        key = (id(layer), kept)
+        key = (id(layer), kept)  # equal layers are shared, and long to hash
         if key not in known:
             known[key] = replace(
                 layer,

@@ -45,7 +45,7 @@ class AlikeLinks:
         )
         self._classes: IntArray = classes
         self._sizes: IntArray = sizes
-        self._loads: dict[tuple[int, int], _Load] = {}
+        self._loads: dict[tuple[int, int], _Load] = {}  # by the identity of links and weights, which are long
 
     def fold(self, links: tuple[int, ...], weights: tuple[float, ...]) -> tuple[IntArray, FloatArray]:
         """Return classes of links and the weight on each link of them, after :meth:`meet`."""

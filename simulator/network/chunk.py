@@ -71,7 +71,7 @@ class ChunkNetwork:
 
     def __init__(self, topology: LinkSource) -> None:
         self._crowd = Crowd(capacities(topology))
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[int, _Plan] = {}  # by the identity of the flow that each holds
         self._round_plans: ByIdentity[Flow, RoundPlan] = ByIdentity()
         self._flights: dict[int, _Flight] = {}
         self._rounds: dict[int, RoundFlight] = {}

@@ -56,7 +56,7 @@ class Evenness:
     def __init__(self, topology: LinkSource, *, contends: bool = True) -> None:
         self._capacity = capacities(topology)
         self.contends = contends
-        self._known: dict[tuple[int, int, float], _Parts] = {}
+        self._known: dict[tuple[int, int, float], _Parts] = {}  # by the identity of links and weights, which are long
         self._seen: set[tuple[tuple[int, float], ...]] = set()
 
     def look(self, flows: Sequence[Flow], factors: Sequence[float], rates: Sequence[float]) -> None:
@@ -139,7 +139,7 @@ class EvenChunkNetwork(ChunkNetwork):
 
     def __init__(self, topology: LinkSource) -> None:
         super().__init__(topology)
-        self._wholes: dict[int, _Whole] = {}
+        self._wholes: dict[int, _Whole] = {}  # by the identity of the flow that each holds
         #: of flows in flight, when the latest message of each group has arrived
         self._latest_ps: dict[int, tuple[_Whole, list[int]]] = {}
 

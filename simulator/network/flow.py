@@ -113,7 +113,7 @@ class FlowNetwork:
         self._loaders: dict[int, set[int]] = {}  # by link, of flows over few links
         self._wide: set[int] = set()
         self._events: list[tuple[int, int, int]] = []
-        self._profiles: dict[int, Profile] = {}
+        self._profiles: dict[int, Profile] = {}  # by the identity of the flow that each holds
         self._link_sets: ByIdentity[tuple[int, ...], tuple[int, frozenset[int]]] = ByIdentity()
         self._sharing: dict[tuple[int, int], bool] = {}
         self._solved: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}

@@ -53,7 +53,7 @@ def checkpointed(layers: Sequence[Layer], plan: ParallelPlan, known: dict[tuple[
             found.append(layer if position < count else plain)
         else:
             place = position % count
-            key = (id(layer), min(place, 1))
+            key = (id(layer), min(place, 1))  # equal layers are shared, and long to hash
             if key not in known:
                 kept = 0 if place else layer.saved_bytes
                 more = (count - 1) * plain.saved_bytes
@@ -341,6 +341,7 @@ def _stage_layers(
     What is written down outside a block meets other traffic on links of its own, so it is not reused. Of joint passes the parts of classes
     that meet in the same groups are one, where tensor-parallel groups are all that they meet in.
     """
+    # by identity: equal layers are shared, and the model holds them
     key: Hashable = tuple(tuple(id(layer) for layer in chunk) for chunk in chunks)
     if not inside.folded:
         is_dense = plan.cp * plan.ep == 1 and plan.expert_tp == plan.tp

@@ -265,6 +265,7 @@ class StageLayers:
         self.plan = plan
         self.communicators = communicators
         self._class_communicators = inside or Communicators(communicators.mesh, communicators.rank, folded=True)
+        # by the identity of a layer, whose hundreds of kernels take long to hash; the stage holds it
         self._templates: dict[tuple[int, Kind, bool], Template] = {}
         self._blocks: dict[tuple[int, Kind, int], Block] = twin._blocks if twin else {}
         self._joint_blocks: dict[tuple[int, Kind, int], Block] = partner._joint_blocks if partner else {}

@@ -110,7 +110,7 @@ def test_a_plan_of_names_splits_a_module(tp):
     [
         ({"blocks.*.qkv": "packed_rowwise"}, "'packed_rowwise' is not supported"),
         ({"blocks.*.norm_1": "colwise"}, "blocks.0.norm_1 is a LayerNorm"),
-        ({"layers.*.qkv": "colwise"}, "no submodule is called layers"),
+        ({"layers.*.qkv": "colwise"}, "no submodule is named layers"),
         ({"embedding": "rowwise"}, "tp=3 does not divide embedding.weight"),
         (["qkv"], "tp_plan is a list"),
     ],
@@ -526,7 +526,7 @@ def test_products_of_groups_are_products():
         ({"blocks.*": "expert_parallel"}, 2, "blocks.0 does not hold its experts"),
         ({"blocks.*.mix": "expert_parallel"}, 3, "ep=3 does not divide blocks.0.mix.weight"),
         ({"blocks.*.experts": "ep_router"}, 2, "'ep_router' is not supported"),
-        ({"mlp.experts": "ExpertParallel"}, 2, "ep_plan: no submodule is called mlp.experts"),
+        ({"mlp.experts": "ExpertParallel"}, 2, "ep_plan: no submodule is named mlp.experts"),
     ],
 )
 def test_experts_that_cannot_be_shared_out(plan, ep, text):
