@@ -174,7 +174,7 @@ def test_unknown_keys_are_told_with_their_neighbour(write):
         ({"num_attention_heads": 0}, "num_attention_heads: 0 is not above zero"),
         ({"head_dim": -64}, "head_dim: -64 is not above zero"),
         ({"sliding_window": -5}, "sliding_window: -5 is not above zero"),
-        ({"hidden_act": "tanh"}, "hidden_act: 'tanh' is not known"),
+        ({"hidden_act": "tanh"}, "hidden_act: 'tanh' is not supported"),
         ({"num_attention_heads": 7, "num_key_value_heads": None}, "not a multiple of heads=7"),
     ],
 )

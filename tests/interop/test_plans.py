@@ -106,7 +106,7 @@ def test_megatron_pads_the_vocabulary():
         ("--hidden-size 64", "no command has --num-layers"),
         ("--hidden-size 64 --num-attention-heads 4 --num-layers $(cat n)", "is not a whole number"),
         ("--hidden-size 64 --num-attention-heads 4 --num-layers 'x", "No closing quotation"),
-        ("--hidden-size 64 --num-attention-heads 4 --num-layers 2 --normalization rms", "'rms' is not known"),
+        ("--hidden-size 64 --num-attention-heads 4 --num-layers 2 --normalization rms", "'rms' is not supported"),
     ],
 )
 def test_megatron_faults(flags, text):
@@ -262,7 +262,7 @@ def test_a_model_of_torchtitan_that_is_not_known_leaves_the_plan(tmp_path):
     [
         ("[model\n", "not TOML"),
         ("[training]\nseq_len = 'long'\n", "training.seq_len: 'long' is not a whole number"),
-        ("[activation_checkpoint]\nmode = 'selectiv'\n", "'selectiv' is not known(.|\n)*'selective'"),
+        ("[activation_checkpoint]\nmode = 'selectiv'\n", "'selectiv' is not supported(.|\n)*'selective'"),
     ],
 )
 def test_torchtitan_faults(tmp_path, text, message):
@@ -323,7 +323,7 @@ def test_accelerate_megatron_and_mesh(tmp_path):
 def test_accelerate_faults(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("distributed_type: FSDPP\n")
-    with pytest.raises(ConfigError, match=r"a.yaml:1:19: distributed_type: 'FSDPP' is not known(.|\n)*'FSDP'"):
+    with pytest.raises(ConfigError, match=r"a.yaml:1:19: distributed_type: 'FSDPP' is not supported(.|\n)*'FSDP'"):
         import_accelerate(path)
 
 
