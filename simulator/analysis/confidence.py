@@ -170,7 +170,7 @@ def for_device(found: Interval, device: Device) -> Interval:
 
     Measured runs are of devices whose kernels were timed, or carried over within a generation. By how much more than that such a
     device's kernels are unsure, its ``kernel_error``, is added in quadrature to the half-width of the logarithm. (Six devices with
-    their constants taken away: 55 % of 92 runs in their intervals without, 85 % with it, in the mean over devices.)
+    their constants taken away: 55 % of 92 runs in their intervals without, 85 % with it, on average over devices.)
     """
     if device.kernel_basis != "datasheet":
         return found

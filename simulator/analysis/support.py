@@ -53,7 +53,7 @@ def _support(features: Features, known: ResidualTable) -> Support:
     least, most = gpus_of(mine)
     if len(mine) >= ENOUGH and least / _REACH <= features.gpus <= most * _REACH:
         basis = (
-            f"{len(mine)} measured {in_words(features, len(mine))} {span(mine)}, {mean_error(mine):.1%} off in the mean"
+            f"{len(mine)} measured {in_words(features, len(mine))} {span(mine)}, {mean_error(mine):.1%} off on average"
         )
         return Support(word="validated", n_rows=len(mine), error=mean_error(mine), basis=basis)
     error = mean_error(mine) if mine else None
@@ -111,7 +111,7 @@ def in_words(features: Features, n_runs: int = 0) -> str:
 
 def _extrapolated(features: Features, mine: Sequence[Residual], rows: Sequence[Residual]) -> str:
     if len(mine) >= ENOUGH:
-        return f"from runs like it {span(mine)}, {mean_error(mine):.1%} off in the mean"
+        return f"from runs like it {span(mine)}, {mean_error(mine):.1%} off on average"
     if not rows:
         return "without any measured runs to compare with"
     there = nearest(features, rows)
@@ -120,5 +120,5 @@ def _extrapolated(features: Features, mine: Sequence[Residual], rows: Sequence[R
         few = ": the nearest, for no module of one's own was measured"
     return (
         f"from {len(there)} {in_words(there[0].features, len(there))} {span(there)}, "
-        f"{mean_error(there):.1%} off in the mean{few}"
+        f"{mean_error(there):.1%} off on average{few}"
     )

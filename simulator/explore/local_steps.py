@@ -96,7 +96,7 @@ def in_words(found: LocalSteps) -> str:
     """Say what local steps save."""
     hidden = "hidden" if found["is_hidden"] else f"not hidden: {found['steps_to_hide']} steps would hide it"
     return (
-        f"{found['sites']} sites with {found['local_steps']} local steps: {found['mean_s']:.4g} s per step in the mean, "
+        f"{found['sites']} sites with {found['local_steps']} local steps: {found['mean_s']:.4g} s per step on average, "
         f"{found['synchronous_s']:.4g} s if every step waits for all sites ({found['speedup']:.3g} times as fast); the outer "
         f"reduction of {found['outer_bytes'] / 1e9:.3g} GB takes {found['outer_s']:.4g} s beside the steps, {hidden}; a link of "
         f"{found['wan_bytes_per_s'] * 8e-9:.3g} Gb/s per site would just do"

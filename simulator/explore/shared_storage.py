@@ -51,7 +51,7 @@ def read_steps_s(rate_bytes_per_s: float, read_bytes: Sequence[float], steps_s: 
 
 
 def write_factor(rate_bytes_per_s: float, own_bytes_per_s: float, others: Sequence[tuple[float, float]]) -> float:
-    """Return how many times as long a checkpoint takes to write beside other jobs' checkpoints, in the mean.
+    """Return how many times as long a checkpoint takes to write beside other jobs' checkpoints, on average.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ class Causes:
     pause_every_steps: float = 1.0
     #: Whether all processes pause in the same step, at its start.
     plans_pauses: bool = False
-    #: The share of steps in which a replica's next batch comes late, and how late in the mean (exponential).
+    #: The share of steps in which a replica's next batch comes late, and how late on average (exponential).
     stall_s: float = 0.0
     stall_share: float = 0.0
 
@@ -127,7 +127,7 @@ def parse_causes(
 
 
 def _now_and_then(text: str, flag: str) -> tuple[float, float]:
-    """Read ``200 ms/50 steps``: seconds, and steps from one time to the next in the mean."""
+    """Read ``200 ms/50 steps``: seconds, and steps from one time to the next on average."""
     time, slash, often = text.partition("/")
     word = often.strip().removesuffix("steps").removesuffix("step").strip() or "1"
     if not slash or not word.replace(".", "", 1).isdigit() or float(word) < 1:
@@ -528,7 +528,7 @@ def in_words(found: Straggling) -> str:
     n_jobs, n_steps = found["n_jobs"], found["n_steps"]
     among = f"; {jobs:.0%} of the jobs are at least 10% slower, 80% lie between {low:.3f} and {high:.3f}"
     return (
-        f"{format_time(found['mean_s'])} per step in the mean over {n_jobs} job{'s' * (n_jobs > 1)} of {n_steps} "
+        f"{format_time(found['mean_s'])} per step on average over {n_jobs} job{'s' * (n_jobs > 1)} of {n_steps} "
         f"step{'s' * (n_steps > 1)}, {found['slowdown']:.3f} times the even {format_time(found['even_s'])}"
         f"{among if n_jobs > 1 else ''}; a replica waits {found['waiting_share']:.1%} of its time for the slowest"
     )

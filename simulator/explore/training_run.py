@@ -73,7 +73,7 @@ class Mtbf:
 class LinksInRun:
     """What links that come and go do to a run."""
 
-    stalls: float = 1.0  #: How many times as long a step takes in the mean.
+    stalls: float = 1.0  #: How many times as long a step takes on average.
     ended_every_s: tuple[float, ...] = ()  #: From one time to the next that each link that ends the job goes down.
 
 
@@ -291,7 +291,7 @@ class PlayedRuns(TypedDict):
     p90_days: float  #: A tenth of them took more.
     goodput: float  #: Mean share of the time that makes progress.
     failures: float  #: Mean number of failures.
-    gpu_hours: float  #: Of a history, in the mean.
+    gpu_hours: float  #: Of a history, on average.
     cost: float | None  #: The same at the price of a GPU hour; null without one.
     kwh: float  #: Mean energy of the building.
     waiting_days: float  #: Mean time lost to nodes that are missing: waiting, or going on with fewer replicas.
@@ -484,7 +484,7 @@ def _link_assumptions(links: LinksInRun) -> list[tuple[str, str, str]]:
     found = []
     if links.stalls > 1.0:
         found.append(
-            ("links that come and go", f"steps of {links.stalls:.4f} times the length in the mean", "--flapping")
+            ("links that come and go", f"steps of {links.stalls:.4f} times the length on average", "--flapping")
         )
     if links.ended_every_s:
         every = ", ".join(f"every {format_duration(every_s)}" for every_s in links.ended_every_s)
@@ -627,7 +627,7 @@ def _stated(said: FailureSpec, source: str) -> Mtbf:
 
 
 def _read_s(policy: Policy, domain_share: float, node_share: float) -> float:
-    """Return how long reading a checkpoint takes in the mean: failures of domains and nodes take checkpoints with them."""
+    """Return how long reading a checkpoint takes on average: failures of domains and nodes take checkpoints with them."""
     if policy.name not in ("peers", "tiers"):
         return policy.checkpoint.read_s
     shared = policy.shared or policy.checkpoint

@@ -385,7 +385,7 @@ def test_counters_have_means_over_the_chosen_steps():
 
 
 def test_messages_of_unsaid_sizes_add_up():
-    """Two ranks that wait for nothing gather for 100, 100 and 400 us: 200 us in the mean, three times that in all."""
+    """Two ranks that wait for nothing gather for 100, 100 and 400 us: 200 us on average, three times that in all."""
     calls = [replace(GATHER, sequence=i, n_bytes=-1) for i in range(3)]
     ops = [
         ("c", "nccl", 0, 100, "0:20", -1, 0),

@@ -98,7 +98,7 @@ GROUPS = {
     "dragonfly": f"kind: dragonfly, {DRAGONFLY}",
     "dragonfly+": "kind: dragonfly+, groups: 2, leaves_per_group: 1, nodes_per_leaf: 2, global_bandwidth: 200 Gb/s",
 }
-#: fabric of four nodes with two NICs each -> switches that a hop from node to node passes in the mean
+#: fabric of four nodes with two NICs each -> switches that a hop from node to node passes on average
 FABRICS = {
     "one-switch": ("kind: one-switch", 1),
     "fat-tree": (TREE, 3),
@@ -111,7 +111,7 @@ FABRICS = {
 
 @pytest.mark.parametrize("name", FABRICS)
 def test_keys_of_fabrics(tmp_path, name):
-    """A hop between nodes passes so many switches in the mean: two leaves and a spine, or one where all share it."""
+    """A hop between nodes passes so many switches on average: two leaves and a spine, or one where all share it."""
     fabric, n_switches = FABRICS[name]
     found = [
         write(tmp_path / f"{latency}.yaml", NODE, f"{{{fabric}, latency: {latency} us}}", "{rdma: {protocol: rdma}}")

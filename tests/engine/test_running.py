@@ -30,7 +30,7 @@ def played(tasks, flow, *, n_omitted=0, stretch=None):
 
 
 def test_a_message_has_half_the_link_and_a_kernel_leaves_all_of_it():
-    """100 of computing, in which the traffic has all, and 200 of sending, in which it has half: two thirds in the mean."""
+    """100 of computing, in which the traffic has all, and 200 of sending, in which it has half: two thirds on average."""
     assert played([Task(KERNEL), Task(MESSAGE, "dp", (0,))], traffic(0)) == pytest.approx((300.0, 2 / 3))
 
 

@@ -75,7 +75,7 @@ def test_a_slow_nic_delays_the_jobs_that_have_one_as_the_engine_says() -> None:
 
 
 def test_planned_pauses_cost_their_share_of_the_steps() -> None:
-    """Every step: each is longer by the pause; once in four steps in the mean: a quarter of it, by a binomial's error."""
+    """Every step: each is longer by the pause; once in four steps on average: a quarter of it, by a binomial's error."""
     model = StepModel(answer())
     always = model.play(Causes(pause_s=0.5, plans_pauses=True), n_jobs=1, n_steps=8)
     assert always.step_s == pytest.approx(np.full((1, 8), model.iteration_s + 0.5))

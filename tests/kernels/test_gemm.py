@@ -376,7 +376,7 @@ MEASURED_US = {
 
 
 def test_the_defaults_of_a_device_that_nobody_measured_are_near_what_was_measured() -> None:
-    """The datasheet's numbers alone: a quarter off at most, and 8 % in the mean."""
+    """The datasheet's numbers alone: a quarter off at most, and 8 % on average."""
     bare, model = replace(load_device("a100-sxm4-80g"), kernels={}), RooflineKernels("graph_replay")
     errors = [
         abs(1e6 * model.duration_s(GemmShape(m=m, n=n, k=k), bare) / us - 1) for (m, n, k), us in MEASURED_US.items()

@@ -189,7 +189,7 @@ def _summary(found: Validation, table: ResidualTable, left_out: list[list[str]])
     text = (
         f"Of {found_decisions.n_pairs:,} pairs of layouts of one job that ran at least {APART:.0%} apart, "
         f"{found_decisions.ordered:.1%} are predicted in the right order; the layout predicted fastest ran "
-        f"{found_decisions.regret:.1%} slower than the fastest, in the mean over {found_decisions.n_jobs} jobs. With its own source "
+        f"{found_decisions.regret:.1%} slower than the fastest, on average over {found_decisions.n_jobs} jobs. With its own source "
         f"left out of the table behind the intervals, {coverage(table, unseen):.0%} of the measured iterations lie in their 80 % interval. "
         "Weights come from each row's uncertainty and grade ([how](validation.md))."
     )
@@ -415,7 +415,7 @@ _OPENING = """# Where it misses, and what is known about it
 
 Written by `python -m validation.tables.accuracy --page`: figures are today's, the words stand in
 `validation/measurements/mechanisms.yaml`. [Accuracy](accuracy.md) gives all errors; this page gives what was found behind every source
-whose whole iterations, or whose cluster's collectives, are more than {far:.0%} off in the mean. Patterns were read on `fit` rows; what
+whose whole iterations, or whose cluster's collectives, are more than {far:.0%} off on average. Patterns were read on `fit` rows; what
 has no mechanism with a name was left as it is. Error is predicted / measured - 1."""
 
 

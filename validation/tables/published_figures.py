@@ -179,7 +179,7 @@ def _number(document: Any, formula: str) -> float:
 
 
 def slowdown(figures: Sequence[Figure], slow: str, fast: str) -> float:
-    """Return how many times longer a step takes over one transport than over another, in the mean over cells of a table.
+    """Return how many times longer a step takes over one transport than over another, on average over cells of a table.
 
     What is no communication takes the same time over both, so that a cell's ratio is ``(1 - share over the fast one) / (1 -
     share over the slow one)``. Cells whose shares are equal have no network between their GPUs.
