@@ -25,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from simulator.analysis.passes import table_of
@@ -48,7 +49,7 @@ from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import accumulation_traffic, optimizer_run, owned_matrices, split_parameters
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel, Transfer
-from simulator.program.program import COMPUTE, HOST, Program, RankProgram, Task, TaskList
+from simulator.program.program import COMPUTE, HOST, Block, Program, RankProgram, Task, TaskList
 from simulator.scenario import Scenario
 from simulator.schedules import (
     SATURATED_GROUPS,
@@ -75,6 +76,8 @@ MOST_RANKS = 1 << 20
 MOST_LAYERS = 2048
 #: what a device is busy with while its host runs ahead
 AHEAD_S = 100.0
+#: the passes of a chunk in a step, where nothing divides its backward
+_PASSES: tuple[Kind, ...] = ("F", "B")
 
 
 class LayerTime(NamedTuple):
@@ -133,6 +136,7 @@ class Bounds:
         self._communicators: dict[tuple[int, ...], Communicators] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[int, ...], ...]] = {}
         self._passes: dict[tuple[object, ...], tuple[object, tuple[float, float]]] = {}
+        self._streams: dict[tuple[object, ...], tuple[object, Mapping[str, float]]] = {}
         self._runs: dict[tuple[object, ...], tuple[object, float]] = {}
         self._alone: dict[tuple[int, int, Kind], tuple[Layout, int]] = {}
         self._costs_of: tuple[ParallelPlan, ModelCosts] | None = None
@@ -225,19 +229,17 @@ class Bounds:
     # -- time -----------------------------------------------------------------------------------------------------
 
     def quick_s(self, layout: Layout) -> float:
-        """Return a bound from kernels alone: stages, filling and draining, and the host."""
-        plan = layout.plan
-        if not layout.schedule.ends_with_first_chunk:
-            return 0.0
+        """Return a bound from kernels alone: stages, filling where the schedule is known to wait for it, and the host."""
+        plan, n_times = layout.plan, layout.n_times
         longest_s = fill_s = 0.0
         for chunks in layout.chunks:
             times = [self.layer_time(layer, plan) for chunk in chunks for layer in chunk]
             device_s = sum(time.forward_s + time.backward_s for time in times)
             host_s = sum(time.forward_host_s + time.backward_host_s for time in times)
-            work_s = plan.n_micro_batches * device_s
-            longest_s = max(longest_s, fill_s + work_s, plan.n_micro_batches * host_s)
-            first = [self.layer_time(layer, plan) for layer in chunks[0]]
-            fill_s += sum(time.forward_s + time.backward_s for time in first)
+            longest_s = max(longest_s, fill_s + n_times * device_s, n_times * host_s)
+            if layout.schedule.ends_with_first_chunk:
+                first = [self.layer_time(layer, plan) for layer in chunks[0]]
+                fill_s += sum(time.forward_s + time.backward_s for time in first)
         return SLACK * longest_s
 
     def compute_s(self, layout: Layout) -> float:
@@ -268,6 +270,7 @@ class Bounds:
                 self._communicators,
                 self._collective_s,
                 self._passes,
+                self._streams,
                 self._runs,
                 self._messages,
             ):
@@ -339,11 +342,8 @@ class Bounds:
     ) -> tuple[float, float]:
         """Least time of all passes of a stage, one after the other, and host time to issue them."""
         plan = layout.plan
-        if layout.schedule.takes_turns:  # forwards and backwards in turns: each hides what the other sends
-            times = [self.layer_time(layer, plan) for layer in layout.stage_layers(stage)]
-            device_s = sum(time.forward_s + time.backward_s for time in times)
-            host_s = sum(time.forward_host_s + time.backward_host_s for time in times)
-            return layout.n_times * device_s, layout.n_times * host_s
+        if layout.schedule.takes_turns:
+            return self._in_turns_s(layout, stage, durations, runs_passes=runs_passes)
         work_s = host_s = 0.0
         counts = self._counts(layout, stage)
         for (kind, chunk), count in counts.items():
@@ -353,6 +353,40 @@ class Bounds:
             work_s += n_alone * self._run_pass_s(layout, stage, chunk, kind) if n_alone else 0.0
             host_s += count * issue_s
         return work_s + (self._waited_s(layout, stage, counts) if sends_block(plan) else 0.0), host_s
+
+    def _in_turns_s(
+        self, layout: Layout, stage: int, durations: Durations, *, runs_passes: bool
+    ) -> tuple[float, float]:
+        """Least time of a stage's passes where forwards and backwards take turns, and host time to issue them.
+
+        Each hides what the other sends, but streams are serial: the busiest one has to run all that is on it. Where pairs are
+        run, nothing else computes beside them.
+        """
+        times = [self.layer_time(layer, layout.plan) for layer in layout.stage_layers(stage)]
+        host_s = layout.n_times * sum(time.forward_host_s + time.backward_host_s for time in times)
+        pairs = self._pairs_alone(layout, stage) if runs_passes else Counter[tuple[int, int]]()
+        paired_s = sum(count * self._run_pair_s(layout, stage, chunks) for chunks, count in pairs.items())
+        n_paired: Counter[tuple[Kind, int]] = Counter()
+        for chunks, count in pairs.items():
+            n_paired.update(dict.fromkeys(zip(_PASSES, chunks, strict=True), count))
+        busy_s: Counter[str] = Counter()
+        for kind, chunk in product(_PASSES, range(layout.placement.n_chunks)):
+            streams_s = self._streams_s(layout, stage, chunk, kind, durations)
+            busy_s.update({stream: layout.n_times * time_s for stream, time_s in streams_s.items()})
+            paired_s += max(0, layout.n_times - n_paired[kind, chunk]) * streams_s.get(COMPUTE, 0.0)
+        return max(paired_s, *busy_s.values()), host_s
+
+    def _pairs_alone(self, layout: Layout, stage: int) -> Counter[tuple[int, int]]:
+        """Count pairs of passes, by the chunks of their forward and backward, that nothing outside touches for certain."""
+        plan = layout.plan
+        strategy = data_parallel(layout.stage_layers(stage), plan, self.communicators(plan, stage))
+        is_quiet = all(strategy.is_quiet(kind, 1, is_last=False) for kind in _PASSES)
+        if self.scenario.faults or not fills_nodes(self.mesh(plan)) or not is_quiet:
+            return Counter()
+        row = table_of(plan)[stage]
+        last = plan.n_micro_batches - 1
+        pairs = pairwise(row)
+        return Counter((a.chunk, b.chunk) for a, b in pairs if a.is_paired and a.micro_batch and b.micro_batch < last)
 
     def _waited_s(self, layout: Layout, stage: int, counts: Mapping[tuple[Kind, int], int]) -> float:
         """Least time that the passes of a stage wait for messages: each sends its own, and the last one is not waited for.
@@ -386,8 +420,7 @@ class Bounds:
     def _counts(self, layout: Layout, stage: int) -> dict[tuple[Kind, int], int]:
         plan = layout.plan
         if layout.schedule.ends_with_first_chunk:
-            kinds: tuple[Kind, ...] = ("F", "B")
-            return {(kind, c): plan.n_micro_batches for c in range(layout.placement.n_chunks) for kind in kinds}
+            return {(kind, c): plan.n_micro_batches for c in range(layout.placement.n_chunks) for kind in _PASSES}
         return dict(Counter((action.kind, action.chunk) for action in table_of(plan)[stage] if action.kind != "V"))
 
     def _pass_s(self, layout: Layout, stage: int, chunk: int, kind: Kind, durations: Durations) -> tuple[float, float]:
@@ -395,9 +428,26 @@ class Bounds:
         layers, key = layout.chunks[stage][chunk], self._pass_key(layout, stage, chunk, kind)
         known = self._passes.get(key)
         if known is None:
-            communicators = self.communicators(layout.plan, stage)
-            block = StageLayers([layers], layout.plan, communicators, communicators).block(0, kind)
-            known = self._passes[key] = (layers, durations.tasks_s(block.tasks))
+            known = self._passes[key] = (layers, durations.tasks_s(self._block(layout, stage, chunk, kind).tasks))
+        return known[1]
+
+    def _block(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> Block:
+        """Return one pass through one chunk as a block."""
+        return self._stage_layers(layout, stage, chunk).block(0, kind)
+
+    def _stage_layers(self, layout: Layout, stage: int, *chunks: int) -> StageLayers:
+        communicators = self.communicators(layout.plan, stage)
+        layers = [layout.chunks[stage][chunk] for chunk in chunks]
+        return StageLayers(layers, layout.plan, communicators, communicators)
+
+    def _streams_s(
+        self, layout: Layout, stage: int, chunk: int, kind: Kind, durations: Durations
+    ) -> Mapping[str, float]:
+        """Least time that one pass through one chunk keeps each stream busy."""
+        layers, key = layout.chunks[stage][chunk], self._pass_key(layout, stage, chunk, kind)
+        known = self._streams.get(key)
+        if known is None:
+            known = self._streams[key] = (layers, durations.streams_s(self._block(layout, stage, chunk, kind).tasks))
         return known[1]
 
     def _pass_key(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> tuple[object, ...]:
@@ -436,20 +486,28 @@ class Bounds:
 
     def _run_pass_s(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> float:
         """Return the time that a pass takes in the engine, with nothing else in the network and a host that is far ahead."""
-        plan, layers, key = layout.plan, layout.chunks[stage][chunk], self._pass_key(layout, stage, chunk, kind)
+        key = self._pass_key(layout, stage, chunk, kind)
+        return self._run_s(layout, stage, key, lambda: self._block(layout, stage, chunk, kind))
+
+    def _run_pair_s(self, layout: Layout, stage: int, chunks: tuple[int, int]) -> float:
+        """Return the same of a forward and a backward that take turns."""
+        both = zip(chunks, _PASSES, strict=True)
+        key = tuple(self._pass_key(layout, stage, chunk, kind) for chunk, kind in both)
+        return self._run_s(layout, stage, key, lambda: self._stage_layers(layout, stage, *chunks).paired_block(0, 1))
+
+    def _run_s(self, layout: Layout, stage: int, key: tuple[object, ...], new_block: Callable[[], Block]) -> float:
+        plan = layout.plan
         known = self._runs.get(key)
         if known is None:
             if self._costs_of is None or self._costs_of[0] is not plan:
                 self._costs_of = plan, ModelCosts(self.topology, replace(self.scenario, plan=plan))
                 self._costs_of[1].kernels = self.costs.kernels  # which remembers the times of shapes
-            communicators = self.communicators(plan, stage)
-            block = StageLayers([layers], plan, communicators, communicators).block(0, kind)
             ahead = Kernel(name="before", phase="forward", duration_s=AHEAD_S)
             rank = self.mesh(plan).stage_ranks(stage)[0]
-            tasks = (Task(ahead), Task(block))
+            tasks = (Task(ahead), Task(new_block()))
             program = Program(ranks=(RankProgram(rank=rank, members=(rank,), tasks=tasks),))
             line = run(program, self._costs_of[1], lambda: NETWORKS[self.scenario.network](self.topology))
-            known = self._runs[key] = (layers, line.simulated[-1].duration_ps * 1e-12)
+            known = self._runs[key] = (layout.chunks[stage], line.simulated[-1].duration_ps * 1e-12)
         return known[1]
 
     def _is_uniform(self, plan: ParallelPlan) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -119,3 +120,10 @@ class Durations:
             free[task.stream] = start_s + device_s
             ends.append(start_s + device_s)
         return max(ends, default=0.0), host_s
+
+    def streams_s(self, tasks: Sequence[Task]) -> dict[str, float]:
+        """Return the least seconds for which a rank's tasks keep each stream busy: whatever their order, a stream runs one at a time."""
+        busy_s: dict[str, float] = defaultdict(float)
+        for task in tasks:
+            busy_s[task.stream] += self.op_s(task.op)[0]
+        return busy_s

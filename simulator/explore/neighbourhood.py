@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from simulator.errors import SimulatorError
 from simulator.models.recorded import RecordedModule
+from simulator.models.setting import splits_heads
 from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
 from simulator.parallel.expert import expert_refusal
@@ -77,6 +78,8 @@ def tensor_rule(plan: ParallelPlan, site: Site) -> str:
         return ""
     if site.spec.heads % plan.tp:
         return f"tp={plan.tp} does not divide the {site.spec.heads} attention heads"
+    if splits_heads(site.spec, plan.tp):
+        return f"tp={plan.tp} would cut the {site.spec.kv_heads} key-value heads"
     return f"tp={plan.tp} does not divide the MLP's {site.spec.ffn_hidden}" if site.spec.ffn_hidden % plan.tp else ""
 
 

@@ -449,6 +449,8 @@ def _gemma2(r: Reader, found: Fields) -> Fields:
     """Gemma 2 and 3: all but every n-th block see a window, of Gemma 4 never the last."""
     kinds = list(layer_list(r, "layer_types", letters=_WHOLE_OR_WINDOW))
     every = found["_every"]
+    if every < 1:
+        r.fault("sliding_window_pattern", f"{every} is not above zero")
     kinds = kinds or ["w" if (i + 1) % every else "*" for i in range(found["layers"])]
     return {"pattern": _with_mlp([*kinds[:-1], "*"] if found.get("_last_whole") else kinds)}
 

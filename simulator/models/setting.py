@@ -152,3 +152,19 @@ class Setting:
                     f"{axis}={degree} does not divide {name}={size} of {spec.name}",
                     hint=f"{axis} must divide {size}",
                 )
+        for own in distinct(spec.specs_of_blocks):
+            if splits_heads(own, self.tp):
+                raise InfeasiblePlanError(
+                    f"tp={self.tp} would cut key-value heads of {spec.name}, which has {own.kv_heads}",
+                    hint=f"tp must divide {own.kv_heads}, or be a multiple of it: then each rank has a copy",
+                )
+
+
+def splits_heads(spec: ModelSpec, tp: int) -> bool:
+    """Whether ranks would get parts of key-value heads, which nobody computes with.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/attention.py``: as many query groups as a multiple of the ranks, or the reverse.
+    """
+    return not spec.is_latent_attention and max(spec.kv_heads, tp) % min(spec.kv_heads, tp) != 0

@@ -143,6 +143,27 @@ def test_the_bound_is_tight_where_nothing_overlaps():
         assert bounds.full_s(bounds.layout(plan)) == pytest.approx(seconds, rel=0.05)
 
 
+@pytest.mark.parametrize("schedule, degrees", [
+    ("1f1b-combined", {"dp": 8, "ep": 8}), ("1f1b-combined", {"dp": 16, "ep": 16}),
+    ("1f1b-combined", {"dp": 8, "pp": 2, "ep": 8, "virtual_pp": 4}),
+    ("1f1b-combined", {"dp": 8, "tp": 2, "ep": 4, "sequence_parallel": True}), ("dualpipe-v", {"dp": 8, "pp": 2, "ep": 8}),
+])  # fmt: skip
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+def test_passes_that_take_turns_end_no_sooner_than_their_exchanges_and_their_pairs(schedule, degrees, sharding):
+    """Sixteen ranks' exchanges over the network decide alone, and what pairs take from each other is known to the engine."""
+    gpus = degrees["dp"] * degrees.get("tp", 1) * degrees.get("pp", 1)
+    plan = ParallelPlan(
+        **degrees, gpus=gpus, micro_batch=1, global_batch=8 * degrees["dp"], sequence_length=1024, framework="megatron-core",
+        sharding=sharding, schedule=schedule, recompute="full",
+    )  # fmt: skip
+    bounds, layout, result = bounded("dgx-h100", "qwen3-30b-a3b", plan)
+    seconds = result.metrics.iteration_time_s
+    assert bounds.quick_s(layout) <= bounds.full_s(layout) <= bounds.run_s(layout) <= seconds
+    exchanged_s = sum(row["total_s"] for row in result.metrics.communication if row["axis"].startswith("ep"))
+    if degrees.get("pp", 1) == 1 and schedule == "1f1b-combined":
+        assert bounds.full_s(layout) >= 0.9 * exchanged_s
+
+
 @pytest.mark.parametrize("slow", [0, 3])
 def test_one_slow_gpu_makes_no_other_slow(slow):
     """The first GPU stands for all of a kind in a bound, unless it is the slow one."""

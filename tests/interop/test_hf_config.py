@@ -251,6 +251,11 @@ def test_sliding_windows(write):
         import_hf_config(write(QWEN2 | {"layer_types": kinds[:2]}))
 
 
+def test_a_pattern_of_no_layers(write):
+    with pytest.raises(ConfigError, match="sliding_window_pattern: 0 is not above zero"):
+        import_hf_config(write(LLAMA | {"model_type": "gemma2", "sliding_window_pattern": 0}))
+
+
 @pytest.mark.parametrize(
     ("config", "whole"),
     [

@@ -383,6 +383,7 @@ def test_context_parallelism_exchanges_keys_and_values_of_the_whole_sequence():
     ("name", "wrong", "text"),
     [
         ("gpt2-xl", {"tp": 8}, "tp=8 does not divide heads=25"),
+        ("phi-4", {"tp": 4}, "tp=4 would cut key-value heads of phi-4, which has 10"),
         ("gpt2", {"cp": 3}, "cp=3 does not divide sequence_length=256"),
         ("gpt2", {"ep": 2}, "no experts"),
         ("mixtral-8x7b", {"ep": 16}, "ep=16 does not divide experts=8"),

@@ -128,6 +128,27 @@ def test_styles_of_torch_are_known_by_their_class():
     assert points(record_module(module, IDS, IDS, dtype="bf16", tp=2).layers[0])[0] == [("embedding", 2 * 2 * 32 * 64)]
 
 
+def test_layouts_of_torchs_styles_count():
+    """torch 2.13, ``tensor/parallel/style.py``: a table's rows take whole indices, a column-parallel head may give whole outputs."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    module = Split()
+
+    def of(plan):
+        module.tp_plan = plan
+        return [points(layer) for layer in record_module(module, IDS, IDS, dtype="bf16", tp=2).layers]
+
+    rows = RowwiseParallel(input_layouts=Replicate())
+    assert of({"embedding": rows}) == of({"embedding": "embedding_rowwise"})
+    (head,) = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)][-1:]
+    assert of({head: ColwiseParallel()}) == of({head: "colwise"})
+    assert of({head: ColwiseParallel(output_layouts=Replicate())}) == of({head: "colwise_rep"}) != of({head: "colwise"})
+    for style in (RowwiseParallel(output_layouts=Shard(1)), ColwiseParallel(input_layouts=Shard(1)), rows):
+        with pytest.raises(ConfigError, match=r"parallel from .* is not supported"):
+            of({head: style})
+
+
 def test_the_tree_gives_the_layers(model):
     assert len(model.layers) == 5
     assert len({id(layer) for layer in model.layers[1:4]}) == 1

@@ -27,19 +27,36 @@ _STYLES = {
         "colwise": "column", "colwiseparallel": "column", "colwise_rep": "gathered", "colwise_gather_output": "gathered",
         "rowwise": "row", "rowwiseparallel": "row", "embedding_rowwise": "row", "replicate": "", "replicated": "",
         "replicated_with_grad_allreduce": "", "packed_colwise": "column", "moe_tp_experts": "region",
+        "colwiseparallel from Replicate() to Replicate()": "gathered",
+        "rowwiseparallel from Replicate() to Replicate()": "table",
     },
     "ep_plan": {"expert_parallel": "experts", "expertparallel": "experts", "ep_dispatch_experts": "experts", "grouped_gemm": ""},
 }  # fmt: skip
+#: what torch's own styles take and give unless they say otherwise
+_LAYOUTS = {
+    "colwiseparallel": " from Replicate() to Shard(dim=-1)",
+    "rowwiseparallel": " from Shard(dim=-1) to Replicate()",
+}
+
+
+def _word_of(style: Any) -> str:
+    """Return the word of a style, or the name of its class with the layouts that it asks for, where they are not the usual ones."""
+    if isinstance(style, str):
+        return style.lower()
+    name = type(style).__name__.lower()
+    ends = [", ".join(map(repr, getattr(style, part, ()))) for part in ("input_layouts", "output_layouts")]
+    layouts = f" from {ends[0]} to {ends[1]}"
+    return name if not any(ends) or layouts == _LAYOUTS.get(name) else name + layouts
 
 
 def _plan_of(module: Any, kind: str) -> dict[str, str]:
-    """Return what a plan of a module splits: pattern of a name -> ``column``, ``row``, ``gathered``, ``region`` or ``experts``."""
+    """Return what a plan of a module splits: pattern of a name -> ``column``, ``row``, ``table``, ``gathered``, ``region`` or ``experts``."""
     named = getattr(module, kind, None) or {}
     if not isinstance(named, Mapping):
         raise ConfigError(f"{kind} is a {type(named).__name__}", hint="names of submodules and their styles, as a dict")
     found, known = {}, _STYLES[kind]
     for pattern, style in named.items():
-        word = (style if isinstance(style, str) else type(style).__name__).lower()
+        word = _word_of(style)
         if word not in known:
             raise ConfigError(f"{kind}: {pattern}: {word!r} is not supported", hint=f"one of {', '.join(known)}")
         found[str(pattern)] = known[word]
@@ -53,7 +70,13 @@ def _matching(module: Any, kind: str) -> Iterator[tuple[str, str, Any]]:
         names = [name for name in children if re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name)]
         if not names:
             raise ConfigError(f"{kind}: no submodule is named {pattern}")
-        yield from ((name, how, children[name]) for name in names if how)
+        if how == "table":
+            if any(not hasattr(children[name], "num_embeddings") for name in names):
+                raise ConfigError(
+                    f"{kind}: {pattern}: rowwiseparallel from Replicate() is not supported",
+                    hint="of an Embedding it is",
+                )
+        yield from ((name, "row" if how == "table" else how, children[name]) for name in names if how)
 
 
 def expert_modules(module: Any) -> dict[str, tuple[Any, int]]:
