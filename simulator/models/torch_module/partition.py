@@ -50,7 +50,7 @@ def _word_of(style: Any) -> str:
 
 
 def _plan_of(module: Any, kind: str) -> dict[str, str]:
-    """Return what a plan of a module splits: pattern of a name -> ``column``, ``row``, ``table``, ``gathered``, ``region`` or ``experts``."""
+    """Return what a plan of a module splits: pattern of a name -> one of the values of :data:`_STYLES`."""
     named = getattr(module, kind, None) or {}
     if not isinstance(named, Mapping):
         raise ConfigError(f"{kind} is a {type(named).__name__}", hint="names of submodules and their styles, as a dict")
@@ -70,12 +70,10 @@ def _matching(module: Any, kind: str) -> Iterator[tuple[str, str, Any]]:
         names = [name for name in children if re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name)]
         if not names:
             raise ConfigError(f"{kind}: no submodule is named {pattern}")
-        if how == "table":
-            if any(not hasattr(children[name], "num_embeddings") for name in names):
-                raise ConfigError(
-                    f"{kind}: {pattern}: rowwiseparallel from Replicate() is not supported",
-                    hint="of an Embedding it is",
-                )
+        if how == "table" and any(not hasattr(children[name], "num_embeddings") for name in names):
+            raise ConfigError(
+                f"{kind}: {pattern}: rowwiseparallel from Replicate() is not supported", hint="of an Embedding it is"
+            )
         yield from ((name, "row" if how == "table" else how, children[name]) for name in names if how)
 
 
