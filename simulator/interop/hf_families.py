@@ -457,12 +457,16 @@ def _gemma2(r: Reader, found: Fields) -> Fields:
 
 def _gemma4(r: Reader, found: Fields) -> Fields:
     """Gemma 4: layers that see all have wider heads, fewer of keys, which are values, too; experts stand beside the MLP."""
-    for key, what in (
-        ("hidden_size_per_layer_input", "an embedding of every layer's own"),
-        ("num_kv_shared_layers", "keys of another layer"),
+    for key, usual, what in (
+        ("hidden_size_per_layer_input", 256, "an embedding of every layer's own"),
+        ("num_kv_shared_layers", 0, "keys of another layer"),
     ):
-        if r.integer(key, default=0):
-            r.fault(key, f"{what} is not modelled", hint=RECORD)
+        if value := r.integer(key, default=usual):
+            r.fault(
+                key,
+                f"{what} is not modelled, here of {value}{'' if key in r.data else ' as it is left out'}",
+                hint=RECORD,
+            )
     is_whole = [kind[0] == "*" for kind in found["pattern"]]
     same, shares = bool(r.boolean("attention_k_eq_v")), found["kv_heads"]
     widths = (found["head_dim"], r.positive("global_head_dim", default=512))

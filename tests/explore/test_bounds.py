@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from simulator.costs import ModelCosts
 from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.explore.best_plans import Energy
-from simulator.explore.bounds import SATURATED_GROUPS, Bounds, DataBound
+from simulator.explore.bounds import SATURATED_GROUPS, Bounds
+from simulator.explore.data_bounds import DataBound
 from simulator.explore.least_durations import Durations, Message, alone_s
 from simulator.explore.space import Space
 from simulator.faults import Faults

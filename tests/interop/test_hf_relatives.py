@@ -429,7 +429,14 @@ def test_sizes_that_are_not_modelled_are_refused(tmp_path, family, key, value):
 @pytest.mark.parametrize("named", [{"1": {"hidden_size": 64}}, {"1": 64}, [64]])
 def test_layers_that_override_other_keys_are_refused(tmp_path, named):
     with pytest.raises(ConfigError, match=r"per_layer_config: .* is not modelled"):
-        read(tmp_path, "gemma4_text", GROUPED | {"layer_types": LAST_WHOLE, "per_layer_config": named})
+        own = {"hidden_size_per_layer_input": 0, "layer_types": LAST_WHOLE, "per_layer_config": named}
+        read(tmp_path, "gemma4_text", GROUPED | own)
+
+
+def test_an_embedding_of_every_layer_that_is_left_out_is_there(tmp_path):
+    """transformers 5.23, ``configuration_gemma4.py``: 256 values per layer unless the file says otherwise."""
+    with pytest.raises(ConfigError, match="hidden_size_per_layer_input: .* of 256 as it is left out"):
+        read(tmp_path, "gemma4_text", GROUPED | {"layer_types": LAST_WHOLE})
 
 
 @pytest.mark.parametrize(
