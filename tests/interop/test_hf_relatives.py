@@ -435,7 +435,7 @@ def test_layers_that_override_other_keys_are_refused(tmp_path, named):
 
 def test_an_embedding_of_every_layer_that_is_left_out_is_there(tmp_path):
     """transformers 5.23, ``configuration_gemma4.py``: 256 values per layer unless the file says otherwise."""
-    with pytest.raises(ConfigError, match="hidden_size_per_layer_input: .* of 256 as it is left out"):
+    with pytest.raises(ConfigError, match=r"hidden_size_per_layer_input: .* of 256 as it is left out"):
         read(tmp_path, "gemma4_text", GROUPED | {"layer_types": LAST_WHOLE})
 
 
