@@ -128,7 +128,7 @@ def search(
 ) -> None:
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
     from simulator.answer import margin_of
-    from simulator.cli.inputs import clusters_of, settings_of
+    from simulator.cli.inputs import clusters_of, settings_of, with_published
     from simulator.cli.shared import Progress, keeping, progress_line, say_who_works
     from simulator.cli.whole_run_flags import run_request
     from simulator.explore.best_plans import describe
@@ -137,6 +137,7 @@ def search(
     from simulator.explore.judged_plans import JudgedPlans
     from simulator.explore.named_settings import parse_axes, scenario_of
     from simulator.explore.objectives import answer_of, check_objective, search_counts
+    from simulator.explore.space import AXES
     from simulator.interop.written_plans import write_all
     from simulator.report.sweep_page import check_output, names_of, write_search
     from simulator.simulation import topology_of
@@ -146,6 +147,8 @@ def search(
     if clusters := clusters_of(base):
         axes["topology"], base["topology"] = clusters, clusters[0]
     counts = axes.pop("gpus", counts)
+    if not clusters:
+        base = with_published(base, counts, without=(*AXES, "pipeline_layout"))
     request = run_request(scenario, set(), of_rows=True)
     is_priced = objective != "cost" or price_of(topology_of(scenario_of(base)), request.price) is not None
     check_objective(objective, has_price=is_priced)

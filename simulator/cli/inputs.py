@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from simulator.interop import import_model, import_settings, import_topology, is
 from simulator.interop.format import HUB, Imported, ImportReport
 from simulator.interop.plan_files import PLAN_FILES, deepspeed_files
 from simulator.plan import SETTINGS
+from simulator.plan.published import published_settings
 from simulator.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -25,6 +26,21 @@ _FORCED = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
 
 
 # -- settings ----------------------------------------------------------------------------------------------------
+
+
+def with_published(
+    settings: Mapping[str, Any], counts: Sequence[int], *, said: set[str] | None = None, without: Collection[str] = ()
+) -> dict[str, Any]:
+    """Add what a published recipe sets beside what is said, and say so, unless a plan's file or several numbers of GPUs are given."""
+    has_plan = bool(counts) or any(name in settings for name in PLAN_FILES)
+    published = {} if has_plan else published_settings(settings)
+    published = {name: value for name, value in published.items() if name not in without}
+    if published:
+        shown = ", ".join(f"{name}={value}" for name, value in published.items())
+        write_warnings(
+            [f"settings of the published recipe for this model, cluster and framework: {shown}"], said=said, kind="note"
+        )
+    return {**settings, **published}
 
 
 def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:

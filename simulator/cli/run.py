@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulator.answer import Result, margin_of, memory_over_time
-from simulator.cli.inputs import clusters_of, recorded_module, settings_of, write_notes
+from simulator.cli.inputs import clusters_of, recorded_module, settings_of, with_published, write_notes
 from simulator.cli.main_flags import RUN_OPTIONS
 from simulator.cli.shared import after_the_answer, print_json, progress_line, say_written, write_warnings
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -15,8 +15,6 @@ from simulator.explore.full_answer import document, simulate_counts
 from simulator.explore.named_settings import given_in
 from simulator.explore.neighbourhood import Site, objection
 from simulator.faults import Faults
-from simulator.interop.plan_files import PLAN_FILES
-from simulator.plan.published import published_settings
 
 if TYPE_CHECKING:
     from simulator.explore.answer_form import Document, Extras, Scaling
@@ -39,13 +37,7 @@ def run_main(options: dict[str, Any]) -> None:
     if module is not None:
         settings["model"] = options["module"]
     given = given_in(settings)
-    has_plan = bool(counts) or any(name in settings for name in PLAN_FILES)
-    if published := {} if has_plan else published_settings(settings):
-        shown = ", ".join(f"{name}={value}" for name, value in published.items())
-        write_warnings(
-            [f"settings of the published recipe for this model, cluster and framework: {shown}"], said=said, kind="note"
-        )
-        settings = {**settings, **published}
+    settings = with_published(settings, counts, said=said)
     faults = Faults.parse(options["slow_rank"] or (), options["slow_link"] or ())
     is_placed = any(options[name] for name in _PLACES)
     with progress_line(is_quiet=options["json_output"]) as say:

@@ -132,6 +132,29 @@ def test_a_published_recipe_fills_in_for_flags_and_not_for_a_plan_file(simulate,
         assert ("published recipe" in err) is (tp == 2)
 
 
+def test_a_search_takes_of_a_published_recipe_what_it_does_not_choose(simulate, monkeypatch):
+    recipe = {"tp": 2, "pipeline_layout": "Et*6|t*6L", "global_batch": 8, "precision": "fp16"}
+    monkeypatch.setitem(PUBLISHED, ("megatron-core", "gpt2", "bigred200", 2), recipe)
+    job = (
+        "--topology",
+        "bigred200",
+        "--model",
+        "gpt2",
+        "--gpus",
+        2,
+        "--framework",
+        "megatron-core",
+        "--sequence-length",
+        256,
+    )
+    code, out, err = simulate("search", *job, "--axis", "micro_batch=1", "--axis", "recompute=none", "--json")
+    assert code == 0
+    assert "published recipe for this model, cluster and framework: global_batch=8, precision=fp16\n" in err
+    plans = [row["plan"] for row in json.loads(out)["plans"]]
+    assert {(plan["global_batch"], plan["precision"], plan["pipeline_layout"]) for plan in plans} == {(8, "fp16", None)}
+    assert {plan["tp"] for plan in plans} == {1, 2}
+
+
 def test_set_changes_the_topology(simulate):
     def time_s(*changes):
         return json.loads(simulate(*SMALL, "--gpus", 8, *changes, "--json")[1])["iteration_time_s"]
