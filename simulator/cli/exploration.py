@@ -137,7 +137,6 @@ def search(
     from simulator.explore.judged_plans import JudgedPlans
     from simulator.explore.named_settings import parse_axes, scenario_of
     from simulator.explore.objectives import answer_of, check_objective, search_counts
-    from simulator.explore.space import AXES
     from simulator.interop.written_plans import write_all
     from simulator.report.sweep_page import check_output, names_of, write_search
     from simulator.simulation import topology_of
@@ -147,8 +146,7 @@ def search(
     if clusters := clusters_of(base):
         axes["topology"], base["topology"] = clusters, clusters[0]
     counts = axes.pop("gpus", counts)
-    if not clusters:
-        base = with_published(base, counts, without=(*AXES, "pipeline_layout"))
+    base = with_published(base, counts or clusters, searches=True)
     request = run_request(scenario, set(), of_rows=True)
     is_priced = objective != "cost" or price_of(topology_of(scenario_of(base)), request.price) is not None
     check_objective(objective, has_price=is_priced)

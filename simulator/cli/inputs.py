@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +29,18 @@ _FORCED = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
 
 
 def with_published(
-    settings: Mapping[str, Any], counts: Sequence[int], *, said: set[str] | None = None, without: Collection[str] = ()
+    settings: Mapping[str, Any], counts: Sequence[int], *, said: set[str] | None = None, searches: bool = False
 ) -> dict[str, Any]:
-    """Add what a published recipe sets beside what is said, and say so, unless a plan's file or several numbers of GPUs are given."""
+    """Add what a published recipe sets beside what is said, and say so, unless a plan's file or several sizes are given.
+
+    A search takes none of the choices that it makes.
+    """
     has_plan = bool(counts) or any(name in settings for name in PLAN_FILES)
     published = {} if has_plan else published_settings(settings)
-    published = {name: value for name, value in published.items() if name not in without}
+    if published and searches:
+        from simulator.explore.space import AXES
+
+        published = {name: value for name, value in published.items() if name not in {*AXES, "pipeline_layout"}}
     if published:
         shown = ", ".join(f"{name}={value}" for name, value in published.items())
         write_warnings(
