@@ -29,13 +29,13 @@ _FORCED = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
 
 
 def with_published(
-    settings: Mapping[str, Any], counts: Sequence[int], *, said: set[str] | None = None, searches: bool = False
+    settings: Mapping[str, Any], several: Sequence[object], *, said: set[str] | None = None, searches: bool = False
 ) -> dict[str, Any]:
-    """Add what a published recipe sets beside what is said, and say so, unless a plan's file or several sizes are given.
+    """Add what a published recipe sets beside what is said, and say so, unless a plan's file, or several sizes or clusters are given.
 
     A search takes none of the choices that it makes.
     """
-    has_plan = bool(counts) or any(name in settings for name in PLAN_FILES)
+    has_plan = bool(several) or any(name in settings for name in PLAN_FILES)
     published = {} if has_plan else published_settings(settings)
     if published and searches:
         from simulator.explore.space import AXES
