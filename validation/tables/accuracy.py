@@ -10,10 +10,11 @@ import csv
 import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from simulator.analysis.confidence import ResidualTable
+from simulator.analysis.confidence import Residual, ResidualTable
 from simulator.calibration.collective_fit import LeftOut, left_out
 from simulator.calibration.collectives import read_measured, summed_up
 from simulator.errors import ConfigError, SimulatorError, ThresholdError
@@ -123,8 +124,11 @@ def read_budgets() -> Budgets:
 
 
 def residual_table(outcomes: Sequence[Outcome]) -> ResidualTable:
-    """Return the table behind confidence intervals: iteration times of the fit split."""
-    return fit_widening([residual for residual, row in residuals_of(outcomes) if row.text("split") == "fit"])
+    """Return the table behind confidence intervals: iteration times of the fit split, scaled by the public rows, too."""
+    by_split: dict[str, list[Residual]] = defaultdict(list)
+    for residual, row in residuals_of(outcomes):
+        by_split[row.text("split")].append(residual)
+    return fit_widening(by_split["fit"], by_split["public"])
 
 
 def published_errors() -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
@@ -112,8 +113,13 @@ def coverage(
     return inside / len(judged)
 
 
-def fit_widening(rows: Sequence[Residual]) -> ResidualTable:
-    """Return a table whose leave-one-source-out intervals hold 80 % of the rows, every source counting alike.
+def fit_widening(rows: Sequence[Residual], others: Sequence[Residual] = ()) -> ResidualTable:
+    """Return a table whose intervals hold 80 % of the rows of a source that is left out, every source counting alike.
+
+    Parameters
+    ----------
+    others : sequence of Residual
+        Runs of sources to which nothing was fitted: they are judged as a user's own runs are, and no interval is made of them.
 
     References
     ----------
@@ -121,19 +127,18 @@ def fit_widening(rows: Sequence[Residual]) -> ResidualTable:
     the quantile of its scores on held-out data.
     """
     unit = ResidualTable(rows=tuple(rows))
-    sources = [row.source for row in rows]
-    scores, weights = [], []
-    for row in rows:
-        if len(set(sources)) < 2:
-            break
+    judged = [*rows, *others]
+    n_rows = Counter(row.source for row in judged)
+    if len(n_rows) < 2:
+        return unit
+    scores = []
+    for row in judged:
         found = interval(row.features, unit, without=row.source)
         centre = 0.5 * (math.log(found.low) + math.log(found.high))
         half = 0.5 * (math.log(found.high) - math.log(found.low))
         scores.append(abs(row.log_ratio - centre) / half)
-        weights.append(1.0 / sources.count(row.source))
-    if not scores:
-        return unit
-    return ResidualTable(rows=unit.rows, widening=weighted_quantile(np.array(scores), np.array(weights), LEVEL))
+    weights = np.array([1.0 / n_rows[row.source] for row in judged])
+    return ResidualTable(rows=unit.rows, widening=weighted_quantile(np.array(scores), weights, LEVEL))
 
 
 def spread_of(found: LeftOut) -> list[dict[str, Any]]:

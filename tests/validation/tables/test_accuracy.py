@@ -60,13 +60,21 @@ class TestIntervals:
         rows = [replace(row, log_ratio=row.log_ratio + 0.1 * float(rng.normal())) for row in self.rows(12, 0.05)]
         assert 0.75 <= coverage(fit_widening(rows)) <= 0.85
 
+    def test_sources_that_nothing_was_fitted_to_widen_intervals_and_make_none(self):
+        """Two of four sources lie four times as far off: 80 % of all rows lie within what holds those, too."""
+        rows, others = self.rows(2, 0.1), [replace(row, source=f"other {row.source}") for row in self.rows(2, 0.4)]
+        alone, table = fit_widening(rows), fit_widening(rows, others)
+        assert table.rows == alone.rows
+        assert table.widening > 2.0 * alone.widening
+
     def test_shipped_intervals_hold_sources_that_they_have_not_seen(self):
+        """A little more than the 80 % that are promised: they have to hold public sources, too, which are farther off."""
         table = shipped_table()
         by_source = {
             source: [row for row in table.rows if row.source == source] for source in {r.source for r in table.rows}
         }
         shares = [coverage(table, rows) for rows in by_source.values()]
-        assert 0.72 <= sum(shares) / len(shares) <= 0.88
+        assert 0.75 <= sum(shares) / len(shares) <= 0.92
 
     def test_a_table_survives_json(self):
         table = fit_widening(self.rows(3, 0.1))
