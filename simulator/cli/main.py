@@ -6,6 +6,7 @@ import atexit
 import gc
 import io
 import os
+import signal
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -165,10 +166,16 @@ def _make_streams_safe() -> None:
             stream.reconfigure(errors="replace")
 
 
+def _end(*_: object) -> None:
+    """End as an interrupt does, workers and their files included: those of joblib are let go at a regular exit alone."""
+    sys.exit(143)
+
+
 def main() -> None:
     """Run the command line: a user's mistake prints one message and never a traceback."""
     gc.set_threshold(200_000, 10, 10)  # starting up makes many objects and no garbage
     atexit.register(gc.freeze)  # nor is all that is there looked through again when the process ends
+    signal.signal(signal.SIGTERM, _end)
     wants_json = "--json" in sys.argv
     _make_streams_safe()
     try:

@@ -508,3 +508,19 @@ def test_expert_groups_that_do_not_fit_are_told_the_next_smaller_one(simulate, t
     """Of the divisors of dp x cp = 4, two is the largest below three."""
     code, _, err = simulate("-t", "dgx-h100", "-m", "mixtral-8x7b", "--gpus", 4 * tp, "--tp", tp, "--ep", 3)
     assert code == 4 and "does not divide dp x cp = 4" in err and hint in err and ("--etp" in err) == (tp > 1)
+
+
+def test_a_terminated_command_ends_regularly(tmp_path):
+    """What is to be done at exit is done: joblib's workers and their files go then, and 143 is 128 and the number of SIGTERM."""
+    gone = tmp_path / "gone"
+    code = (
+        "import atexit, os, pathlib, signal, sys\n"
+        "from simulator.cli import run\n"
+        f"atexit.register(pathlib.Path({str(gone)!r}).touch)\n"
+        "run.simulate_counts = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.argv = ['simulate', '--topology', 'bigred200', '--model', 'gpt2', '--gpus', '1']\n"
+        "from simulator.cli.main import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, gone.exists()) == (143, "", True)
