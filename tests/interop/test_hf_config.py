@@ -251,6 +251,25 @@ def test_sliding_windows(write):
         import_hf_config(write(QWEN2 | {"layer_types": kinds[:2]}))
 
 
+def test_opt_without_biases_and_weights_of_norms(write):
+    """Products and embeddings are left; two positions are for padding."""
+    sizes = {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "ffn_dim": 3072,
+        "vocab_size": 50272,
+    }
+    bare = {
+        "model_type": "opt",
+        "max_position_embeddings": 2048,
+        "enable_bias": False,
+        "layer_norm_elementwise_affine": False,
+    }
+    found = import_hf_config(write(sizes | bare)).spec
+    assert found.n_parameters == (50272 + 2050) * 768 + 12 * (4 * 768**2 + 2 * 768 * 3072)
+
+
 def test_a_pattern_of_no_layers(write):
     with pytest.raises(ConfigError, match="sliding_window_pattern: 0 is not above zero"):
         import_hf_config(write(LLAMA | {"model_type": "gemma2", "sliding_window_pattern": 0}))

@@ -82,14 +82,14 @@ def read_task(row: Row, assumed: list[str]) -> dict[str, Any]:
 
 
 def _adapters(row: Row, assumed: list[str]) -> dict[str, Any]:
-    notes = row.text("notes").lower()
+    notes, settings = row.text("notes").lower(), row.text("settings")
     rank = re.search(r"lora rank (\d+)", notes)
-    if rank is None:
+    if rank is None and "lora_rank=" not in settings:
         assumed.append(f"lora_rank {_LORA_RANK}: not stated")
     targets = "qkv+proj" if "attention qkv and proj" in notes else "qkv"
     if "automodel" in row.text("source").lower():
         return {"lora_rank": _LORA_RANK}
-    if rank is None:
+    if rank is None and "lora_targets=" not in settings:
         assumed.append("lora_targets qkv: not stated, as in NVIDIA's performance recipes")
     return {"lora_rank": int(rank[1]) if rank else _LORA_RANK, "lora_targets": targets}
 
