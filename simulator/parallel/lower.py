@@ -336,17 +336,16 @@ def _stage_layers(
     inside: Communicators,
     gpus_per_node: int,
 ) -> StageLayers:
-    """Reuse the blocks of a stage with the same layers whose ranks lie on whole nodes in the same way, or are in step.
+    """Reuse the blocks of stages whose ranks lie on whole nodes in the same way, or are in step.
 
     What is written down outside a block meets other traffic on links of its own, so it is not reused. Of joint passes the parts of classes
     that meet in the same groups are one, where tensor-parallel groups are all that they meet in.
     """
-    # by identity: equal layers are shared, and the model holds them
-    key: Hashable = tuple(tuple(id(layer) for layer in chunk) for chunk in chunks)
+    key: Hashable = ()
     if not inside.folded:
         is_dense = plan.cp * plan.ep == 1 and plan.expert_tp == plan.tp
-        met = ("joint", key, communicators.groups("tp")) if is_dense else None
-        key = (key, inside.members)
+        met = ("joint", communicators.groups("tp")) if is_dense else None
+        key = inside.members
         layers = StageLayers(chunks, plan, communicators, inside, twin=shared.get(key), partner=shared.get(met))
         shared.setdefault(met or key, layers)
     else:

@@ -239,6 +239,10 @@ def take_turns(first: Steps, second: Steps) -> tuple[tuple[int, ...], tuple[int,
     return results[id(first)], results[id(second)]
 
 
+#: layers of a chunk, by the identity of each: equal ones are shared, and the model holds them
+_Content = tuple[int, ...]
+
+
 class StageLayers:
     """Emits the layers of one pipeline stage, one at a time or as a block.
 
@@ -247,9 +251,9 @@ class StageLayers:
     inside : Communicators, optional
         Of all ranks that do the same inside a pass; those of the whole stage by default.
     twin : StageLayers, optional
-        Of a stage whose blocks are the same.
+        Of a stage whose blocks are the same where they have the same layers.
     partner : StageLayers, optional
-        Of a class whose parts of joint passes are the same.
+        Of a class whose parts of joint passes are the same where they have the same layers.
     """
 
     def __init__(
@@ -267,9 +271,10 @@ class StageLayers:
         self._class_communicators = inside or Communicators(communicators.mesh, communicators.rank, folded=True)
         # by the identity of a layer, whose hundreds of kernels take long to hash; the stage holds it
         self._templates: dict[tuple[int, Kind, bool], Template] = {}
-        self._blocks: dict[tuple[int, Kind, int], Block] = twin._blocks if twin else {}
-        self._joint_blocks: dict[tuple[int, Kind, int], Block] = partner._joint_blocks if partner else {}
-        self._pairs: dict[tuple[int, int], Block] = twin._pairs if twin else {}
+        self._content = [tuple(map(id, chunk)) for chunk in chunks]
+        self._blocks: dict[tuple[_Content, Kind, int], Block] = twin._blocks if twin else {}
+        self._joint_blocks: dict[tuple[_Content, Kind, int], Block] = partner._joint_blocks if partner else {}
+        self._pairs: dict[tuple[_Content, _Content], Block] = twin._pairs if twin else {}
 
     def order(self, chunk: int, kind: Kind) -> Iterable[int]:
         """Positions of a chunk's layers in the order in which a pass visits them."""
@@ -317,21 +322,23 @@ class StageLayers:
         return tuple(indices[index] for index in template.tails) if indices else after
 
     def block(self, chunk: int, kind: Kind, gather_bytes: int = 0) -> Block:
-        """Return a whole chunk's pass as one block; always the same object.
+        """Return a whole chunk's pass as one block; always the same object for the same layers.
 
         With ``gather_bytes`` it begins by putting together the tensor that arrived in shares.
         """
-        block = self._blocks.get((chunk, kind, gather_bytes))
+        content = self._content[chunk]
+        block = self._blocks.get((content, kind, gather_bytes))
         if block is None:
             tasks = TaskList()
             after = (tasks.add(self.gather(kind, gather_bytes, in_block=True), "tp"),) if gather_bytes else ()
             finish(self._chunk_steps(tasks, chunk, kind, after))
-            block = self._blocks[chunk, kind, gather_bytes] = Block(name=_NAMES[kind], tasks=tuple(tasks.tasks))
+            block = self._blocks[content, kind, gather_bytes] = Block(name=_NAMES[kind], tasks=tuple(tasks.tasks))
         return block
 
     def joint_block(self, chunk: int, kind: Kind, gather_bytes: int = 0) -> Block:
-        """Return this class's part of a pass that other classes run, too; always the same object."""
-        block = self._joint_blocks.get((chunk, kind, gather_bytes))
+        """Return this class's part of a pass that other classes run, too; always the same object for the same layers."""
+        content = self._content[chunk]
+        block = self._joint_blocks.get((content, kind, gather_bytes))
         if block is None:
             tasks = TaskList()
             after: tuple[int, ...] = ()
@@ -339,19 +346,20 @@ class StageLayers:
                 key = self.communicators.key("tp", Occurrence(kind, -1, 0))
                 after = (tasks.add(self.gather(kind, gather_bytes), "tp", (), key),)
             finish(self._chunk_steps(tasks, chunk, kind, after, in_block=False))
-            block = self._joint_blocks[chunk, kind, gather_bytes] = Block(
+            block = self._joint_blocks[content, kind, gather_bytes] = Block(
                 name=_NAMES[kind], tasks=tuple(tasks.tasks), is_joint=True
             )
         return block
 
     def paired_block(self, forward_chunk: int, backward_chunk: int) -> Block:
         """Return a forward and a backward in turns as one block: each computes while the other communicates."""
-        block = self._pairs.get((forward_chunk, backward_chunk))
+        contents = self._content[forward_chunk], self._content[backward_chunk]
+        block = self._pairs.get(contents)
         if block is None:
             tasks = TaskList()
             take_turns(self._chunk_steps(tasks, forward_chunk, "F"), self._chunk_steps(tasks, backward_chunk, "B"))
             block = Block(name="forward and backward", tasks=tuple(tasks.tasks))
-            self._pairs[forward_chunk, backward_chunk] = block
+            self._pairs[contents] = block
         return block
 
     def gather(self, kind: Kind, n_bytes: int, *, in_block: bool = False) -> Collective:
