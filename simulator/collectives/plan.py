@@ -136,17 +136,27 @@ def plan_transfer(n_bytes: int, pairs: Pairs, topology: Topology, *, transport: 
 def _transfer(n_bytes: int, pairs: Pairs, topology: Topology, transport: str | None) -> Flow:
     if not pairs:
         return _NOTHING
-    far = next((pair for pair in pairs if topology.node_of(pair[0]) != topology.node_of(pair[1])), pairs[0])
-    described = describe_collective("send_recv", n_bytes, shape_of(far, topology, transport))
-    groups = Groups(pairs, described.shape, topology)
-    phase = Phase(*groups.split(groups.given[:, 0], groups.given[:, 1], np.ones(len(pairs))))
-    unit = _routed([phase], topology, described.shape)
+    described = describe_collective("send_recv", n_bytes, shape_of(_farthest(pairs, topology), topology, transport))
+    phase, unit = _unit_transfer(pairs, topology, transport)
     job, flow = _job_and_flow("send_recv", described, n_bytes, unit, topology)
 
     def apart(at_most: int | None) -> list[Flow]:
         return [_transfer(n_bytes, (pair,), topology, transport) for pair in pairs[:at_most]]
 
     return replace(flow, expand=partial(messages_at_once, job, [phase]), apart=apart if len(pairs) > 1 else None)
+
+
+@remembered(MOST_NUMBERS, lambda found: 8 * len(found[1].links))
+def _unit_transfer(pairs: Pairs, topology: Topology, transport: str | None) -> tuple[Phase, UnitLoads]:
+    shape = shape_of(_farthest(pairs, topology), topology, transport)
+    groups = Groups(pairs, shape, topology)
+    phase = Phase(*groups.split(groups.given[:, 0], groups.given[:, 1], np.ones(len(pairs))))
+    return phase, _routed([phase], topology, shape)
+
+
+def _farthest(pairs: Pairs, topology: Topology) -> tuple[int, int]:
+    """Return a pair that sets the pace: one over nodes, if there is any."""
+    return next((pair for pair in pairs if topology.node_of(pair[0]) != topology.node_of(pair[1])), pairs[0])
 
 
 def _job_and_flow(
