@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator import collectives
 from simulator.collectives.constants import Between, Inside
@@ -19,6 +19,8 @@ from simulator.collectives.table import SHARED, bus_factor
 from simulator.collectives.tuner import constants_of, describe_collective
 from simulator.errors import ConfigError
 from simulator.network import NETWORKS, Flow
+from simulator.network.base import capacities
+from simulator.network.one_of_each import one_of_each
 from simulator.topology.graph import Topology
 from simulator.units import to_s
 
@@ -172,7 +174,8 @@ def benchmark_table(
 def lone_flow_s(flow: Flow, topology: Topology, network: str = "flow") -> float:
     """Seconds that a flow takes alone in a network."""
     model = NETWORKS[network](topology)
-    model.start(flow, 0)
+    rounds = flow.rounds
+    model.start(replace(flow, rounds=rounds and (lambda: one_of_each(rounds(), capacities(topology)))), 0)
     end_ps = 0
     while (wake_ps := model.next_completion_ps()) is not None:
         end_ps = wake_ps
