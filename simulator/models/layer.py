@@ -246,7 +246,8 @@ class CommunicationPoint:
     #: ``"dispatch"`` and ``"combine"`` the token exchange of experts, ``"expert_f"`` and ``"expert_g"`` where tokens of
     #: the ranks that share an expert are gathered and its output scattered again, ``"shared"`` begin and end of a
     #: shared expert, ``"counted"`` where the host reads how many tokens each expert gets, ``"logits"`` the gathering of
-    #: vocabulary-parallel logits for a loss that wants them whole.
+    #: vocabulary-parallel logits for a loss that wants them whole. ``"gather"``, ``"scatter"`` and ``"exchange"`` are an
+    #: all-gather, a reduce-scatter and an all-to-all whatever the plan says, where a recorded module's own plan asks for them.
     operator: Literal[
         "f",
         "g",
@@ -260,8 +261,11 @@ class CommunicationPoint:
         "shared",
         "counted",
         "logits",
+        "gather",
+        "scatter",
+        "exchange",
     ]
-    #: Bytes of the full (not sequence-sharded) tensor of this rank's tensor-parallel group.
+    #: Bytes of the full (not sequence-sharded) tensor of this rank's tensor-parallel group; of an ``"exchange"`` those that a rank sends.
     n_bytes: int
     kernel_pass: Literal["forward", "backward"] = "forward"
     #: Number of following kernels of the list that an implementation may run beside the communication.

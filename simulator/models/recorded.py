@@ -138,11 +138,12 @@ class RecordedModule:
             )
         length = (plan.sequence_length or self.max_positions) // plan.cp
         degrees = (plan.tp, plan.cp, plan.ep)
-        key = (degrees, plan.micro_batch, length, plan.precision, plan.attention, plan.recompute)
+        load = plan.moe_imbalance if plan.ep > 1 else 1.0
+        key = (degrees, load, plan.micro_batch, length, plan.precision, plan.attention, plan.recompute)
         if key not in self._known:
             recorded = self._record(plan, length)
             if degrees != (1, 1, 1):
-                whole = self.model(replace(plan, tp=1, cp=1, ep=1))
+                whole = self.model(replace(plan, tp=1, cp=1, ep=1, moe_imbalance=1.0))
                 flops = whole.model_flops_per_sequence
                 recorded = replace(recorded, n_parameters=whole.n_parameters, model_flops_per_sequence=flops)
             layers = _recomputed(recorded.layers) if plan.recompute == "full" else recorded.layers
@@ -156,13 +157,14 @@ class RecordedModule:
         rules = (
             (plan.tp > 1 and not getattr(self.module, "tp_plan", None), f"tp={plan.tp}: {name} has no tp_plan",
              'say what is split: tp_plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}'),
-            (plan.tp > 1 and plan.sequence_parallel, f"sequence_parallel: the tp_plan of {name} keeps tokens whole", "record it without"),
-            (plan.ep > 1 and not self.n_experts, f"ep={plan.ep}: {name} has no ep_plan",
+            (plan.tp > 1 and plan.sequence_parallel, f"sequence_parallel: the tp_plan of {name} alone says where tokens are divided",
+             "leave it out, and give SequenceParallel(), PrepareModuleInput() and output_layouts=Shard(1) in the tp_plan"),
+            (plan.ep > 1 and not self.n_experts, f"ep={plan.ep}: {name} has no ep_plan that marks experts",
              'mark what holds its experts: ep_plan = {"layers.*.experts": "expert_parallel"}'),
             (plan.ep > 1 and plan.etp not in (None, plan.tp), f"etp={plan.etp}: the tp_plan of {name} alone splits experts",
              f"etp={plan.tp}"),
-            (self.n_experts and (plan.moe_imbalance != 1 or plan.moe_capacity_factor),
-             f"moe_imbalance, moe_capacity_factor: {name} routes its tokens itself", "leave them out"),
+            (self.n_experts and plan.moe_capacity_factor, f"moe_capacity_factor: {name} drops tokens itself, or none",
+             "leave it out; moe_imbalance says how many come to the busiest rank"),
             (plan.cp > 1 and not has_length, f"cp={plan.cp}: no argument of {name} has an open length", "write S for it in --batch"),
             (length % plan.cp, f"cp={plan.cp} does not divide the sequence of {length} tokens", f"cp must divide {length}"),
             (plan.cp > 1 and plan.attention != "flash", f"cp={plan.cp}: sequences are split inside fused attention alone",
@@ -208,6 +210,7 @@ class RecordedModule:
                 tp=plan.tp,
                 cp=plan.cp,
                 ep=plan.ep,
+                expert_load=plan.moe_imbalance if plan.ep > 1 else 1.0,
                 **named,
             )
         except SimulatorError:

@@ -53,6 +53,9 @@ _EXPERTS = {
     ("expert_g", "backward"): "all_gather",
 }
 
+#: the same where a module's own plan asks for it
+_ASKED = {"gather": "all_gather", "scatter": "reduce_scatter", "exchange": "all_to_all"}
+
 
 def at_point(point: CommunicationPoint, plan: ParallelPlan) -> Exchange | None:
     """Return the collective that a plan performs at a point, or None."""
@@ -61,7 +64,7 @@ def at_point(point: CommunicationPoint, plan: ParallelPlan) -> Exchange | None:
         return Exchange(among_experts, "etp", point.n_bytes, "expert tokens", point.overlaps)
     if plan.tp == 1:
         return None
-    name = _CONJUGATES[point.operator, point.kernel_pass, plan.sequence_parallel]
+    name = _ASKED.get(point.operator) or _CONJUGATES[point.operator, point.kernel_pass, plan.sequence_parallel]
     return Exchange(name, "tp", point.n_bytes, point.operator, point.overlaps) if name else None
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from simulator.errors import ConfigError, SimulatorError
+from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.models.aten import Call, TensorSize, kernels_of
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape
 from simulator.models.recording import Recorder
@@ -95,7 +95,8 @@ def test_a_plan_of_names_splits_a_module(tp):
     n_bytes, block = 2 * 2 * 32 * 64, (4 + 8) * 64**2
     assert [points(layer) for layer in part.layers[1:4]] == [[[("g", n_bytes)] * 2, [("f", n_bytes)] * 2]] * 3
     assert points(part.layers[0])[0] == [("embedding", n_bytes)]
-    assert points(part.layers[4]) == [[("logits", 2 * 2 * 32 * 1000)], [("f", n_bytes)]]
+    summed = [("f", 2 * 64)] * 2  # of the last norm, whose gradients transformers sums parameter by parameter
+    assert points(part.layers[4]) == [[("logits", 2 * 2 * 32 * 1000)], [("f", n_bytes), *summed]]
     wide = 3 * 64 + 4 * 64  # biases of the products that open a region
     assert whole.layers[1].n_parameters - part.layers[1].n_parameters == (block + wide) * (tp - 1) // tp
     assert whole.layers[0].n_parameters == tp * part.layers[0].n_parameters == 64_000  # the table, tied to the head
@@ -108,7 +109,8 @@ def test_a_plan_of_names_splits_a_module(tp):
 @pytest.mark.parametrize(
     ("plan", "text"),
     [
-        ({"blocks.*.qkv": "packed_rowwise"}, "'packed_rowwise' is not supported"),
+        ({"blocks.*.qkv": "packed_rows"}, "tp_plan: blocks...qkv: 'packed_rows' is not supported"),
+        ({"blocks.*.qkv": object()}, "tp_plan: blocks...qkv: object is not supported"),
         ({"blocks.*.norm_1": "colwise"}, "blocks.0.norm_1 is a LayerNorm"),
         ({"layers.*.qkv": "colwise"}, "no submodule is named layers"),
         ({"embedding": "rowwise"}, "tp=3 does not divide embedding.weight"),
@@ -128,9 +130,36 @@ def test_styles_of_torch_are_known_by_their_class():
     assert points(record_module(module, IDS, IDS, dtype="bf16", tp=2).layers[0])[0] == [("embedding", 2 * 2 * 32 * 64)]
 
 
+def test_a_length_that_the_ranks_do_not_divide_is_refused():
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import PrepareModuleInput, RowwiseParallel
+
+    module = Split()
+    layouts = {"input_layouts": (Replicate(),), "desired_input_layouts": (Shard(1),)}
+    for plan in ({"blocks.0": PrepareModuleInput(**layouts)}, {"embedding": RowwiseParallel(output_layouts=Shard(1))}):
+        module.tp_plan = plan
+        with pytest.raises(
+            InfeasiblePlanError, match=r"tp=4 does not divide dimension 1 of \(2, 30, 64\) in submodule"
+        ):
+            record_module(module, IDS[:, :30], IDS[:, :30], tp=4)
+
+
+def test_layouts_that_no_style_takes_are_refused():
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.parallel import PrepareModuleInput, PrepareModuleOutput
+
+    module, wrong = Split(), PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    wrong.desired_input_layouts = (Replicate(), Replicate())
+    partial_wanted = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Partial())
+    for style, text in ((wrong, "1 layouts, and 2 desired ones"), (partial_wanted, r"Partial\(\) is not supported")):
+        module.tp_plan = {"blocks.0": style}
+        with pytest.raises(ConfigError, match=text):
+            record_module(module, IDS, IDS, tp=2)
+
+
 def test_layouts_of_torchs_styles_count():
     """torch 2.13, ``tensor/parallel/style.py``: a table's rows take whole indices, a column-parallel head may give whole outputs."""
-    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     module = Split()
@@ -144,9 +173,6 @@ def test_layouts_of_torchs_styles_count():
     (head,) = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)][-1:]
     assert of({head: ColwiseParallel()}) == of({head: "colwise"})
     assert of({head: ColwiseParallel(output_layouts=Replicate())}) == of({head: "colwise_rep"}) != of({head: "colwise"})
-    for style in (RowwiseParallel(output_layouts=Shard(1)), ColwiseParallel(input_layouts=Shard(1)), rows):
-        with pytest.raises(ConfigError, match=r"parallel from .* is not supported"):
-            of({head: style})
 
 
 def test_the_tree_gives_the_layers(model):
@@ -483,6 +509,20 @@ def test_marked_experts_are_shared_out(kind, ep):
     assert part.layers[1].saved_bytes == pytest.approx(whole.layers[1].saved_bytes, abs=8 * 4)  # ends of fewer experts
     products = [i for i in part.layers[1].forward if isinstance(i, GemmShape) and i.n == 128]
     assert [(i.batch, i.m) for i in products] == [(8 // ep, 16 * ep)]
+
+
+@pytest.mark.parametrize("kind", [Experts, Shares, Chosen])
+def test_a_busy_rank_computes_and_receives_more(kind):
+    """With 1.5 times an even share the experts' FLOPs and what is dispatched and combined are 1.5 times as much, in both passes."""
+    even, busy = (
+        record_module(Mixture(kind), IDS, dtype="bf16", ep=2, expert_load=load).layers[1] for load in (1.0, 1.5)
+    )
+    mix = 2 * 64 * 64 * 64  # the layer behind the experts, for 64 tokens
+    assert busy.n_forward_flops - mix == 1.5 * (even.n_forward_flops - mix)
+    back = [sum(i.n_flops for i in layer.backward if isinstance(i, GemmShape)) - 2 * mix for layer in (even, busy)]
+    assert back[1] == 1.5 * back[0] > 0
+    for found, expected in zip(points(busy), points(even), strict=True):
+        assert found == [(operator, 1.5 * n_bytes) for operator, n_bytes in expected] != []
 
 
 def test_experts_split_over_tensor_parallel_ranks():

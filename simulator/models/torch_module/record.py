@@ -30,6 +30,7 @@ def record_module(
     tp: int = 1,
     cp: int = 1,
     ep: int = 1,
+    expert_load: float = 1.0,
     **keywords: Any,
 ) -> Model:
     """Record forward and backward of a module and return them as a model, whose sequences are the rows of the first input.
@@ -51,6 +52,8 @@ def record_module(
     tp, cp, ep : int
         Ranks over which its ``tp_plan`` splits it, that share a sequence, and that share the experts which its ``ep_plan`` marks;
         one of them is recorded.
+    expert_load : float
+        Tokens of its share of the experts, relative to an even share of all tokens.
     """
     torch = load_torch()
     _check(attention)
@@ -67,15 +70,19 @@ def record_module(
         with torch.autocast("cpu", cast_to) if cast_to is not None else nullcontext():
             return _scalar(torch, module(*arguments[0], **arguments[1]), loss)
 
-    parts = partitioned(torch, module, recorder, experts, tp=tp, ep=ep)
+    parts = partitioned(torch, module, recorder, experts, tp=tp, ep=ep, expert_load=expert_load)
     with replaced(module, state), parts, recording(torch, module, state, recorder, attention, cp) as modes:
         around = (quiet(_FAKE), gpu_autocast(torch), fake, plain_operators(torch), *modes, attention_backend(attention))
         _run(torch, forward, recorder, around)
-    layers = recorder.layers()
+    n_parameters = sum(state[key].numel() for key in names.values())
+    found = _model_of(name or type(module).__name__, recorder.layers(), _n_sequences((*inputs, *keywords.values())))
+    return replace(found, tied_embedding=_is_tied(module, names), n_parameters=n_parameters)
+
+
+def _model_of(name: str, layers: tuple[Layer, ...], n_sequences: int) -> Model:
     return Model(
-        name=name or type(module).__name__, layers=layers, tied_embedding=_is_tied(module, names),
-        notes=("recorded from a torch module",), n_parameters=sum(state[key].numel() for key in names.values()),
-        model_flops_per_sequence=_flops(layers) / _n_sequences((*inputs, *keywords.values())),
+        name=name, layers=layers, tied_embedding=False, notes=("recorded from a torch module",), n_parameters=0,
+        model_flops_per_sequence=_flops(layers) / n_sequences,
     )  # fmt: skip
 
 
@@ -117,7 +124,7 @@ def _run(torch: Any, forward: Callable[[], Any], recorder: Recorder, contexts: t
                 scalar = forward()
             recorder.is_backward = True
             scalar.backward()
-    except (RuntimeError, NotImplementedError) as error:
+    except (RuntimeError, NotImplementedError, ValueError, IndexError) as error:
         raise _explained(error, recorder) from error
 
 
@@ -187,7 +194,7 @@ def _explained(error: Exception, recorder: Recorder) -> ConfigError:
             f"control flow depends on data{place}: {text}",
             hint="record a variant whose forward does not read tensor values, or one branch of it",
         )
-    hint = "check that its arguments have the shapes and types that forward expects"
+    hint = "check that its arguments have the shapes and types that forward expects, and the layouts of its tp_plan under --tp"
     if "cuda" in text.lower():
         hint = "leave devices out, or make tensors on the device of an argument: no GPU is used here"
     elif "is invalid for input of size" in text:
