@@ -170,5 +170,9 @@ def find_links(name: str, topology: Topology, flag: str = "--slow-link") -> tupl
         raise ConfigError(f"{flag} {name}: the run has nodes 0 to {topology.n_nodes - 1}")
     found = topology.links_of_node(node, matched[2])
     if not found:
-        raise ConfigError(f"{flag} {name}: the nodes of {topology.name} have no {matched[2]} links")
+        kinds = [kind for kind in LINK_KINDS if topology.links_of_node(node, kind)]
+        raise ConfigError(
+            f"{flag} {name}: the nodes of {topology.name} have no {matched[2]} links",
+            hint=f"they have {', '.join(kinds)}",
+        )
     return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypedDict
 
 from simulator.identity import ByIdentity
@@ -21,6 +22,9 @@ from simulator.program.program import COMPUTE, Block
 from simulator.timeline import Span, Timeline
 from simulator.units import PS_PER_S
 
+#: periods of a steady state that are walked through, one number after the other, until further ones add the same: a path that
+#: changes from stage to stage does so in the first of them
+_WALKED = (8, 32, 128)
 HOST_KIND, IDLE_KIND = "host issue", "waiting"
 
 
@@ -67,10 +71,28 @@ def critical_path(timeline: Timeline, classify: Callable[[Op | Block], Kind] | N
 
 def path_rows(timeline: Timeline) -> list[PathRow]:
     """Return the critical path by kind, the longest first."""
-    totals: dict[Kind, int] = defaultdict(int)
-    for piece in critical_path(timeline):
-        totals[piece.kind] += piece.ps
-    return rows_of(totals, timeline.makespan_ps)
+    return rows_of(_totals(timeline), timeline.makespan_ps)
+
+
+def _totals(timeline: Timeline) -> Mapping[Kind, int]:
+    """Add the path up by kind; of a long steady state, once two further periods add the same, all others do."""
+
+    def walked(n_more: int | None = None) -> Mapping[Kind, int]:
+        cycle = timeline.cycle if n_more is None or timeline.cycle is None else timeline.cycle._replace(n_more=n_more)
+        found: dict[Kind, int] = defaultdict(int)
+        for piece in critical_path(replace(timeline, cycle=cycle)):
+            found[piece.kind] += piece.ps
+        return found
+
+    n_left = 0 if timeline.cycle is None or timeline.cycles else timeline.cycle.n_more
+    for n_walked in _WALKED:
+        if n_left < 2 * n_walked:
+            break
+        before, here, behind = (walked(n_walked + n) for n in range(3))
+        grows = {kind: ps - here.get(kind, 0) for kind, ps in behind.items()}
+        if grows == {kind: here.get(kind, 0) - before.get(kind, 0) for kind in behind}:
+            return {kind: ps + (n_left - n_walked - 2) * grows[kind] for kind, ps in behind.items()}
+    return walked()
 
 
 def rows_of(totals: Mapping[Kind, int], length_ps: int) -> list[PathRow]:

@@ -77,7 +77,7 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         "kg_co2_per_kwh": Flag(Real, "Emissions of the electricity; 0.473 by default, the world average."),
         "histories": Flag(Number, "Play the run this many times, to show how much single runs vary."),
         "spare_nodes": Flag(Number, "Spare nodes in played runs; by default as many as needed."),
-        "failure_domain": Flag(Text, "Nodes that fail at once, and in which share of the failures: '8 nodes=0.08'; rack, switch, nvlink."),
+        "failure_domain": Flag(Text, "Nodes that fail at once, and in which share of the failures: '8 nodes=0.08', rack=0.08 ..."),
         "elastic": Flag(bool, "Go on with fewer replicas while a node is missing, in played runs.", "--elastic"),
         "repair_time": Flag(Text, "Time until a failed node is a spare again; 24 h by default."),
     },

@@ -26,6 +26,8 @@ KeyPath = tuple[Key, ...]
 MOST_BYTES = 256 * 2**20
 #: digits of a number in a file; beyond, arithmetic on floats overflows and nothing can be meant
 MOST_DIGITS = 40
+#: characters of a line that an error shows
+_SHOWN = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,10 @@ class Locator:
         self.scan()
         return self._values.get((), Place(file=self.file, line=1, column=1))
 
+    def path_of(self, place: Place) -> KeyPath:
+        """Return the key path of the value at a place; of none where nothing is known to stand there."""
+        return next((path for path, found in self._values.items() if found == place and path), ())
+
     def excerpt(self, place: Place) -> str:
         """Two source lines, the second being the one that is wrong, and a caret under the spot."""
         if place.file != self.file and self.base is not None:
@@ -79,8 +85,12 @@ class Locator:
         lines = self.text.splitlines()
         if not 1 <= place.line <= len(lines):
             return ""
-        shown = [f"{n:>5} | {lines[n - 1]}" for n in range(max(1, place.line - 1), place.line + 1)]
-        return "\n".join([*shown, " " * (place.column + 7) + "^" * max(1, place.width)])
+        start = max(0, place.column - 1 - _SHOWN // 2) if place.column + place.width > _SHOWN else 0
+        shown = [
+            f"{n:>5} | {lines[n - 1][start : start + _SHOWN]}" for n in range(max(1, place.line - 1), place.line + 1)
+        ]
+        width = min(max(1, place.width), _SHOWN - place.column + 1 + start)
+        return "\n".join([*shown, " " * (place.column + 7 - start) + "^" * width])
 
     def scan(self, root: Node | None = None) -> None:
         """Note all places, of a parsed document or of the text; a second call does nothing."""
@@ -255,12 +265,25 @@ def _parse_json(text: str, locator: Locator) -> Any:
     except json.JSONDecodeError as error:
         place = Place(file=locator.file, line=error.lineno, column=error.colno)
         raise_faults([Fault(place=place, path=(), message=f"not JSON: {error.msg}")], locator)
+    except _NumberError as error:
+        before = text[: text.index(error.number)]
+        place = Place(file=locator.file, line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
+        hint = f"numbers are finite and have at most {MOST_DIGITS} digits"
+        raise_faults([Fault(place=place, path=(), message=f"not JSON that can be read: {error}", hint=hint)], locator)
     except ValueError as error:
         raise ConfigError(f"{locator.file}: not JSON that can be read: {error}") from None
 
 
+class _NumberError(ValueError):
+    """A number that is none in JSON, or that cannot be meant."""
+
+    def __init__(self, number: str, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is not a JSON number")
+    raise _NumberError(text, f"{text} is not a JSON number")
 
 
 def parse_json(
@@ -286,13 +309,13 @@ def parse_json(
 
 def _whole(text: str) -> int:
     if len(text) > MOST_DIGITS:
-        raise ValueError(f"the number {text[:12]}... has too many digits")
+        raise _NumberError(text, f"the number {text[:12]}... has too many digits")
     return int(text)
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(float(text)):
-        raise ValueError(f"the number {text:.40} is out of range")
+        raise _NumberError(text, f"the number {text:.40} is out of range")
     return float(text)
 
 

@@ -6,7 +6,7 @@ import io
 import math
 import re
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -75,35 +75,47 @@ def _place(node: Node, file: str) -> Place:
     return Place(file=file, line=start.line + 1, column=start.column + 1, width=max(1, width))
 
 
-def _check_bounds(root: Node, file: str) -> None:
-    """Refuse what aliases blow up, what refers to itself, and numbers that cannot be meant."""
+def _check_bounds(root: Node, file: str) -> list[Node]:
+    """Refuse what aliases blow up and what refers to itself; return numbers that cannot be meant."""
     sizes: dict[int, int] = {}
+    odd: list[Node] = []
 
     def size(node: Node) -> int:
         if id(node) not in sizes:
             sizes[id(node)] = 0  # while its parts are counted
             parts = [one for pair in node.value for one in pair] if isinstance(node, MappingNode) else node.value
             is_group = isinstance(node, MappingNode | SequenceNode)
-            if not is_group and node.tag in _NUMBERS:
-                _check_number(node, file)
+            if not is_group and node.tag in _NUMBERS and not _is_usable(node):
+                odd.append(node)
             sizes[id(node)] = 1 + sum(size(part) for part in parts) if is_group else 1
         elif not sizes[id(node)]:
             raise ConfigError(f"{file}:{node.start_mark.line + 1}:1: refers to itself")
         return sizes[id(node)]
 
     if size(root) > len(sizes) + MOST_ALIASED:
-        raise ConfigError(f"{file}: its aliases repeat more than {MOST_ALIASED} values")
+        raise ConfigError(
+            f"{file}: its aliases repeat more than {MOST_ALIASED:,} values", hint="write out what is meant"
+        )
+    return odd
 
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
-def _check_number(node: Node, file: str) -> None:
+def _is_usable(node: Node) -> bool:
     text = str(node.value).replace("_", "").lower()
     is_bounded = len(text) <= MOST_DIGITS and "inf" not in text and "nan" not in text
-    if not is_bounded or ("e" in text and "0x" not in text and not math.isfinite(float(text))):
-        place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
-        raise ConfigError(f"{place}: {text[:20]!r} is not a usable number")
+    return is_bounded and not ("e" in text and "0x" not in text and not math.isfinite(float(text)))
+
+
+def _refuse(numbers: list[Node], locator: Locator) -> NoReturn:
+    hint = f"numbers are finite and have at most {MOST_DIGITS} digits"
+    faults = []
+    for node in numbers:
+        place = _place(node, locator.file)
+        message = f"{str(node.value)[:20]!r} is not a usable number"
+        faults.append(Fault(place=place, path=locator.path_of(place), message=message, hint=hint))
+    raise_faults(faults, locator)
 
 
 def _keep_later(node: Node) -> None:
@@ -126,8 +138,10 @@ def construct(text: str, locator: Locator, *, later_wins: bool) -> Any:
         root = yaml.compose(io.StringIO(text))
         if root is None:
             return None
-        _check_bounds(root, locator.file)
+        odd = _check_bounds(root, locator.file)
         locator.scan(root)
+        if odd:
+            _refuse(odd, locator)
         if later_wins and locator.duplicates:
             _keep_later(root)
         return yaml.constructor.construct_document(root)

@@ -186,10 +186,9 @@ def _share_going_back(domain_share: float, restarts: float) -> float:
     """Return after which share of the failed stretches a failure of such a share comes before the run goes on.
 
     A restart that lasts so many mean times between failures is disturbed with ``q = 1 - exp(-restarts)``, again and again; none of
-    the failures is one of them with ``(1 - d) (1 - q) / (1 - (1 - d) q)``.
+    the failures is one of them with ``(1 - d) (1 - q) / (1 - (1 - d) q)``, which leaves ``d / (d + (1 - d) (1 - q))``.
     """
-    stays, disturbed = 1.0 - domain_share, -math.expm1(-restarts)
-    return 1.0 - stays * (1.0 - disturbed) / (1.0 - stays * disturbed)
+    return domain_share / (domain_share + (1.0 - domain_share) * math.exp(-restarts)) if domain_share else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import InfeasiblePlanError
+from simulator.units import format_duration
 
 _Floats = NDArray[np.float64]
-#: failures in one history beyond which the run practically never ends
-_MOST_FAILURES = 1_000_000
+#: failures in one history beyond which it is not played; a year of a job that fails every quarter of an hour has a third
+_MOST_FAILURES = 100_000
 #: a link that goes down within so many seconds is the one that just did
 _SAME_S = 1e-3
 
@@ -125,6 +126,12 @@ class _Failures:
 
 def play_histories(process: FailureProcess, n_histories: int, seed: int = 0) -> Histories:
     """Play a run many times."""
+    if process.useful_s > _MOST_FAILURES * process.mtbf_s:
+        raise InfeasiblePlanError(
+            f"--histories: a played run of {format_duration(process.useful_s)} meets {process.useful_s / process.mtbf_s:,.0f} failures "
+            f"or more, and {_MOST_FAILURES:,} are played at most",
+            hint="leave --histories out for the means alone, or ask about a shorter run",
+        )
     rng = np.random.default_rng(seed)
     spares, failures = _Spares(process, n_histories), _Failures(process, n_histories, rng)
     left_s = np.full(n_histories, process.useful_s * process.stalls)

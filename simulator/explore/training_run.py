@@ -188,8 +188,8 @@ def parse_domain(text: str) -> tuple[int | str, float]:
     which = int(found[1]) if found and found[1] else found[2] if found else 0
     if found is None or not which or not 0 < float(found[3]) <= 1:
         raise ConfigError(
-            f"--failure-domain {text}: so many nodes, and the share of failures that take all of them",
-            hint=f"--failure-domain '8 nodes=0.08', or by name: {', '.join(DOMAINS)}",
+            f"--failure-domain {text}: not what fails at once, and in which share of the failures",
+            hint=f"--failure-domain '8 nodes=0.08', or {', '.join(f'{name}=0.08' for name in DOMAINS)}",
         )
     return which, float(found[3])
 

@@ -117,7 +117,12 @@ def import_any(
     if idle:
         hint = f"it takes {', '.join(map(_flag, takes)) or 'no such options'}"
         raise ConfigError(f"{kind} does not take {', '.join(idle)}", hint=hint)
-    return FORMATS[kind].read(path, **given)
+    try:
+        return FORMATS[kind].read(path, **given)
+    except ConfigError as error:  # of a model or plan that nothing can be, which knows of no file
+        if str(path) in error.message:
+            raise
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from None
 
 
 def _known(kind: str, gives: tuple[str, ...]) -> str:

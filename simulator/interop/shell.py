@@ -98,6 +98,7 @@ class _Walker(Expander):
             self.steps += 1
             if self.steps > MOST_STEPS:
                 self.refuse(node.line, f"more than {MOST_STEPS} statements")
+            self.line = node.line
             self.status = self.one(node)
         return self.status
 

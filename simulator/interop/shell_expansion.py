@@ -64,6 +64,7 @@ class Expander:
     script: Script
     arguments: dict[int, str]
     status: bool | None = True
+    line: int = 1  #: Of the statement that runs.
     depth: int = 0  #: Of what is being expanded, called or run within what.
 
     @contextmanager
@@ -189,7 +190,7 @@ class Expander:
         pieces = self.pieces(raw) if as_word else self.pieces('"' + raw.replace('"', '\\"') + '"')
         found = "".join(" ".join(text) if isinstance(text, list) else text for text, _, _ in pieces)
         if len(found) > MOST_CHARACTERS:
-            self.refuse(1, f"a value grows beyond {MOST_CHARACTERS >> 20} MiB")
+            self.refuse(self.line, f"a value grows beyond {MOST_CHARACTERS >> 20} MiB")
         return found
 
     def pieces(self, raw: str) -> Iterator[tuple[str | list[str], bool, bool]]:

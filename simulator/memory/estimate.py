@@ -253,7 +253,7 @@ def _stage_bytes(
         "buffers": _gathered_bytes(layers, plan, shard_size)
         + _bucket_bytes(trained.n, plan, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
-        "communicators": _communicator_bytes(plan),
+        "communicators": _communicator_bytes(plan, has_experts=every.n_expert > 0),
     }
     is_captured = bool(plan.captured_modules) or plan.cuda_graphs == "full_iteration"
     categories["graphs"] = categories["transient"] if is_captured else 0
@@ -264,8 +264,10 @@ def _stage_bytes(
     return categories
 
 
-def _communicator_bytes(plan: ParallelPlan) -> int:
-    sizes = (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep, plan.expert_tp * (plan.expert_tp != plan.tp))
+def _communicator_bytes(plan: ParallelPlan, *, has_experts: bool) -> int:
+    sizes = [plan.dp * plan.cp, plan.tp, plan.pp]
+    if has_experts:
+        sizes += [plan.ep, plan.expert_tp * (plan.expert_tp != plan.tp)]
     return NCCL_COMMUNICATOR_BYTES * sum(n > 1 for n in sizes)
 
 

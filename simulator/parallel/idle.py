@@ -141,6 +141,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             plan.precision_spec.quantisation is None,
             f"precision={plan.precision} quantises nothing",
         ),
+        (("fused_operations",), plan.framework_spec.kernels != "fused", "only Transformer Engine fuses operations so"),
         (
             ("attention_kernel",),
             plan.precision_spec.activations == "fp32",

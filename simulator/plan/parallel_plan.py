@@ -519,6 +519,15 @@ class ParallelPlan:
         return PRECISIONS[self.precision]
 
     @property
+    def fuses_operations(self) -> bool:
+        """Whether norm and activation narrow what products read: Transformer Engine's do, where anything is narrow."""
+        return (
+            self.fused_operations
+            and self.framework_spec.kernels == "fused"
+            and self.precision_spec.quantisation is not None
+        )
+
+    @property
     def shards_parameters(self) -> bool:
         """Whether parameters are gathered unit by unit: ZeRO-3, FSDP's strategies, HSDP."""
         return self.sharding in self.framework_spec.data_parallel.gathers_units
@@ -627,7 +636,7 @@ class ParallelPlan:
     def _check_experts(self, dp: int) -> None:
         if self.etp in (None, self.tp):
             if (dp * self.cp) % self.ep:
-                fewer = max(n for n in range(1, self.ep) if (dp * self.cp) % n == 0)
+                fewer = max(n for n in range(1, min(self.ep, dp * self.cp + 1)) if (dp * self.cp) % n == 0)
                 whole = "; experts that are not split themselves (--etp 1) may lie over the tensor-parallel ranks, too"
                 raise InfeasiblePlanError(
                     f"ep={self.ep} does not divide dp x cp = {dp * self.cp}",

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator import ParallelPlan, Scenario, simulate
 from simulator.analysis.critical_path import critical_path, path_rows
 from simulator.program.op import Collective, HostWork, Kernel, Transfer
 from simulator.program.program import COMPUTE, HOST
@@ -118,3 +119,20 @@ def test_path_of_a_simulation_adds_up(request, which):
     assert sum(piece.ps for piece in critical_path(line)) == line.makespan_ps
     assert sum(row["share"] for row in path_rows(line)) == pytest.approx(1.0)
     assert {"matrix products", "attention", "optimizer"} <= {row["kind"] for row in path_rows(line)}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"pp": 4, "tp": 2, "gpus": 16, "global_batch": 2 * 256},
+        {"pp": 4, "tp": 2, "gpus": 16, "global_batch": 2 * 256, "framework": "hf-eager", "schedule": "zb-1p"},
+        {"pp": 4, "tp": 2, "gpus": 16, "global_batch": 2 * 256, "schedule": "v-half"},
+        {"gpus": 8, "global_batch": 8 * 300, "framework": "fsdp", "sharding": "zero3"},
+    ],
+)
+def test_a_long_steady_state_is_on_the_path_as_often_as_it_happens(plan):
+    """By kind, the path of a folded timeline is that of the same spans written out."""
+    found = simulate(Scenario(topology="bigred200", model="gpt2", plan=ParallelPlan(micro_batch=1, **plan))).timeline
+    assert found.cycle is not None and found.cycle.n_more > 40
+    written_out = Timeline(simulated=found.spans, members=found.members, simulated_ps=found.makespan_ps)
+    assert path_rows(found) == path_rows(written_out)

@@ -34,7 +34,8 @@ def refused(monkeypatch, capsys, *words):
         ("config.json", '{"model_type": "gpt2", "n_layer": 100000000, "n_embd": 64, "n_head": 2}', "no model has more than"),
         ("config.json", '{"model_type": "llama4", "num_hidden_layers": 100000000}', "no model has more than"),
         ("run.sh", "pretrain_gpt.py --num-layers 100000000 --hidden-size 64 --num-attention-heads 2", "num-layers: 100000000"),
-        ("run.sh", "#!/bin/bash\nX=aaaaaaaaaa\n" + 'X="$X$X"\n' * 40 + "echo $X\n", "grows beyond"),
+        ("run.sh", "#!/bin/bash\nX=aaaaaaaaaa\n" + 'X="$X$X"\n' * 40 + "echo $X\n", "run.sh:19:1: a value grows beyond"),
+        ("config.json", '{"model_type": "gpt2", "n_layer": 2, "n_embd": 1000000000000, "n_head": 2}', "config.json: model"),
         ("topo.xml", '<system version="1">' + "<pci>" * 20_000, "nested more than"),
         ("config.json", '{"model_type": "gpt2", "n_layer": ' + "9" * 400 + "}", "too many digits"),
         ("all_reduce.json", '{"nccl_version": 1, "results": [' + "9" * 5000 + "]}", "too many digits"),
@@ -64,11 +65,22 @@ def test_rates_that_nothing_has(monkeypatch, capsys, rate):
     assert "bandwidth" in refused(monkeypatch, capsys, *JOB, "--set", f"node.nics.bandwidth={rate}")
 
 
-@pytest.mark.parametrize("ratio", ["nan", "inf"])
-def test_ratios_that_nothing_has(monkeypatch, capsys, ratio):
-    assert "a finite number" in refused(
+@pytest.mark.parametrize(
+    ("ratio", "message"),
+    [("nan", "a finite number"), ("inf", "a finite number"), ("1e-300", "is not between"), ("0", "is not between")],
+)
+def test_ratios_that_nothing_has(monkeypatch, capsys, ratio, message):
+    assert message in refused(
         monkeypatch, capsys, "--topology", "dgx-h100", *JOB[2:], "--set", f"fabric.oversubscription={ratio}"
     )
+
+
+def test_a_degree_that_nothing_divides_is_refused_at_once(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["simulate", *JOB, "--ep", "1000000000000000"])
+    start = time.monotonic()
+    with pytest.raises(SystemExit):
+        main()
+    assert time.monotonic() - start < 5 and "use --ep 4" in capsys.readouterr().err
 
 
 def test_sizes_of_a_model_have_bounds():

@@ -116,3 +116,9 @@ def test_llama_3_kept_more_than_nine_tenths_of_its_time():
     assert 0.90 < run.goodput < 0.95  # "more than 90 % effective training time", arXiv:2407.21783, section 3.3.4
     assert run.n_failures == pytest.approx(419, rel=0.1)
     assert run.restart_s > run.lost_s > 0
+
+
+def test_a_restart_of_many_failures_has_a_mean() -> None:
+    """Of a restart that lasts 43 mean times between failures: e^43 tries, and no division by what rounds to nothing."""
+    found = expected_run(1, 1.0, iterations_per_checkpoint=10, write_s=0.0, mtbf_s=1000.0, restart_s=43_000.0)
+    assert found.restart_s == pytest.approx(1000.0 * math.expm1(1e-3) * math.expm1(43.0))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from simulator.errors import InfeasiblePlanError
 from simulator.explore.goodput import expected_run
 from simulator.explore.histories import FailureProcess, by_component, play_histories
 from simulator.explore.training_run import parse_mtbf
@@ -210,3 +212,12 @@ def test_steps_that_wait_for_a_link_take_so_many_times_as_long() -> None:
     lost = replace(PROCESS, domain_share=0.5, stored_every=7)  # as longer work does, whatever it is gone back to
     longer = replace(lost, useful_s=1.25 * lost.useful_s, work_s=1.25 * lost.work_s)
     assert play_histories(replace(lost, stalls=1.25), 5).total_s == pytest.approx(play_histories(longer, 5).total_s)
+
+
+def test_a_run_that_meets_more_failures_than_can_be_played_is_refused_at_once() -> None:
+    """A thousand years of a job that fails every hour: 8,766,000 hours, and no history has fewer failures than hours."""
+    process = FailureProcess(useful_s=8_766_000 * 3600.0, work_s=60.0, write_s=1.0, mtbf_s=3600.0, restart_s=10.0)
+    start = time.monotonic()
+    with pytest.raises(InfeasiblePlanError, match="8,766,000 failures or more"):
+        play_histories(process, 100)
+    assert time.monotonic() - start < 0.5

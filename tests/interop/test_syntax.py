@@ -131,3 +131,14 @@ def test_a_log_whose_sizes_are_no_numbers(tmp_path, value):
     path.write_text('{"nccl_version": 22800, "results": [{"size": ' + value + ', "out_of_place": {"time": 1.0}}]}')
     with pytest.raises(ConfigError, match=r"is not a number|too many digits|exceeds"):
         import_any(path, "nccl-tests")
+
+
+def test_a_number_that_cannot_be_meant_is_shown_where_it_stands():
+    """With its key, and no more of a long line than fits a screen."""
+    text = "tp: 1\nplan: {pp: [2, 1e999], cp: 1}  # " + "x" * 400
+    with pytest.raises(ConfigError, match=r"file.yaml:2:16: plan.pp\[1\]: '1e999' is not a usable number") as found:
+        parse_yaml(text, "file.yaml")
+    assert max(map(len, str(found.value).splitlines())) < 200
+    with pytest.raises(ConfigError, match=r"file.json:2:5: not JSON that can be read: the number 9999") as found:
+        parse_yaml('{"a": 1,\n"b":' + "9" * 4000 + "}", "file.json", as_json=True)
+    assert max(map(len, str(found.value).splitlines())) < 200

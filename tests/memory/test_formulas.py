@@ -208,7 +208,7 @@ def test_a_bucket_of_deepspeed_has_5e8_elements():
      ({"tp": 4, "dp": 2, "etp": 2, "ep": 2, "sequence_parallel": True}, 4)],
 )  # fmt: skip
 def test_every_axis_with_several_ranks_has_a_communicator(degrees, n):
-    found = memory([layer()], **({"dp": 1} | degrees))
+    found = memory([layer(experts=DENSE)], **({"dp": 1} | degrees))
     assert found["communicators"] == n * 500 * MIB
     assert found["context"] == CONTEXT_BYTES
 
@@ -375,3 +375,8 @@ def test_gradients_that_are_freed_with_every_step_hide_behind_activations_where_
     """``zero_grad(set_to_none=True)``, PyTorch's default: they appear in backward as activations go, unless they are accumulated."""
     settings = {"framework": "hf-eager", "precision": "bf16", "global_batch": n_micro_batches}
     assert memory([layer(saved=10 * DENSE)], **settings)["gradients"] == gradients
+
+
+def test_without_experts_there_is_no_communicator_for_them():
+    degrees = {"tp": 4, "dp": 2, "etp": 2, "sequence_parallel": True}
+    assert memory([layer()], **degrees)["communicators"] == 2 * 500 * MIB

@@ -120,6 +120,8 @@ IDLE = [
     ("document_length", 128, CONTEXT), ("document_length", 128, {"attention": "eager"}),
     ("document_length", 513, {"sequence_length": 1024}), ("document_spread", 1.0, {}),
     ("document_spread", 1.0, {"document_length": 128, **CONTEXT}),
+    ("fused_operations", True, {"framework": "megatron-core"}), ("fused_operations", True, {"framework": "fsdp"}),
+    ("etp", 2, {}), ("etp", 1, {"tp": 4, "sequence_parallel": True}),
 ]  # fmt: skip
 
 

@@ -32,6 +32,8 @@ from simulator.topology.fabrics.fabric import FabricGraph, FabricSize, LinkedFab
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route
 
+#: oversubscription beyond which nothing is meant; its inverse is as much too little
+MOST_RATIO = 10_000
 #: flows up to which all ways to lay them on uplinks are counted
 _COUNTED_OUT = 64
 
@@ -58,9 +60,14 @@ class TreeSpec(LinkedFabric):
     @model_validator(mode="after")
     def _consistent(self) -> TreeSpec:
         ratios = self.oversubscription if isinstance(self.oversubscription, tuple) else (self.oversubscription,)
-        if any(ratio <= 0 for ratio in ratios) or len(ratios) > max(1, self.levels - 1):
-            limit = f"at most {self.levels - 1}: one per upper level"
-            raise complaint(ConfigError(f"must be positive ratios, {limit}"), "oversubscription")
+        if wrong := [ratio for ratio in ratios if not 1 / MOST_RATIO <= ratio <= MOST_RATIO]:
+            text = f"{wrong[0]:g} is not between {1 / MOST_RATIO:g} and {MOST_RATIO:,}"
+            raise complaint(
+                ConfigError(text, hint="bandwidth below a switch over that above it, such as 2"), "oversubscription"
+            )
+        if len(ratios) > max(1, self.levels - 1):
+            text = f"{len(ratios)} ratios, but of {self.levels} levels {self.levels - 1} are above others"
+            raise complaint(ConfigError(text, hint="one ratio per upper level, from the leaves up"), "oversubscription")
         if self.levels == 3 and self.leaves_per_pod is None:
             raise complaint(ConfigError("three levels need leaves_per_pod"), "levels")
         if not self.bundled and self.levels != 2:
