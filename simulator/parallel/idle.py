@@ -51,7 +51,12 @@ def idle_settings(
     """
     changed = {key for key, one in SETTINGS.items() if getattr(plan, key) != one.default}
     named = changed if given is None else changed.intersection(given)
-    rules = (*_idle_data(plan, has_experts), *_idle_axes(plan), *_idle_experts(plan, has_experts, has_shared_expert))
+    rules = (
+        *_idle_data(plan, has_experts),
+        *_idle_axes(plan),
+        *_idle_precision(plan),
+        *_idle_experts(plan, has_experts, has_shared_expert),
+    )
     found: dict[str, str] = {}
     for names, holds, reason in rules:
         for name in names:
@@ -136,6 +141,18 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             (plan.attention == "eager") != (plan.attention_kernel == "fused_softmax"),
             f"attention={plan.attention}",
         ),
+        (("offload_modules",), plan.recompute == "full", "recompute=full keeps no input of a module"),
+        (("recompute_method",), plan.recompute_layers is None, "recompute_layers is not given: every block by itself"),
+        (
+            ("recompute",),
+            plan.recompute == "selective" and keeps_no_scores and not plan.recompute_modules,
+            "fused attention keeps no scores that could be dropped",
+        ),
+    ]
+
+
+def _idle_precision(plan: ParallelPlan) -> Idle:
+    return [
         (
             ("fp8_modules", "bf16_modules", "bf16_first_layers", "bf16_last_layers", "fused_operations"),
             plan.precision_spec.quantisation is None,
@@ -146,13 +163,6 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             ("attention_kernel",),
             plan.precision_spec.activations == "fp32",
             "FlashAttention computes in 16 bits: of 32, all frameworks take the memory-efficient kernel",
-        ),
-        (("offload_modules",), plan.recompute == "full", "recompute=full keeps no input of a module"),
-        (("recompute_method",), plan.recompute_layers is None, "recompute_layers is not given: every block by itself"),
-        (
-            ("recompute",),
-            plan.recompute == "selective" and keeps_no_scores and not plan.recompute_modules,
-            "fused attention keeps no scores that could be dropped",
         ),
     ]
 

@@ -519,15 +519,6 @@ class ParallelPlan:
         return PRECISIONS[self.precision]
 
     @property
-    def fuses_operations(self) -> bool:
-        """Whether norm and activation narrow what products read: Transformer Engine's do, where anything is narrow."""
-        return (
-            self.fused_operations
-            and self.framework_spec.kernels == "fused"
-            and self.precision_spec.quantisation is not None
-        )
-
-    @property
     def shards_parameters(self) -> bool:
         """Whether parameters are gathered unit by unit: ZeRO-3, FSDP's strategies, HSDP."""
         return self.sharding in self.framework_spec.data_parallel.gathers_units
