@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from simulator.analysis.passes import Pass, in_flight
+from simulator.config import check_place, write_file
 from simulator.errors import ConfigError
 from simulator.timeline import MemoryPoint
 from simulator.units import PS_PER_S
@@ -40,15 +42,18 @@ def memory_points(memory: Mapping[str, Any], passes: Sequence[Pass], makespan_ps
 
 def write_memory_trace(path: str | Path, rank: int, memory: Mapping[str, Any], points: Sequence[MemoryPoint]) -> None:
     """Write the points, by the ending of the path as CSV or as JSON."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in FORMATS:
+    check_memory_trace(path)
+    text = io.StringIO()
+    if Path(path).suffix.lower() == ".csv":
+        csv.writer(text, lineterminator="\n").writerows([MemoryPoint._fields, *points])
+    else:
+        known = {name: memory[name] for name in ("peak_bytes", "capacity_bytes")}
+        json.dump({"rank": rank, **known, "points": [point._asdict() for point in points]}, text)
+    write_file(path, text.getvalue())
+
+
+def check_memory_trace(path: str | Path) -> None:
+    """Complain about a file that could not be written, before the work."""
+    if Path(path).suffix.lower() not in FORMATS:
         raise ConfigError(f"--memory-trace {path}: unknown format", hint=f"one of {', '.join(FORMATS)}")
-    try:
-        with Path(path).open("w", encoding="utf-8", newline="") as file:
-            if suffix == ".csv":
-                csv.writer(file, lineterminator="\n").writerows([MemoryPoint._fields, *points])
-            else:
-                known = {name: memory[name] for name in ("peak_bytes", "capacity_bytes")}
-                json.dump({"rank": rank, **known, "points": [point._asdict() for point in points]}, file)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    check_place(path)

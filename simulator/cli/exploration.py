@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,17 @@ import typer
 
 from simulator.cli.completion import objectives
 from simulator.cli.options import MEMORY_MARGIN_HELP, PLAIN_JSON, Text, Texts, option, report_option
-from simulator.cli.shared import print_json, say_written
+from simulator.cli.shared import (
+    Progress,
+    after_the_answer,
+    as_far_as_written,
+    keeping,
+    print_json,
+    progress_line,
+    raise_any,
+    say_who_works,
+    say_written,
+)
 
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
@@ -44,7 +55,6 @@ def sweep(
     """Simulate every combination of some settings; if interrupted, the same command resumes."""
     from simulator.answer import margin_of
     from simulator.cli.inputs import clusters_of, settings_of
-    from simulator.cli.shared import Progress, after_the_answer, keeping, progress_line, say_who_works
     from simulator.cli.whole_run_flags import run_request
     from simulator.explore.evaluation import open_store
     from simulator.explore.named_settings import Sweep, merge_sweeps, parse_axes, read_sweep
@@ -68,12 +78,13 @@ def sweep(
         return _stream(given, out, formats, plot, workers, is_json=json_output)
     with keeping(store, out), progress_line() as say:
         result = run_sweep(given, store, observe=Progress(say).sweep, **workers)
-    files = write_sweep(result, out, formats, plot)
+    files, fault = as_far_as_written(lambda: write_sweep(result, out, formats, plot))
     if json_output:
         print_json({**result.to_dict(), "files": [str(file) for file in files]})
     else:
         print_sweep(result, files)
     with after_the_answer(is_json=json_output):
+        raise_any(fault)
         usable(result)
 
 
@@ -81,7 +92,6 @@ def _stream(asked: Sweep, out: str, formats: str, plot: str | None, workers: dic
     """Simulate a sweep whose rows go to tables alone, and print what became of it."""
     from dataclasses import asdict
 
-    from simulator.cli.shared import Progress, after_the_answer, keeping, progress_line
     from simulator.errors import ConfigError, InfeasiblePlanError
     from simulator.explore.evaluation import open_store
     from simulator.explore.sweeps import MOST_ROWS, stream_sweep
@@ -129,7 +139,6 @@ def search(
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
     from simulator.answer import margin_of
     from simulator.cli.inputs import clusters_of, settings_of, with_published
-    from simulator.cli.shared import Progress, keeping, progress_line, say_who_works
     from simulator.cli.whole_run_flags import run_request
     from simulator.explore.best_plans import describe
     from simulator.explore.energy import price_of
@@ -161,24 +170,29 @@ def search(
             objective=objective, judged=judged,
         )  # fmt: skip
     answer, space, plans = answer_of(found, objective, request=request, margin=margin)
-    per_node = space.topology.gpus_per_host
-    written = write_all(plans, space.spec, Path(emit), gpus_per_node=per_node, describe=describe) if emit else []
-    files = [*write_search(answer, out, formats, plot), *(judged.close() if judged else ())]
-    _show_search(answer, written, files, is_json=json_output)
+    emission = partial(write_all, plans, space.spec, gpus_per_node=space.topology.gpus_per_host, describe=describe)
+    tables = lambda: [*write_search(answer, out, formats, plot), *(judged.close() if judged else ())]  # noqa: E731
+    _show_search(answer, lambda: emission(Path(emit)) if emit else [], tables, is_json=json_output)
 
 
-def _show_search(answer: SearchAnswer, written: Sequence[Any], files: Sequence[Path], *, is_json: bool) -> None:
-    """Print a search and the files that it wrote."""
+def _show_search(
+    answer: SearchAnswer, emit: Callable[[], Sequence[Any]], write: Callable[[], Sequence[Path]], *, is_json: bool
+) -> None:
+    """Write the files of a search, print it with them, and complain about what could not be written."""
     from simulator.explore.objectives import as_printed
     from simulator.report.terminal import print_emitted, print_files, print_search
 
+    written, no_plan = as_far_as_written(emit)
+    files, no_table = as_far_as_written(write)
     if is_json:
         emitted = [one.to_dict() for one in written]
         print_json({**as_printed(answer), "emitted": emitted, "files": [str(file) for file in files]})
-        return
-    print_search(answer)
-    print_emitted(written)
-    print_files(files)
+    else:
+        print_search(answer)
+        print_emitted(written)
+        print_files(files)
+    with after_the_answer(is_json=is_json):
+        raise_any(no_plan, no_table)
 
 
 def compare(
@@ -194,7 +208,6 @@ def compare(
 ) -> None:
     """Compare two plans, clusters or sizes: what differs, and which part of the time explains the difference."""
     from simulator.cli.inputs import settings_of
-    from simulator.cli.shared import progress_line
     from simulator.explore.comparison import compare as run
     from simulator.explore.comparison import side_of
     from simulator.report.page import check_page
@@ -205,14 +218,15 @@ def compare(
     shared, _ = settings_of(scenario)
     with progress_line(is_quiet=json_output) as say:
         found = run(side_of(a, shared, say=say), side_of(b, shared, say=say))
-    if report:
-        from simulator.report.comparison_page import comparison_page
-
-        say_written(*comparison_page(found).save(report))
     if json_output:
         print_json(found)
     else:
         print_comparison(found)
+    if report:
+        from simulator.report.comparison_page import comparison_page
+
+        with after_the_answer(is_json=json_output):
+            say_written(*comparison_page(found).save(report))
 
 
 def gallery(
@@ -221,7 +235,6 @@ def gallery(
     jobs: Jobs = 0,
 ) -> None:
     """Write pages of published runs, measured beside simulated; each is a preset to start from."""
-    from simulator.cli.shared import Progress, keeping, progress_line
     from simulator.errors import ConfigError
     from simulator.explore.evaluation import open_store
     from simulator.explore.named_settings import Sweep
@@ -250,7 +263,6 @@ def requirements(
 ) -> None:
     """Find the least bandwidth between nodes, and the largest latency, with which a plan scales to N GPUs."""
     from simulator.cli.inputs import settings_of
-    from simulator.cli.shared import progress_line
     from simulator.cli.whole_run_flags import run_request
     from simulator.explore.named_settings import scenario_of
     from simulator.explore.network_needs import requirements as solve
@@ -264,9 +276,10 @@ def requirements(
         check_page(plot)
     with progress_line() as say:
         found = solve(scenario_of(base), counts, target=target, request=request, say=say)
-    if plot:
-        say_written(*requirements_page(found).save(plot))
     if json_output:
         print_json({"requirements": [one.to_dict() for one in found]})
     else:
         print_requirements(found)
+    if plot:
+        with after_the_answer(is_json=json_output):
+            say_written(*requirements_page(found).save(plot))

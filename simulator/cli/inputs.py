@@ -56,12 +56,8 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
     """
     options = _with_arguments(options)
     found: dict[str, Any] = {name: options[name] for name in PLAN_FILES if options.get(name)}
-    for item in options.get("set_") or ():
-        key, separator, value = item.partition("=")
-        if not separator:
-            raise ConfigError(f"--set {item}: write key=value")
-        name = canonical_name(key)
-        found[name] = convert(name, value)
+    changes = _changes(options.get("set_") or ())
+    found |= changes
     if options.get("power_cap"):
         watts, _, part = options["power_cap"].partition("/")
         if part.strip() not in ("", "gpu", "node", "rack"):
@@ -77,11 +73,13 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
         said = os.environ.get(f"SIMULATE_PLAN__{name.upper()}")
         if said is not None:
             found[name] = one.parse(said)
-    found |= {name: options[name] for name in SETTINGS if name != "gpus" and options.get(name) is not None}
+    flags = {name: options[name] for name in SETTINGS if name != "gpus" and options.get(name) is not None}
     for name in ("topology", "model", "network", "transport", "nccl_algo", "nccl_proto", "seed", "unfold"):
         setting = _FORCED.get(name, name)
         if options.get(name) and options[name] != SCENARIO_SETTINGS[setting].default:
-            found[setting] = options[name]
+            flags[setting] = options[name]
+    _warn_of_two(changes, {**flags, **({"gpus": options["gpus"]} if options.get("gpus") else {})})
+    found |= flags
     if not options.get("gpus"):
         return found, ()
     try:
@@ -93,6 +91,30 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
     if len(counts) > 1:
         return found, counts
     return {**found, "gpus": counts[0]}, ()
+
+
+def _changes(items: Sequence[str]) -> dict[str, Any]:
+    """Return what ``--set`` sets; the later wins, and says so."""
+    found: dict[str, Any] = {}
+    for item in items:
+        key, separator, text = item.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {item}: write key=value")
+        name = canonical_name(key)
+        value = convert(name, text)
+        if found.get(name, value) != value:
+            write_warnings([f"--set {name}={found[name]} has no effect: --set {item} stands behind it"])
+        found[name] = value
+    return found
+
+
+def _warn_of_two(changes: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Say which changes a flag of the same setting replaces by another value."""
+    write_warnings(
+        f"--set {name}={value} has no effect: --{name.replace('_', '-')} {flags[name]} is given, too"
+        for name, value in changes.items()
+        if name in flags and str(flags[name]) != str(value)
+    )
 
 
 def clusters_of(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.cli.completion import devices, models, schedules, topologies
 from simulator.cli.options import Flag, Number, Ranks, Switch, Text, Texts, with_flags
-from simulator.cli.shared import print_json, say_written
+from simulator.cli.shared import after_the_answer, print_json, say_written
 from simulator.cli.trace import Paths, reading
 
 if TYPE_CHECKING:
@@ -81,14 +81,15 @@ def replay(traces: Paths, **options: Any) -> None:
         print_json(document)
     else:
         _print(document)
-    if trace:
-        write_outcome(found, trace)
-        say_written(trace)
-    if report:
-        from simulator.report.replay_page import replay_page
+    with after_the_answer(is_json=options["json_output"]):
+        if trace:
+            write_outcome(found, trace)
+            say_written(trace)
+        if report:
+            from simulator.report.replay_page import replay_page
 
-        names = ", ".join(Path(path).name for path in traces)
-        say_written(*replay_page(document, found.timeline, names).save(report))
+            names = ", ".join(Path(path).name for path in traces)
+            say_written(*replay_page(document, found.timeline, names).save(report))
 
 
 def _seconds(text: str | None) -> float:

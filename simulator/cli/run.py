@@ -30,6 +30,7 @@ def run_main(options: dict[str, Any]) -> None:
     if options["reroute_time"] is not None and not options["flapping"]:
         write_warnings(["--reroute-time has no effect without --flapping"], said=said)
     request, margin = _request(options, said), margin_of(options["memory_margin"])
+    _check_files(options)
     settings, counts = settings_of(options)
     if clusters := clusters_of(settings):
         return _run_clusters(options, settings, counts, clusters, margin)
@@ -59,11 +60,12 @@ def run_main(options: dict[str, Any]) -> None:
             ["--flapping is about the last of several jobs: their whole runs are without it"], said=said, kind="note"
         )
     answer = document(results, request=request, **extras)
-    _write_files(options, results, answer, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
     if options["json_output"]:
         print_json(answer)
     else:
         _print(results, answer)
+    with after_the_answer(is_json=options["json_output"]):
+        _write_files(options, results, answer, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
     if "ways_out" in extras:
         from simulator.explore.out_of_memory import in_words
 
@@ -117,9 +119,6 @@ def _run_clusters(
             margin=margin,
         )  # fmt: skip
     found.rows.sort(key=lambda row: (row["status"] != "ok", *_price_of(row)))
-    if options["report"]:
-        title = f"{settings.get('model', 'One model')} on {', '.join(clusters)}"
-        say_written(*sweep_page(title, axes, found.rows, base=sweep.base).save(options["report"]))
     if options["json_output"]:
         print_json(found.to_dict())
     else:
@@ -127,6 +126,9 @@ def _run_clusters(
 
         terminal.print_sweep(found)
     with after_the_answer(is_json=options["json_output"]):
+        if options["report"]:
+            title = f"{settings.get('model', 'One model')} on {', '.join(clusters)}"
+            say_written(*sweep_page(title, axes, found.rows, base=sweep.base).save(options["report"]))
         usable(found)
 
 
@@ -230,6 +232,22 @@ def _nearby(
     from simulator.explore.nearby_answers import nearby_answers
 
     return nearby_answers(result, most, price=request.price if request else None, say=say)
+
+
+def _check_files(options: dict[str, Any]) -> None:
+    """Complain about files that could not be written, before the work; what checks them is loaded only then."""
+    if options["report"]:
+        from simulator.report.page import check_page
+
+        check_page(options["report"])
+    if options["trace"]:
+        from simulator.trace_io.perfetto import check_trace
+
+        check_trace(options["trace"])
+    if options["memory_trace"]:
+        from simulator.analysis.memory_trace import check_memory_trace
+
+        check_memory_trace(options["memory_trace"])
 
 
 def _write_files(

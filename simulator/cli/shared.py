@@ -9,9 +9,9 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from simulator.explore.evaluation import Store
@@ -20,6 +20,8 @@ from simulator.cli.options import own_parameters, with_signature
 from simulator.errors import SimulatorError
 from simulator.plan import SETTINGS
 from simulator.units import format_time
+
+Written = TypeVar("Written")
 
 #: parameters of the main command that describe a scenario
 _SCENARIO = (
@@ -50,6 +52,21 @@ def after_the_answer(*, is_json: bool) -> Iterator[None]:
             raise
         complain(f"error: {error}")
         sys.exit(error.exit_code)
+
+
+def as_far_as_written(write: Callable[[], Sequence[Written]]) -> tuple[Sequence[Written], SimulatorError | None]:
+    """Write files whose names an answer has: an answer is printed without them, too, and the error raised behind it."""
+    try:
+        return write(), None
+    except SimulatorError as error:
+        return (), error
+
+
+def raise_any(*errors: SimulatorError | None) -> None:
+    """Raise the first error, if there is one."""
+    for error in errors:
+        if error is not None:
+            raise error
 
 
 def complain(text: str) -> None:

@@ -41,7 +41,7 @@ def stragglers(
 ) -> None:
     """Play jobs whose steps differ by document lengths, slow GPUs, pauses and late data: what each cause costs."""
     from simulator.cli.inputs import settings_of
-    from simulator.cli.shared import progress_line
+    from simulator.cli.shared import after_the_answer, progress_line
     from simulator.explore.named_settings import scenario_of
     from simulator.explore.stragglers import parse_causes, straggle
     from simulator.report.page import check_page
@@ -60,11 +60,12 @@ def stragglers(
         result = simulate(scenario_of(base), detail=True, progress=say)
         say("playing")
         found, played = straggle(result, causes, n_jobs=histories, n_steps=steps, seed=result.scenario.seed)
-    if report:
-        from simulator.report.straggler_page import straggler_page
-
-        say_written(*straggler_page(result.scenario, found, played).save(report))
     if json_output:
         print_json(found)
     else:
         print_straggling(result.scenario, found)
+    if report:
+        from simulator.report.straggler_page import straggler_page
+
+        with after_the_answer(is_json=json_output):
+            say_written(*straggler_page(result.scenario, found, played).save(report))

@@ -45,7 +45,7 @@ def validate(
     With --here the measurements are made now, on this machine: needs PyTorch, takes about a minute.
     """
     if report:
-        _check_folder(report)
+        _check(report)
     if here:
         idle = {"FILES": files, "--where": where, "--split": split, "--by": by, "--processes": processes,
                 "--worst": worst != _WORST}  # fmt: skip
@@ -73,14 +73,11 @@ def validate(
             check_threshold(found, threshold / 100.0)
 
 
-def _check_folder(path: str) -> None:
+def _check(page: str) -> None:
     """Refuse a page that could not be written before minutes are spent on it."""
-    from pathlib import Path
+    from simulator.config import check_place
 
-    from simulator.errors import ConfigError
-
-    if not Path(path).resolve().parent.is_dir():
-        raise ConfigError(f"{path}: its folder does not exist")
+    check_place(page)
 
 
 def _here(idle: list[str], threshold: float | None, report: str | None, json_output: bool) -> None:

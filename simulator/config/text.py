@@ -343,6 +343,27 @@ def beside(path: str | Path) -> Iterator[Path]:
         raise
 
 
+def check_place(path: str | Path, *, is_folder: bool = False) -> None:
+    """Complain about a file, or a folder of files, that could not be written, before the work."""
+    target = Path(path).absolute()
+    if is_folder:
+        if target.exists() and not target.is_dir():
+            raise ConfigError(f"{path} is a file, not a folder", hint="name another folder")
+        place = next(one for one in (target, *target.parents) if one.is_dir())
+    else:
+        if target.is_dir():
+            raise ConfigError(f"{path}: is a folder", hint="name a file in it")
+        place = target.parent
+        if not place.is_dir():
+            raise ConfigError(
+                f"{path}: cannot be written: there is no folder {Path(path).parent}", hint="make it first"
+            )
+        if target.exists() and not target.is_file():  # a device or a pipe is written to itself
+            return
+    if not os.access(place, os.W_OK):
+        raise ConfigError(f"{path}: cannot be written: {place} takes no files", hint="name a place that does")
+
+
 def write_file(path: str | Path, text: str) -> None:
     """Write a text atomically."""
     try:

@@ -12,9 +12,9 @@ from string import Template
 from typing import Any, NamedTuple
 
 from simulator import __version__
-from simulator.config import write_file
+from simulator.config import check_place, write_file
 from simulator.errors import ConfigError
-from simulator.report.charts import CONFIG, Chart, image_ending, library, packed, write_images
+from simulator.report.charts import CONFIG, Chart, check_images, image_ending, library, packed, write_images
 from simulator.report.grid import Grid
 from simulator.report.markup import Markup, chart_place, element, embedded_json, safe, section, stream_place, table
 from simulator.report.timeline_chart import stream_chart
@@ -73,10 +73,10 @@ class Report:
 
 def check_page(path: str | Path) -> None:
     """Complain about a page or pictures that could not be written, before the work."""
-    if not image_ending(path) and not Path(path).suffix:
+    if not image_ending(path) and not Path(path).suffix and (Path(path).is_file() or not Path(path).exists()):
         raise ConfigError(f"{path}: what shall it be?", hint="end it in .html, or in .svg or .png")
-    if not Path(path).resolve().parent.is_dir():
-        raise ConfigError(f"{path}: there is no folder {Path(path).parent}", hint="make it first")
+    check_images(path)
+    check_place(path)
 
 
 def _asset(name: str) -> str:

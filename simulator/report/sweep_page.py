@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from simulator.answer import Figures
-from simulator.errors import ConfigError
+from simulator.config import check_place
 from simulator.explore.objectives import PlanRow, SearchAnswer, as_printed
 from simulator.explore.sweeps import RESOLVED, SweepResult, check_formats, write_rows
 from simulator.report.answer_tables import FIGURES, figures, money_columns, per_gpu, ranking, without_answer
-from simulator.report.charts import Chart, check_images
+from simulator.report.charts import Chart
 from simulator.report.grid import Grid
 from simulator.report.markup import Markup, boxes, element
 from simulator.report.page import Part, Report, Section, check_page, make_page
@@ -127,11 +127,10 @@ def check_output(formats: str, plot: str | None, *folders: str | None) -> None:
     """Complain about what cannot be written, before hours of work: formats, the ending of a plot, folders that are files."""
     check_formats(names_of(formats))
     if plot and plot != NO_PLOT:
-        check_images(plot)
         check_page(plot)
     for folder in folders:
-        if folder and Path(folder).exists() and not Path(folder).is_dir():
-            raise ConfigError(f"{folder} is a file, not a folder", hint="name another folder")
+        if folder:
+            check_place(folder, is_folder=True)
 
 
 def write_sweep(result: SweepResult, folder: str | Path, formats: str, plot: str | None = None) -> list[Path]:

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
+from simulator.config import check_place
 from simulator.errors import TraceError
 from simulator.timeline import Timeline
 from simulator.trace_io import chakra, chrome_json, kineto
@@ -23,6 +24,8 @@ from simulator.trace_io.from_timeline import from_timeline
 from simulator.trace_io.sources import created
 from simulator.trace_io.tracks import Counter, Process, Slice, Track, thinned, timeline_processes
 
+#: endings of files that Perfetto shows
+_SHOWN = (".json", ".json.gz", ".pftrace", ".perfetto-trace", ".pb")
 _SEQUENCE = 1
 _SEQ_CLEARED, _SEQ_NEEDS_STATE = 1, 2
 _ROOT, _EXPLICIT, _NO_MERGE = 0, 3, 2
@@ -53,18 +56,24 @@ def write(
         Shown below the tracks of a rank.
     """
     name = str(path)
-    if name.endswith((".json", ".json.gz", ".pftrace", ".perfetto-trace", ".pb")):
+    if name.endswith(_SHOWN):
         write_shown(_with_counters(timeline_processes(timeline, labels=labels), counters, memory or {}), path)
     elif name.endswith(".et"):
         trace = from_timeline(timeline, device=device, everybody=True)
         chakra.write(trace, Path(path).parent, prefix=Path(path).stem)
-    elif not Path(path).suffix:
-        kineto.write(from_timeline(timeline, device=device, everybody=True), path)
     else:
+        check_trace(path)
+        kineto.write(from_timeline(timeline, device=device, everybody=True), path)
+
+
+def check_trace(path: str | Path) -> None:
+    """Complain about a trace that could not be written, before the work."""
+    if Path(path).suffix and not str(path).endswith((*_SHOWN, ".et")):
         raise TraceError(
-            f"{name}: the suffix names no trace format",
+            f"{path}: the suffix names no trace format",
             hint="use .json, .json.gz, .pftrace, .et, or a name without suffix for a folder of Kineto files",
         )
+    check_place(path, is_folder=not Path(path).suffix)
 
 
 def _with_counters(

@@ -160,6 +160,67 @@ def test_a_folder_that_takes_no_files_is_an_error(monkeypatch, capsys, words):
     assert "/proc/self/" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("json_output", [True, False])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*JOB, "--report", "full.html"],
+        [*JOB, "--trace", "full.json"],
+        [*JOB, "--memory-trace", "full.csv"],
+        ["search", *JOB, "--global-batch", "16", "--axis", "tp=1", "--emit", "full"],
+        ["compare", "tp=1", "tp=2", *JOB, "--report", "full.html"],
+    ],
+)
+def test_an_answer_whose_files_cannot_be_written_is_printed(monkeypatch, capsys, tmp_path, words, json_output):
+    """A disk that is full when everything is computed: the answer comes before the error, as JSON in one document."""
+
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("simulator.config.text.os.replace", full)
+    monkeypatch.setattr("sys.argv", ["simulate", *words, *(["--json"] if json_output else [])])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 3 and "cannot be written: No space left" in err
+    assert "error" not in json.loads(out) if json_output else "iteration" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--report", "no/page.html"], "there is no folder no"),
+        (["--report", "."], "is a folder"),
+        (["--report", "page.xyz"], "unknown format"),
+        (["--trace", "no/trace.json"], "there is no folder no"),
+        (["--trace", "trace.xyz"], "names no trace format"),
+        (["--memory-trace", "memory.txt"], "unknown format"),
+    ],
+)
+def test_a_place_where_nothing_can_be_written_is_refused_before_the_work(monkeypatch, capsys, tmp_path, words, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("simulator.cli.run.simulate_counts", lambda *_, **__: pytest.fail("it was simulated"))
+    assert message in refused(monkeypatch, capsys, *JOB, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tp", "2", "--set", "tp=4"], "--set tp=4 has no effect: --tp 2 is given, too"),
+        (["--set", "gpus=2"], "--set gpus=2 has no effect: --gpus 4 is given, too"),
+        (["--set", "zero=1", "--set", "sharding=zero3"], "--set sharding=zero1 has no effect: --set sharding=zero3 stands"),
+        (["--tp", "2", "--set", "tensor_parallel=2"], ""),
+    ],
+)  # fmt: skip
+def test_two_values_of_one_setting_are_not_taken_silently(monkeypatch, capsys, words, message):
+    monkeypatch.setattr("sys.argv", ["simulate", *JOB, *words])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    err = capsys.readouterr().err
+    assert message in err if message else "has no effect" not in err
+
+
 def test_names_that_a_spreadsheet_would_run_are_quoted():
     assert [cell(value) for value in ("=cmd|x", "+1+1", "@x", "-2.5", "a", 3, None)] == [
         "'=cmd|x", "'+1+1", "'@x", "-2.5", "a", 3, None,
