@@ -23,13 +23,15 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 #: least value above zero of each dimension that a description can mean, and the largest of any, in what is stored
 LEAST = {"time": 1e-15, "bytes": 0.1, "bandwidth": 1e3, "compute": 1e6, "frequency": 1.0, "power": 1e-3}
 MOST = 1e24
+#: of a latency: a hundred times that of light around the earth through a fibre, 0.2 s
+MOST_LATENCY_S = 20.0
 
 
-def _quantity(dimension: str, value: object) -> float:
+def _quantity(dimension: str, value: object, most: float = MOST) -> float:
     try:
         found = parse_quantity(value, dimension)
-        if abs(found) > MOST or 0 < abs(found) < LEAST[dimension]:
-            how = "small" if abs(found) < 1 else "large"
+        if abs(found) > most or 0 < abs(found) < LEAST[dimension]:
+            how = "large" if abs(found) > most else "small"
             raise ConfigError(f"{value!r} is too {how} for a {dimension}", hint=f"like '{DIMENSIONS[dimension][1]}'")
     except ConfigError as error:
         raise complaint(error) from None
@@ -47,6 +49,7 @@ def _schema(dimension: str) -> WithJsonSchema:
 
 
 Time = Annotated[float, BeforeValidator(partial(_quantity, "time")), _schema("time")]
+Latency = Annotated[float, BeforeValidator(partial(_quantity, "time", most=MOST_LATENCY_S)), _schema("time")]
 Bytes = Annotated[float, BeforeValidator(partial(_quantity, "bytes")), _schema("bytes")]
 Bandwidth = Annotated[float, BeforeValidator(partial(_quantity, "bandwidth")), _schema("bandwidth")]
 Compute = Annotated[float, BeforeValidator(partial(_quantity, "compute")), _schema("compute")]

@@ -17,8 +17,8 @@ from simulator.errors import InfeasiblePlanError
 from simulator.units import format_duration
 
 _Floats = NDArray[np.float64]
-#: failures in one history beyond which it is not played; a year of a job that fails every quarter of an hour has a third
-_MOST_FAILURES = 100_000
+#: failures in one history beyond which it is not played; a year of a job that fails every quarter of an hour has two thirds
+_MOST_FAILURES = 50_000
 #: a link that goes down within so many seconds is the one that just did
 _SAME_S = 1e-3
 

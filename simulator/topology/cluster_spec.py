@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from simulator.config import Bandwidth, Bytes, Spec, Time, complaint, did_you_mean, resolve_name
+from simulator.config import Bandwidth, Bytes, Latency, Spec, complaint, did_you_mean, resolve_name
 from simulator.errors import ConfigError
 from simulator.topology.device import load_device
 from simulator.topology.fabrics import FABRICS, Fabric
@@ -71,7 +71,7 @@ class NvSwitchSpec(Sourced):
     kind: Literal["switch"]
     links_per_gpu: int = Field(gt=0)
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
-    latency_s: Time = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
+    latency_s: Latency = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
     switches: int = Field(default=1, gt=0, le=1024)
     nodes: int = Field(default=1, gt=0, le=256)
     multicast: bool = False
@@ -83,7 +83,7 @@ class NvMeshSpec(Sourced):
     kind: Literal["mesh"]
     links_per_peer: int = Field(gt=0)
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
-    latency_s: Time = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
+    latency_s: Latency = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
 
 
 class NvHybridCubeMeshSpec(Sourced):
@@ -91,7 +91,7 @@ class NvHybridCubeMeshSpec(Sourced):
 
     kind: Literal["hybrid-cube-mesh"]
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
-    latency_s: Time = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
+    latency_s: Latency = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
 
 
 class NvMatrixSpec(Sourced):
@@ -100,7 +100,7 @@ class NvMatrixSpec(Sourced):
     kind: Literal["matrix"]
     matrix: tuple[tuple[int, ...], ...]
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
-    latency_s: Time = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
+    latency_s: Latency = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
 
     @model_validator(mode="after")
     def _symmetric(self) -> NvMatrixSpec:
@@ -131,7 +131,7 @@ class PcieSpec(Sourced):
     generation: Literal[3, 4, 5, 6] | None = None
     lanes: Literal[1, 2, 4, 8, 16] = 16
     switches: int = Field(default=0, ge=0, le=1024)
-    latency_s: Time = Field(default=PCIE_LATENCY_S, alias="latency", ge=0)
+    latency_s: Latency = Field(default=PCIE_LATENCY_S, alias="latency", ge=0)
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
@@ -152,7 +152,7 @@ class CpuSpec(Sourced):
     sockets: int = Field(default=1, gt=0, le=64)
     memory_bytes: Bytes | None = Field(default=None, alias="memory", gt=0)
     socket_bandwidth_bytes_per_s: Bandwidth = Field(default=32e9, alias="socket_bandwidth", gt=0)
-    socket_latency_s: Time = Field(default=0.0, alias="socket_latency", ge=0)
+    socket_latency_s: Latency = Field(default=0.0, alias="socket_latency", ge=0)
     c2c_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="c2c_bandwidth", gt=0)
 
 
@@ -161,7 +161,7 @@ class NicSpec(Sourced):
 
     count: int = Field(gt=0, le=1024)
     bandwidth_bytes_per_s: Bandwidth = Field(alias="bandwidth", gt=0)
-    latency_s: Time = Field(default=NIC_LATENCY_S, alias="latency", ge=0)
+    latency_s: Latency = Field(default=NIC_LATENCY_S, alias="latency", ge=0)
     model: str = ""
 
 
@@ -222,7 +222,7 @@ class TransportSpec(Sourced):
 
     protocol: Literal["rdma", "roce", "ipoib", "tcp", "efa", "slingshot", "omni-path", "tcpxo", "gloo"]
     bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="bandwidth", gt=0)
-    latency_s: Time | None = Field(default=None, alias="latency", ge=0)
+    latency_s: Latency | None = Field(default=None, alias="latency", ge=0)
     gpu_direct: bool = True
     tuner: Literal["p5", "p5en", "p6-b200"] | None = None
     incast: float | None = Field(default=None, gt=0, le=1)
@@ -234,7 +234,7 @@ class SitesSpec(Sourced):
 
     count: int = Field(ge=2, le=64)
     bandwidth_bytes_per_s: Bandwidth = Field(alias="bandwidth", gt=0)
-    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    latency_s: Latency = Field(default=0.0, alias="latency", ge=0)
 
 
 class ClusterSpec(OperatedSpec, Sourced):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import networkx as nx
 from pydantic import Field, model_validator
 
-from simulator.config import Bandwidth, KeyPath, Locator, Place, Spec, Time, validate
+from simulator.config import Bandwidth, KeyPath, Latency, Locator, Place, Spec, validate
 from simulator.errors import ConfigError, UnroutableError
 from simulator.topology.cluster_spec import (
     ClusterSpec,
@@ -55,7 +55,7 @@ class EdgeSpec(Spec):
     target: str
     kind: Literal["nvlink", "nvswitch", "pcie", "socket", "nic", "fabric", "wan"] | None = None
     bandwidth_bytes_per_s: Bandwidth = Field(alias="bandwidth", gt=0)
-    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    latency_s: Latency = Field(default=0.0, alias="latency", ge=0)
     lanes: int = Field(default=1, gt=0)
     both_ways: bool = True
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from simulator.config import Bandwidth, Power, Spec, Time, complaint, load_spec, resolve_name
+from simulator.config import Bandwidth, Latency, Power, Spec, Time, complaint, load_spec, resolve_name
 from simulator.errors import ConfigError
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -30,7 +30,7 @@ class StorageSpec(Spec):
     write_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="write_bandwidth", gt=0)
     node_write_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="node_write_bandwidth", gt=0)
     local_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="local_bandwidth", gt=0)
-    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    latency_s: Latency = Field(default=0.0, alias="latency", ge=0)
 
     @model_validator(mode="after")
     def _says_something(self) -> StorageSpec:

@@ -205,6 +205,7 @@ def seeds() -> list[tuple[str, str, str]]:
         ("cluster file", ".yaml", (shipped / "clusters" / "gb200-nvl72.yaml").read_text()),
         ("device file", ".yaml", (shipped / "devices" / "mi50.yaml").read_text()),
         ("command", "", ""),
+        ("settings", "", ""),
     ]
     return found
 

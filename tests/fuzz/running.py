@@ -22,6 +22,7 @@ from simulator.cli.main import main as command_line
 from simulator.errors import SimulatorError
 from simulator.interop import FORMATS, import_any, import_topology, recognise
 from simulator.interop.cluster import ImportedCluster
+from tests.fuzz.extremes import check, command
 from tests.fuzz.fuzz_seeds import OPTIONS, ROOT, TEXTS, seeds
 from tests.fuzz.mutating import NASTY, mutated
 
@@ -89,13 +90,14 @@ def fuzz(
         How often a file goes through the whole command line instead of its reader alone; 0 for no commands at all.
     """
     rng, found = random.Random(seed), Findings()
-    known = [one for one in seeds() if share_of_commands or one[0] != "command"]
+    known = [one for one in seeds() if share_of_commands or one[0] not in ("command", "settings")]
     others = [text for _, _, text in known if text]
     with tempfile.TemporaryDirectory() as folder, limits(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number in range(n_inputs):
             kind, ending, text = rng.choice(known)
-            broken = _command(rng) if kind == "command" else mutated(text, rng, others)
+            drawn = {"command": _command, "settings": command}.get(kind)
+            broken = drawn(rng) if drawn else mutated(text, rng, others)
             found.n_inputs, found.kinds[kind] = number + 1, found.kinds[kind] + 1
             try:
                 signal.setitimer(signal.ITIMER_PROF, SECONDS)
@@ -118,6 +120,9 @@ def _read(kind: str, path: Path, text: str, rng: random.Random, share_of_command
     """Read an input as what it was."""
     if kind == "command":
         _run(json.loads(text))
+        return
+    if kind == "settings":
+        run_settings(text)
         return
     path.write_text(text, encoding="utf-8", errors="surrogatepass" if "\udc80" in text else "replace")
     if kind in FORMATS:
@@ -182,8 +187,16 @@ def _command(rng: random.Random) -> str:
     return json.dumps([word.replace("\x00", "?") for word in words])
 
 
-def _run(words: list[str]) -> None:
-    """Run the command line; a status that it does not promise is an error."""
+def run_settings(text: str) -> bool:
+    """Run a command line of :mod:`tests.fuzz.extremes` and hold its answer to what all are; say whether there was one."""
+    answer = json.loads(_run(json.loads(text)) or '{"error": ""}')
+    if "error" not in answer:
+        check(answer)
+    return "error" not in answer
+
+
+def _run(words: list[str]) -> str:
+    """Run the command line and return what it prints; a status that it does not promise is an error."""
     before, out, err = sys.argv, io.StringIO(), io.StringIO()
     sys.argv = ["simulate", *words]
     try:
@@ -194,6 +207,7 @@ def _run(words: list[str]) -> None:
             raise AssertionError(f"status {ended.code}: {err.getvalue()[-300:]}") from ended
     finally:
         sys.argv = before
+    return out.getvalue()
 
 
 __all__ = ["ROOT", "TEXTS", "Findings", "fuzz"]

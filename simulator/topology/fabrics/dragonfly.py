@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from simulator.config import Bandwidth, Time, complaint
+from simulator.config import Bandwidth, Latency, complaint
 from simulator.errors import ConfigError
 from simulator.topology.fabrics.fabric import FabricGraph, FabricSize, LinkedFabric, lanes
 from simulator.topology.link import LinkTable
@@ -33,7 +33,7 @@ class Dragonfly(LinkedFabric):
     global_links: int = Field(default=1, gt=0, le=16384)
     global_ports_per_switch: int | None = Field(default=None, gt=0, le=256)
     global_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="global_bandwidth", gt=0)
-    global_latency_s: Time | None = Field(default=None, alias="global_latency", ge=0)
+    global_latency_s: Latency | None = Field(default=None, alias="global_latency", ge=0)
     routing: Literal["minimal", "adaptive"] = "minimal"
     nonminimal_share: float | None = Field(default=None, ge=0, le=1)
 
@@ -184,7 +184,7 @@ class DragonflyPlus(LinkedFabric):
     oversubscription: float = Field(default=1.0, gt=0)
     global_links: int = Field(default=1, gt=0, le=16384)
     global_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="global_bandwidth", gt=0)
-    global_latency_s: Time | None = Field(default=None, alias="global_latency", ge=0)
+    global_latency_s: Latency | None = Field(default=None, alias="global_latency", ge=0)
 
     def n_groups(self, n_nodes: int) -> int:
         """Groups that there are, or that the nodes need."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from simulator.config import Bandwidth, Spec, Time
+from simulator.config import Bandwidth, Latency, Spec
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route
 
@@ -64,7 +64,7 @@ SWITCH_LATENCY_S = 0.13e-6
 class SwitchedFabric(Fabric):
     """What all fabrics with switches share."""
 
-    latency_s: Time = Field(default=SWITCH_LATENCY_S, alias="latency", ge=0)
+    latency_s: Latency = Field(default=SWITCH_LATENCY_S, alias="latency", ge=0)
 
 
 class LinkedFabric(SwitchedFabric):
