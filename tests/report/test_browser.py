@@ -136,6 +136,9 @@ def test_buttons_move_and_drag_zooms(visit):
 
 def test_pointing_at_a_span_names_it(visit):
     visit.page.locator("#plot-pipeline").scroll_into_view_if_needed()
+    visit.page.evaluate(
+        "new Promise(done => setTimeout(done, 300))"
+    )  # the event of scrolling, which hides what is named, is late
     box = visit.page.locator("#plot-pipeline .nsewdrag").bounding_box()
     visit.page.mouse.move(box["x"] + 3, box["y"] + 0.5 / 8 * box["height"])
     visit.page.wait_for_selector("#tip:not([hidden])")
