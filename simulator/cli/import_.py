@@ -48,11 +48,21 @@ def import_(
     document, text = account_of(found, topology=topology or "", transport=transport or "", written=bool(out))
     if out:
         write_text(out, text, document)
+        document["use"] = _use_of(document, out)
     if json_output:
         print_json({**document, "out": out})
         return
     print(_table(document))
     say_written(out)
+
+
+def _use_of(document: dict[str, Any], out: str) -> str:
+    """Return how the file that was written is used: it has what options said, too."""
+    if "cluster" in document:
+        return f"--topology {out}"
+    if "plan" not in document:
+        return str(document["use"])
+    return f"--plan {out}" + (f" --model {document['file']}" if "model" in document else "")
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

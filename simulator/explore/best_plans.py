@@ -610,10 +610,16 @@ def _plain(ranked: Sequence[Ranked], unfit: Unfit, space: Space) -> dict[str, Ra
         elif space.base.global_batch % space.n_gpus:
             plain[label] = f"global batch {space.base.global_batch} is not a multiple of dp={space.n_gpus}"
         else:
-            plain[label] = (
-                f"{space.base.framework} does not run it with {sharding}, or it is not among the allowed values"
-            )
+            plain[label] = _left_out(space, sharding)
     return plain
+
+
+def _left_out(space: Space, sharding: str) -> str:
+    """Return why no plan of plain data parallelism is valid: an axis that lacks its value, or else its framework."""
+    for axis, value in {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "sharding": sharding}.items():
+        if value not in space.allowed.get(axis, (value,)):
+            return f"{axis}={','.join(map(str, space.allowed[axis]))} leaves it out: it has {axis}={value}"
+    return f"{space.base.framework} does not run it with {sharding}, or no other value that is allowed goes with it"
 
 
 def pareto(plans: Sequence[Ranked]) -> list[Ranked]:

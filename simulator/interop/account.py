@@ -52,6 +52,8 @@ def _of_settings(found: Imported) -> tuple[dict[str, Any], str]:
     document = _account(found.kind, found.file, found.report)
     if found.settings:
         use = f"--{found.kind if found.kind in ('megatron', 'deepspeed') else 'plan'} {found.file}"
+        if found.spec is not None and found.kind != "megatron":
+            use += f" --model {found.file}"
         document["plan"] = found.settings
         if found.accumulation is not None and "global_batch" not in found.settings:
             document["plan"] = {**found.settings, "gradient_accumulation": found.accumulation}

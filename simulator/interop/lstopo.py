@@ -124,11 +124,11 @@ def _node(root: Element, found: _Found, device: str, source: str, account: Accou
         account.assume("no NVLink: the file has no NVLinkBandwidth matrix")
     switches = [found.roots[gpu] for gpu in gpus]
     speed = max(found.speeds.values())
-    generation = next((g for g, rate in ((3, 17), (4, 34), (5, 68), (6, 140)) if 0 < speed <= rate), 4)
-    if not speed:
-        account.assume("PCIe generation 4: link speeds are 0 in the file")
+    generation = next((g for g, rate in ((3, 17), (4, 34), (5, 68), (6, 140)) if 0 < speed <= rate), None)
+    if generation is None:
+        account.assume("PCIe of the generation that the device has: link speeds are 0 in the file, or beyond all")
     n_switches = len(set(switches)) if all(switches) else 0
-    pcie = {"generation": generation, "switches": n_switches}
+    pcie = {**({"generation": generation} if generation else {}), "switches": n_switches}
     return node_of_parts(device, len(gpus), source, nvlink=nvlink, pcie=pcie, cpu=_cpu(root))
 
 

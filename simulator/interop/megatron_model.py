@@ -223,8 +223,10 @@ _QWEN = 151643
 def expert_counts(found: Found) -> list[int]:
     """Return the experts of every layer that has some, one number where they are alike; 1 is a dense model."""
     value = found["num-experts"]
+    if not value:
+        return [1]
     counts = []
-    for one in value if isinstance(value, list) else [value or 1]:
+    for one in value if isinstance(value, list) else [value]:
         found.reader.data["num-experts"] = one
         counts.append(found.reader.integer("num-experts", default=1))
     return counts if len(set(counts)) > 1 else counts[:1]

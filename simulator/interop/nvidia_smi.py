@@ -166,7 +166,7 @@ def import_nvidia_smi(
         pcie={"switches": switches} if switches or matrix.nics else {},
         cpu={"sockets": _sockets(matrix)},
     )
-    account.assume("PCIe generation 4 and 16 lanes", "CPU vendor")
+    account.assume("16 lanes of PCIe of the generation that the device has", "CPU vendor")
     account.use(*(f"{row}-{column}" for (row, column), cell in matrix.cells.items() if cell.startswith("NV")))
     account.use("CPU Affinity")
     account.skip("GPU NUMA ID", *(f"{nic}: {name}" for nic, name in matrix.interfaces.items()))

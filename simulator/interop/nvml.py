@@ -63,7 +63,7 @@ def _read(nvml: Any, device: str | None, nodes: int) -> ImportedCluster:
     if generation in (3, 4, 5, 6):
         pcie["generation"] = generation
     else:
-        account.assume("PCIe generation 4")
+        account.assume("PCIe of the generation that the device has")
     crossing = any(level is not None and level > _SAME_SOCKET for level in levels.values())
     node = node_of_parts(name, len(handles), source, nvlink=nvlink, pcie=pcie, cpu={"sockets": 2 if crossing else 1})
     account.assume("CPU vendor", "no NIC: NVML does not see them")

@@ -195,3 +195,13 @@ def test_mistakes_in_the_main_command_are_explained(simulate, files, arguments, 
     code, _, err = simulate("-t", "polaris", "--gpus", "4", *arguments)
     assert code == 3
     assert message in err and "Traceback" not in err
+
+
+def test_what_was_written_is_what_is_used(simulate, files):
+    """The number of nodes and the plan are in the written file, not in the one that was read."""
+    code, out, _ = simulate("import", "run.sh", "--out", "plan.yaml")
+    assert code == 0 and out.splitlines()[-1].split("as")[-1].split() == ["--plan", "plan.yaml", "--model", "run.sh"]
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\n[parallelism]\ntensor_parallel_degree = 2\n'
+    (files / "titan.toml").write_text(text, encoding="utf-8")
+    code, out, _ = simulate("import", "titan.toml")
+    assert code == 0 and "--plan titan.toml --model titan.toml" in out.splitlines()[-1]

@@ -152,6 +152,8 @@ def test_plain_plans_that_cannot_be_have_a_reason():
     assert search(scenario, space, top=1, n_jobs=1).plain["FSDP"] == "global batch 4 is not a multiple of dp=8"
     scenario, space = search_space({**SETTINGS, "framework": "hf-eager"}, {})
     assert "hf-eager does not run it with zero3" in search(scenario, space, top=1, n_jobs=1).plain["FSDP"]
+    scenario, space = search_space(SETTINGS, {"tp": (2, 4)})
+    assert search(scenario, space, top=1, n_jobs=1).plain["FSDP"] == "tp=2,4 leaves it out: it has tp=1"
 
 
 def test_nothing_valid_and_nothing_that_fits_are_errors():
