@@ -27,8 +27,7 @@ def run_main(options: dict[str, Any]) -> None:
     """Run the main command from its parsed options and exit with the documented status."""
     said: set[str] = set()
     write_notes(options, said)
-    if options["reroute_time"] is not None and not options["flapping"]:
-        write_warnings(["--reroute-time has no effect without --flapping"], said=said)
+    write_warnings(_idle(options), said=said)
     request, margin = _request(options, said), margin_of(options["memory_margin"])
     _check_files(options)
     settings, counts = settings_of(options)
@@ -74,6 +73,16 @@ def run_main(options: dict[str, Any]) -> None:
             raise InfeasiblePlanError(
                 f"the plan does not fit: {unfit.memory.explain()}", hint=in_words(extras["ways_out"])
             )
+
+
+def _idle(options: dict[str, Any]) -> list[str]:
+    """Name flags that have no effect for want of others."""
+    found = []
+    if options["reroute_time"] is not None and not options["flapping"]:
+        found.append("--reroute-time has no effect without --flapping")
+    if options["seed"] and not any(options[name] for name in ("histories", *_PLACES)):
+        found.append("--seed has no effect: only --histories and --placement random draw anything")
+    return found
 
 
 def _left_out_of_searches(result: Result) -> list[str]:

@@ -211,6 +211,8 @@ def test_a_place_where_nothing_can_be_written_is_refused_before_the_work(monkeyp
         (["--set", "gpus=2"], "--set gpus=2 has no effect: --gpus 4 is given, too"),
         (["--set", "zero=1", "--set", "sharding=zero3"], "--set sharding=zero1 has no effect: --set sharding=zero3 stands"),
         (["--tp", "2", "--set", "tensor_parallel=2"], ""),
+        (["--seed", "5"], "--seed has no effect"),
+        (["--seed", "5", "--placement", "random"], ""),
     ],
 )  # fmt: skip
 def test_two_values_of_one_setting_are_not_taken_silently(monkeypatch, capsys, words, message):
