@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.config import MOST_DIGITS, read_text
+from simulator.config import MOST_DIGITS, KeyPath, dotted_path, read_text
 from simulator.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,19 +34,20 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: not TOML that can be read: nested too deeply, or a number has too many digits"
         ) from None
-    _check(data, str(path), 0)
+    _check(data, str(path), ())
     return data
 
 
-def _check(value: object, file: str, depth: int) -> None:
-    if depth > MOST_DEPTH:
+def _check(value: object, file: str, path: KeyPath) -> None:
+    if len(path) > MOST_DEPTH:
         raise ConfigError(f"{file}: nested more than {MOST_DEPTH} deep")
     if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            _check(inner, file, depth + 1)
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            _check(inner, file, (*path, key))
     is_odd = isinstance(value, float) and not math.isfinite(value)
     if is_odd or (isinstance(value, int | float) and abs(value) >= 10**MOST_DIGITS):
-        raise ConfigError(f"{file}: a number is not finite, or has more than {MOST_DIGITS} digits")
+        hint = f"numbers are finite and have at most {MOST_DIGITS} digits"
+        raise ConfigError(f"{file}: {dotted_path(path)}: {str(value)[:20]!r} is not a usable number", hint=hint)
 
 
 def parse_xml(text: str, path: str | Path) -> Element:

@@ -142,3 +142,10 @@ def test_a_number_that_cannot_be_meant_is_shown_where_it_stands():
     with pytest.raises(ConfigError, match=r"file.json:2:5: not JSON that can be read: the number 9999") as found:
         parse_yaml('{"a": 1,\n"b":' + "9" * 4000 + "}", "file.json", as_json=True)
     assert max(map(len, str(found.value).splitlines())) < 200
+
+
+def test_a_number_of_toml_that_cannot_be_meant_is_named_by_its_key(tmp_path):
+    path = tmp_path / "train.toml"
+    path.write_text("[training]\nsizes = [1, inf]\n")
+    with pytest.raises(ConfigError, match=r"train.toml: training.sizes\[1\]: 'inf' is not a usable number"):
+        load_toml(path)
