@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from simulator.models.styles import STYLES
+from simulator.parallel.expert import expert_load
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.schedules import find_schedule, sends_block
 
@@ -186,4 +187,10 @@ def _idle_experts(plan: ParallelPlan, has_experts: bool, has_shared_expert: bool
         (("moe_dispatcher_sms",), plan.dispatcher_sms == 0, f"moe_dispatcher={plan.moe_dispatcher} is NCCL's"),
         (("moe_imbalance",), plan.ep == 1, "ep=1: one rank has all experts"),
         (("moe_pad_to_capacity",), plan.moe_capacity_factor is None, "there is no moe_capacity_factor"),
+        (
+            ("moe_capacity_factor",),
+            not plan.moe_pad_to_capacity and expert_load(plan) == expert_load(replace(plan, moe_capacity_factor=None)),
+            "nothing is dropped or padded: "
+            + ("ep=1" if plan.ep == 1 else f"moe_imbalance={plan.moe_imbalance:g} stays within it"),
+        ),
     ]

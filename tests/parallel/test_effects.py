@@ -99,7 +99,26 @@ def test_it_changes_time_or_memory(name, value, base):
     changed = outcome(BASE | base | {name: value})
     before = outcome({k: v for k, v in (BASE | base).items() if k != name or name in BASE})
     assert changed[:2] != before[:2]
-    assert not changed[2] and not before[2]
+    assert not changed[2] and before[2].keys() <= base.keys()  # some only change anything with the one that is tried
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_idle"),
+    [
+        ({"moe_capacity_factor": 4}, True),  # of a balanced router
+        ({"moe_capacity_factor": 1.5, "moe_imbalance": 1.5}, True),
+        ({"moe_capacity_factor": 1.25, "moe_imbalance": 1.5}, False),
+        ({"moe_capacity_factor": 4, "moe_pad_to_capacity": True}, False),
+        ({"moe_capacity_factor": 1.25, "ep": 1}, True),
+    ],
+)
+def test_a_capacity_that_drops_nothing_is_named(changes, is_idle):
+    base = BASE | {"experts": True, "ep": 4}
+    with_it = outcome(base | changes)
+    without = outcome(
+        base | {key: value for key, value in changes.items() if not key.startswith(("moe_capacity", "moe_pad"))}
+    )
+    assert ("moe_capacity_factor" in with_it[2]) == is_idle == (with_it[:2] == without[:2])
 
 
 def test_no_setting_is_forgotten():
