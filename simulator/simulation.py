@@ -15,6 +15,7 @@ from simulator.answer import Result, chosen
 from simulator.costs import ModelCosts
 from simulator.engine import Costs, run, run_beside
 from simulator.engine.durations import TouchedError
+from simulator.engine.overlooked import overlooked_share
 from simulator.engine.together import Iteration, run_together
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.faults import Faults
@@ -51,6 +52,8 @@ WIDE_VOCABULARY = 65_500
 MAX_UNFOLDED = 256
 #: how often classes are split by what their parts would get before every rank is simulated
 MOST_SPLITS = 3
+#: share of a run for which other traffic may delay passes that are computed with their links to themselves
+NEGLIGIBLE = 0.01
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -147,7 +150,7 @@ def lower_scenario(
     *,
     whole: bool | None = None,
     jointly: bool = True,
-    by_layer: bool = False,
+    opened: bool = False,
     uneven: Mapping[int, Hashable] | None = None,
 ) -> tuple[Model, Lowered, MemoryReport]:
     """Lower a scenario with a resolved plan and account for its memory.
@@ -156,18 +159,19 @@ def lower_scenario(
     ----------
     whole, jointly
         As for :func:`lower`.
-    by_layer : bool
-        Whether no pass is a block, for others may touch its links.
+    opened : bool
+        Whether no pass is sure to have its links to itself, so that none is a block by itself.
     uneven : mapping of int to hashable, optional
         What tells ranks apart that share links unequally, by rank.
     """
     plan = scenario.plan
     model = model_for(spec, plan)
     classes = _classes(scenario, topology)
-    if by_layer or uneven:
+    if opened or uneven:
         mesh = Mesh(plan, topology.gpus_per_node)
         classes = classes or Classes.whole(tuple(map(mesh.stage_ranks, range(plan.pp))))
-        classes = split(classes, mesh, uneven.get, nic_sharers(topology)) if uneven else classes.opened()
+        classes = split(classes, mesh, uneven.get, nic_sharers(topology)) if uneven else classes
+        classes = classes.opened() if opened else classes
     lowered = lower(
         model,
         plan,
@@ -307,6 +311,12 @@ def _networks(scenario: Scenario, topology: Topology) -> Callable[[], NetworkMod
     return lambda: new(topology)
 
 
+def _are_alone(timeline: Timeline, costs: ModelCosts, topology: Topology, scenario: Scenario) -> bool:
+    """Whether passes that ran by themselves may as well have done so: others take too little of their links to matter."""
+    network, capacity_bytes_per_s = NETWORKS[scenario.network](topology), topology.arrays.bandwidth_bytes_per_s
+    return overlooked_share(timeline, costs, network, capacity_bytes_per_s) <= NEGLIGIBLE
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """A run makes millions of small tuples and no garbage cycles: looking for some costs a quarter of the time."""
@@ -361,12 +371,16 @@ def run_scenario(
         among_others = [False, True]
         lower_again = partial(lower_scenario, topology=topology, spec=spec)
         uneven: dict[int, Hashable] = {}
-        n_splits = 0
+        n_splits, opened = 0, False
         while True:
             play = partial(run, costs=costs, new_network=_networks(scenario, topology), detail=detail)
             try:
                 timeline = play(lowered.program, among_others=among_others[0])
-                break
+                if opened or _are_alone(timeline, costs, topology, scenario):
+                    break
+                say("simulating passes among other traffic, for it takes their links")
+                opened, among_others = True, [True]
+                lower_again = partial(lower_again, opened=True)
             except TouchedError:
                 among_others.pop(0)
                 if among_others:
@@ -437,7 +451,7 @@ def simulate_beside(
     costs = ModelCosts(topology, scenario)
     with collector_paused():
         for by_layer in (False, True):
-            lowered = lower_scenario(scenario, topology, spec, jointly=False, by_layer=by_layer)[1]
+            lowered = lower_scenario(scenario, topology, spec, jointly=False, opened=by_layer)[1]
             try:
                 timeline, rate = run_beside(lowered.program, costs, lambda: FlowNetwork(topology), flow)
             except TouchedError:
@@ -472,7 +486,7 @@ class Together:
 
     def _lower(self) -> None:
         programs = [
-            lower_scenario(job.scenario, job.topology, job.spec, whole=True, jointly=False, by_layer=self._by_layer)[
+            lower_scenario(job.scenario, job.topology, job.spec, whole=True, jointly=False, opened=self._by_layer)[
                 1
             ].program
             for job in self._jobs

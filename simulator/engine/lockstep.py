@@ -27,17 +27,23 @@ IntArray = NDArray[np.int64]
 
 
 def is_in_step(blocks: Sequence[Block]) -> bool:
-    """Whether ranks do the same in a pass, and nothing but compute and meet all of the others in collectives one after the other."""
+    """Whether ranks do the same in a pass, and nothing but compute and meet all of the others in collectives one after the other.
+
+    One rank that stands for all is in step with itself, and meets under no key.
+    """
     first = blocks[0].tasks
-    if not all(map(_is_plain, first)) or len({task.stream for task in first} - {COMPUTE}) > 1:
+    if (
+        not all(_is_plain(task, is_alone=len(blocks) == 1) for task in first)
+        or len({task.stream for task in first} - {COMPUTE}) > 1
+    ):
         return False
     return all(block.tasks == first for block in blocks[1:])
 
 
-def _is_plain(task: Task) -> bool:
+def _is_plain(task: Task, *, is_alone: bool) -> bool:
     if task.stream == COMPUTE:
         return isinstance(task.op, COMPUTE_OPS)
-    return isinstance(task.op, Collective) and task.key is not None
+    return isinstance(task.op, Collective) and (is_alone or task.key is not None)
 
 
 class _Line:

@@ -1,0 +1,202 @@
+"""What passes that run by themselves leave out: traffic on their links at the same time.
+
+A pass whose ranks meet only their like is computed once, with its links to itself. Where its groups lie on several nodes, messages
+between the stages, reductions, or passes of other stages may take the same NICs. Links conserve work: while two flows meet on a link
+of which they would take three quarters each by themselves, half of that time is lost to them. So the run in which passes do not see the
+others tells how much it has missed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.engine.costs import Costs
+from simulator.identity import ByIdentity, distinct
+from simulator.network.base import NetworkModel, SeparableNetwork, rate_alone
+from simulator.program.op import COMMUNICATIONS, Collective, Transfer
+from simulator.program.program import Block
+from simulator.timeline import Inside, IntArray, Span, Timeline
+
+FloatArray = NDArray[np.float64]
+_Groups = tuple[tuple[int, ...], ...]
+#: a kind of traffic: who takes part, and the links of its flow
+_Place = tuple[_Groups, tuple[int, ...]]
+
+
+class _Sharing(NamedTuple):
+    """Where traffic and passes by themselves take more of a link than there is, if they meet there."""
+
+    place: _Place
+    at: IntArray  #: Indices into the links of all families.
+    families: IntArray  #: Whose they are.
+    excess: FloatArray  #: Of what both would take by themselves, over the capacity.
+
+
+def overlooked_share(
+    timeline: Timeline, costs: Costs, network: NetworkModel, capacity_bytes_per_s: FloatArray
+) -> float:
+    """Return by which share of a run passes that were computed by themselves would be late on their busiest link, about.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        Of the run.
+    network : NetworkModel
+        One like that of the run; it knows which links are never full.
+    capacity_bytes_per_s : ndarray of float64
+        Of every link, shape ``[n_links]``.
+    """
+    passes = _Passes(timeline, costs, network, capacity_bytes_per_s)
+    if not len(passes.links):
+        return 0.0
+    sharing: ByIdentity[Collective | Transfer, _Sharing] = ByIdentity()
+    of_place: dict[_Place, _Sharing] = {}
+    met_ps: dict[tuple[_Place, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for span, starts_ps, n_times in _alike(timeline):
+        for op, intervals_ps in passes.sent(span):
+            found = sharing.of(op, passes.sharing)
+            of_place.setdefault(found.place, found)
+            for family in np.unique(found.families).tolist():
+                if family != passes.family_of(span):
+                    times_ps = intervals_ps + starts_ps[:, np.newaxis, np.newaxis]
+                    covered_ps = passes.taking[family].covered_ps(times_ps)
+                    met_ps[found.place, family][span.rank] += float(n_times @ covered_ps)
+    lost_ps = np.zeros(len(passes.links))
+    for (place, family), by_rank in met_ps.items():
+        found = of_place[place]
+        is_own = found.families == family
+        lost_ps[found.at[is_own]] += (
+            max(by_rank.values()) * found.excess[is_own]
+        )  # all that take part have a span of it
+    return float(lost_ps.max()) / timeline.makespan_ps
+
+
+def _alike(timeline: Timeline) -> Iterator[tuple[Span, IntArray, IntArray]]:
+    """Yield spans of one operation of one rank, the first standing for all: when each begins, and how often it comes."""
+    found: dict[tuple[int, int, int], tuple[Span, list[int], list[int]]] = {}
+    for span, n in timeline.counted:
+        if n and isinstance(span.op, (*COMMUNICATIONS, Block)):
+            # of a communication by its length as well
+            what = id(span.op), span.rank, id(span.inner) if span.inner else span.duration_ps
+            _, starts_ps, n_times = found.setdefault(what, (span, [], []))
+            starts_ps.append(span.start_ps)
+            n_times.append(n)
+    for span, starts_ps, n_times in found.values():
+        yield span, np.array(starts_ps, dtype=np.int64), np.array(n_times, dtype=np.int64)
+
+
+class _Passes:
+    """Passes that ran by themselves: their links, and when they take them.
+
+    Ranks whose blocks communicate in the same groups are a family: each writes down what all do at once, or they lie on nodes
+    of their own in the same way and share the blocks of the first.
+    """
+
+    def __init__(self, timeline: Timeline, costs: Costs, network: NetworkModel, capacity: FloatArray) -> None:
+        self._costs, self._network, self._capacity = costs, network, capacity
+        self._sent: ByIdentity[object, list[tuple[Collective | Transfer, IntArray]]] = ByIdentity()
+        self._family_of: dict[int, int] = {}  # by rank: the first rank that communicates in the same groups
+        first: dict[_Groups, int] = {}
+        groups: ByIdentity[Block, _Groups] = ByIdentity()
+        blocks: dict[int, dict[Block, None]] = defaultdict(dict)
+        lasting: dict[int, list[IntArray]] = defaultdict(list)
+        for span in timeline.simulated:
+            if isinstance(span.op, Block) and not span.op.is_joint and (own := groups.of(span.op, _groups)):
+                if span.rank not in self._family_of:
+                    self._family_of[span.rank] = first.setdefault(own, span.rank)
+                family = self._family_of[span.rank]
+                blocks[family][span.op] = None
+                lasting[family] += [intervals_ps + span.start_ps for _, intervals_ps in self.sent(span)]
+        self.taking = {family: _Times(np.concatenate(found)) for family, found in lasting.items()}
+        uses = {family: self._uses_in(found) for family, found in blocks.items()}
+        links = [np.fromiter(found, np.int64, len(found)) for found in uses.values()]
+        shares = [np.fromiter(found.values(), np.float64, len(found)) for found in uses.values()]
+        every = np.concatenate([np.zeros(0, np.int64), *links])
+        order = np.argsort(every, kind="stable")
+        self.links: IntArray = every[order]  #: Of all families, ascending, once for each that takes it.
+        self._uses = np.concatenate([np.zeros(0), *shares])[order]
+        self._families = np.repeat(np.fromiter(uses, np.int64, len(uses)), [len(found) for found in links])[order]
+
+    def _uses_of(self, op: Collective | Transfer) -> tuple[IntArray, FloatArray]:
+        """Return the links of an operation, and which share of each it takes by itself."""
+        flow = self._costs.flow(op)
+        links = np.array(flow.links, dtype=np.int64)
+        rate = rate_alone(flow, self._capacity) if flow.links else 0.0
+        return links, rate * np.array(flow.weights) / self._capacity[links]
+
+    def _uses_in(self, blocks: Iterable[Block]) -> dict[int, float]:
+        """Return the most that any communication of some blocks takes of each link on which others could hold it up."""
+        uses: dict[int, float] = {}
+        for op in distinct(task.op for block in blocks for task in block.tasks if isinstance(task.op, COMMUNICATIONS)):
+            links, shares = self._uses_of(op)
+            network, whole = self._network, self._costs.flow(op).links
+            contended = network.contended(whole) if isinstance(network, SeparableNetwork) else frozenset(whole)
+            for link, share in zip(links.tolist(), shares.tolist(), strict=True):
+                if link in contended:
+                    uses[link] = max(share, uses.get(link, 0.0))
+        return uses
+
+    def family_of(self, span: Span) -> int | None:
+        """Return the family of a pass by itself."""
+        return self._family_of.get(span.rank) if isinstance(span.op, Block) and not span.op.is_joint else None
+
+    def sent(self, span: Span) -> list[tuple[Collective | Transfer, IntArray]]:
+        """Return the communication of a span, with the times from its start at which it begins and ends, shape ``[n, 2]``."""
+        if isinstance(span.op, COMMUNICATIONS):
+            return [(span.op, np.array([[0, span.duration_ps]], dtype=np.int64))]
+        return self._sent.of(span.inner, _sent_inside) if isinstance(span.op, Block) else []
+
+    def sharing(self, op: Collective | Transfer) -> _Sharing:
+        """Return where an operation and passes take more of a link than there is."""
+        links, shares = self._uses_of(op)
+        first, last = (np.searchsorted(self.links, links, side) for side in ("left", "right"))
+        counts = last - first
+        at = np.repeat(last - np.cumsum(counts), counts) + np.arange(counts.sum())
+        excess = np.minimum(1.0, np.repeat(shares, counts) + self._uses[at] - 1.0)
+        at, excess = at[excess > 0.0], excess[excess > 0.0]
+        return _Sharing((_members(op), self._costs.flow(op).links), at, self._families[at], excess)
+
+
+class _Times:
+    """The union of intervals, which says how much of another interval it covers."""
+
+    def __init__(self, intervals_ps: IntArray) -> None:
+        starts_ps, ends_ps = intervals_ps[np.argsort(intervals_ps[:, 0], kind="stable")].T
+        until_ps = np.maximum.accumulate(ends_ps)
+        is_first = np.concatenate(([True], starts_ps[1:] > until_ps[:-1]))
+        merged = np.column_stack((starts_ps[is_first], until_ps[np.concatenate((is_first[1:], [True]))]))
+        lengths_ps = np.cumsum(merged[:, 1] - merged[:, 0])
+        self._edges_ps = merged.ravel()
+        self._covered_ps = np.column_stack((np.concatenate(([0], lengths_ps[:-1])), lengths_ps)).ravel()
+
+    def covered_ps(self, intervals_ps: IntArray) -> NDArray[np.float64]:
+        """Return how much of some intervals is covered, in sum over the second axis, shape ``[n_times, n_intervals, 2]``."""
+        until_ps = np.interp(intervals_ps, self._edges_ps, self._covered_ps)
+        covered_ps: NDArray[np.float64] = (until_ps[:, :, 1] - until_ps[:, :, 0]).sum(axis=1)
+        return covered_ps
+
+
+def _members(op: Collective | Transfer) -> _Groups:
+    return op.pairs if isinstance(op, Transfer) else op.groups
+
+
+def _groups(block: Block) -> _Groups:
+    """Return the groups of the first communication of a block; none where it has no communication."""
+    return next((_members(task.op) for task in block.tasks if isinstance(task.op, COMMUNICATIONS)), ())
+
+
+def _sent_inside(inner: object) -> list[tuple[Collective | Transfer, IntArray]]:
+    """Return each communication of a pass with its times."""
+    assert isinstance(inner, tuple | Inside)
+    ops: dict[int, Collective | Transfer] = {}
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for span in inner:
+        if isinstance(span.op, COMMUNICATIONS):
+            ops[id(span.op)] = span.op
+            found[id(span.op)].append((span.start_ps, span.end_ps))
+    return [(op, np.array(found[key], dtype=np.int64)) for key, op in ops.items()]
