@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from simulator import __version__
 from simulator.cli.main_flags import FLAGS
@@ -20,7 +21,19 @@ from simulator.cli.options import other_flag, our_flags, refuse_blanks, with_fla
 from simulator.cli.shared import complain, print_json
 from simulator.errors import SimulatorError
 
-_MARKUP: Any = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
+
+class _Commands(TyperGroup):
+    """Commands whose interrupt is said: Typer itself ends with an empty line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run what is asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            _end_interrupted(interrupt)
+
+
+_MARKUP: Any = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False, "cls": _Commands}
 app = typer.Typer(
     add_completion=True, no_args_is_help=False, **_MARKUP,
     help="Predict the iteration time of distributed deep-learning training on a cluster.",
@@ -171,6 +184,13 @@ def _end(*_: object) -> None:
     sys.exit(143)
 
 
+def _end_interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
+    """Say in one line that the run was interrupted, and what the interrupt knows of what is kept."""
+    after_its_mark = "\n" if sys.stderr.isatty() else ""  # a terminal writes ^C where the cursor stands
+    complain(after_its_mark + ": ".join(["interrupted", *map(str, interrupt.args)]))
+    sys.exit(130)
+
+
 def main() -> None:
     """Run the command line: a user's mistake prints one message and never a traceback."""
     gc.set_threshold(200_000, 10, 10)  # starting up makes many objects and no garbage
@@ -199,9 +219,8 @@ def main() -> None:
             print_json({"error": {"type": "MemoryError", "message": limit, "hint": ""}})
         complain(f"error: {limit}")
         sys.exit(SimulatorError.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as interrupt:
+        _end_interrupted(interrupt)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

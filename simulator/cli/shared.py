@@ -121,17 +121,14 @@ def _filled(line: str, width: int, hang: str) -> str:
 
 @contextmanager
 def keeping(store: Store | None, folder: str | None) -> Iterator[None]:
-    """Say, where the work inside is interrupted, what is kept of it."""
+    """Let an interrupt of the work inside say what is kept of it."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = (
-            f"{len(store)} answers are kept in {folder}; the same command resumes from there"
-            if store is not None
-            else ""
-        )
-        print(f"\n{kept or 'nothing is kept; with --out FOLDER it would be'}", file=sys.stderr)
-        raise
+        if store is None:
+            raise KeyboardInterrupt("nothing is kept; with --out FOLDER it would be") from None
+        kept = f"{len(store)} answers are kept in {folder}; the same command resumes from there"
+        raise KeyboardInterrupt(kept) from None
 
 
 def say_who_works(scheduler: str) -> None:

@@ -510,17 +510,42 @@ def test_expert_groups_that_do_not_fit_are_told_the_next_smaller_one(simulate, t
     assert code == 4 and "does not divide dp x cp = 4" in err and hint in err and ("--etp" in err) == (tp > 1)
 
 
-def test_a_terminated_command_ends_regularly(tmp_path):
-    """What is to be done at exit is done: joblib's workers and their files go then, and 143 is 128 and the number of SIGTERM."""
-    gone = tmp_path / "gone"
+def signalled(word, inside, *words, at_exit="None"):
+    """Run a command that gets a signal in the middle of its work, and return its status and what it says on standard error."""
     code = (
         "import atexit, os, pathlib, signal, sys\n"
-        "from simulator.cli import run\n"
-        f"atexit.register(pathlib.Path({str(gone)!r}).touch)\n"
-        "run.simulate_counts = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "sys.argv = ['simulate', '--topology', 'bigred200', '--model', 'gpt2', '--gpus', '1']\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"from {inside.rpartition('.')[0]} import {inside.rpartition('.')[2]} as place\n"
+        f"atexit.register(lambda: {at_exit})\n"
+        f"place.{word[0]} = lambda *_, **__: os.kill(os.getpid(), signal.{word[1]})\n"
+        f"sys.argv = ['simulate', *{words!r}]\n"
         "from simulator.cli.main import main\n"
         "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr, gone.exists()) == (143, "", True)
+    return done.returncode, done.stderr
+
+
+SMALL = ("--topology", "bigred200", "--model", "gpt2", "--gpus", "1")
+
+
+def test_a_terminated_command_ends_regularly(tmp_path):
+    """What is to be done at exit is done: joblib's workers and their files go then, and 143 is 128 and the number of SIGTERM."""
+    gone = tmp_path / "gone"
+    told = signalled(
+        ("simulate_counts", "SIGTERM"), "simulator.cli.run", *SMALL, at_exit=f"pathlib.Path({str(gone)!r}).touch()"
+    )
+    assert told == (143, "") and gone.exists()
+
+
+def test_an_interrupted_command_says_so_in_one_line():
+    """130 is 128 and the number of SIGINT."""
+    assert signalled(("simulate_counts", "SIGINT"), "simulator.cli.run", *SMALL) == (130, "interrupted\n")
+
+
+def test_an_interrupted_sweep_or_search_says_how_to_resume(tmp_path):
+    out, axis = str(tmp_path / "kept"), ("--axis", "micro_batch=1,2")
+    sweep = signalled(("run_sweep", "SIGINT"), "simulator.explore.sweeps", "sweep", *SMALL, *axis, "--out", out)
+    assert sweep == (130, f"interrupted: 0 answers are kept in {out}; the same command resumes from there\n")
+    search = signalled(("search_counts", "SIGINT"), "simulator.explore.objectives", "search", *SMALL)
+    assert search == (130, "interrupted: nothing is kept; with --out FOLDER it would be\n")
