@@ -318,6 +318,25 @@ def test_dtensors_are_copied_to_lie_along_the_sequence():
     assert [b - a for a, b in zip(*moved, strict=True)] == [4 * 2 * 2 * 4096 * 4096] * 2
 
 
+@pytest.mark.parametrize("tp", [2, 4])
+def test_modules_that_share_a_norm_gather_its_output_each(tp):
+    """Two bytes an element, eight a row for mean and deviation: input and one norm's output, or shares of 1/tp and two gathered copies.
+
+    PyTorch's tutorial of tensor parallelism prepares the inputs of attention and of MLP one by one (``PrepareModuleInput``).
+    """
+    spec, tokens = find_spec("command-r7b"), 1024
+    stream = 2 * tokens * 4096
+
+    def saved(*, sequence_parallel):
+        setting = Setting(
+            micro_batch=1, sequence_length=tokens, kernels="hf-eager", tp=tp, sequence_parallel=sequence_parallel
+        )
+        return next(layer.saved_bytes for layer in build_model(spec, setting).layers if layer.is_block)
+
+    whole, split = 2 * stream + 8 * tokens, 2 * stream + (stream + 8 * tokens) // tp
+    assert saved(sequence_parallel=True) - saved(sequence_parallel=False) == split - whole
+
+
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_points_of_a_tensor_parallel_block(sequence_parallel):
     spec = small("gpt-1.3b")

@@ -595,6 +595,22 @@ SAVED_GATHERS = Exemption(
     "force_save_collectives): what was gathered is kept beside its share",
     applies=lambda case: case.plan.framework_spec.kernels == "compiled",
 )
+SHARED_NORM = Exemption(
+    reason="attention and MLP that read one norm share its output; what is divided along the sequence each of the two modules gathers "
+    "for itself (PrepareModuleInput of torch's plans): two whole copies and a share of 1/tp, for two whole tensors "
+    "(test_build.py has the bytes)",
+    applies=lambda case: case.result.spec.shared_norm and not STYLES[case.plan.framework_spec.kernels].merges_columns,
+)
+SHARED_LINKS = Exemption(
+    reason="sharded states of more ranks are gathered more slowly, and while they are they leave more of the links inside a node to the "
+    "exchange or the all-reduce that is waited for: bert-large on 16 and 32 MI355X, tp 2 and cp 2, waits 0.4 ms less for keys and "
+    "values, and twice the NIC bandwidth makes the 32 slower (seen: 1.5 %; nothing where flows do not share links)",
+    applies=lambda case: (
+        case.plan.overlaps and case.plan.tp * case.plan.cp > 1 and case.plan.sharding in ("zero3", "hsdp")
+        and case.scenario.network != "alpha-beta"
+    ),
+    tolerance=0.02,
+)  # fmt: skip
 
 RELATIONS: tuple[Relation, ...] = (
     Relation(name="breakdown adds up", why="its parts divide the step", check=breakdown_adds_up, is_cheap=True),
@@ -632,12 +648,12 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(name="twice the micro-batch", why="larger operations are at least as efficient", tolerance=0.02,
              check=micro_batches_of_twice_the_size),
     Relation(name="weak scaling", why="more ranks to wait for, more to reduce", tolerance=1e-3,
-             check=weak_scaling_is_never_faster, exemptions=(FIRST_NODE,)),
+             check=weak_scaling_is_never_faster, exemptions=(FIRST_NODE, SHARED_LINKS)),
     Relation(name="recomputation", why="computes again what it does not keep", tolerance=1e-3,
              check=recompute_trades_time_for_memory),
     Relation(name="zero stages", why="each shards what the one before keeps whole", tolerance=0.0, check=sharding_more_needs_less),
     Relation(name="sequence parallelism", why="shards what tensor parallelism keeps whole", tolerance=0.0,
-             check=sequence_parallelism_needs_less, exemptions=(SAVED_GATHERS, SAVED_SCATTERS)),
+             check=sequence_parallelism_needs_less, exemptions=(SAVED_GATHERS, SAVED_SCATTERS, SHARED_NORM)),
     Relation(name="offload", why="moves states to the host", tolerance=0.0, check=offloading_needs_less),
     Relation(name="flash attention", why="keeps no scores", tolerance=1e-3, check=flash_needs_less, exemptions=(
         Exemption(reason="before Ampere there is no FlashAttention 2: the memory-efficient kernel computes scores again in backward",
