@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -184,23 +185,9 @@ class Algorithm:
         size = case.n_bytes / case.n_channels
         return sum(kind.times * case.handshake_s(size * kind.message, half_bytes) for kind in self.round_bytes(case))
 
-    def round_bytes(self, case: Case) -> list[RoundBytes]:
+    def round_bytes(self, case: Case) -> tuple[RoundBytes, ...]:
         """How often each kind of round comes, and what is sent in it."""
-        m, found = case.shape.ranks_per_node, []
-        table = self.tables[case.collective](case.shape.n_ranks)
-        for sends, times in Counter(map(_moves, table.rounds)).items():
-            inside: Counter[int] = Counter()
-            between: Counter[int] = Counter()
-            largest = max((count for source, target, count in sends if source // m != target // m), default=0)
-            for source, target, count in sends:
-                if source // m == target // m:
-                    inside[source] += count
-                else:
-                    between[source // m] += count
-            if sends:
-                counts = max(inside.values(), default=0), max(between.values(), default=0), largest
-                found.append(RoundBytes(times, *(count * table.bytes_per_chunk for count in counts)))
-        return found
+        return _round_bytes(self.tables[case.collective], case.shape.n_ranks, case.shape.ranks_per_node)
 
     def phases(self, collective: str, groups: Groups) -> Sequence[Phase]:
         """Who sends how much to whom, phase after phase: rounds that are alike are one phase."""
@@ -228,6 +215,25 @@ class Algorithm:
 
 def _moves(sends: Sequence[Send]) -> tuple[tuple[int, int, int], ...]:
     return tuple(sorted((send.source, send.target, send.count) for send in sends))
+
+
+@lru_cache(maxsize=256)
+def _round_bytes(make: Maker, n_ranks: int, m: int) -> tuple[RoundBytes, ...]:
+    """Count the rounds of a table with ``m`` ranks on a node by kind: tables of many ranks are long, and serve every size."""
+    table, found = make(n_ranks), []
+    for sends, times in Counter(map(_moves, table.rounds)).items():
+        inside: Counter[int] = Counter()
+        between: Counter[int] = Counter()
+        largest = max((count for source, target, count in sends if source // m != target // m), default=0)
+        for source, target, count in sends:
+            if source // m == target // m:
+                inside[source] += count
+            else:
+                between[source // m] += count
+        if sends:
+            counts = max(inside.values(), default=0), max(between.values(), default=0), largest
+            found.append(RoundBytes(times, *(count * table.bytes_per_chunk for count in counts)))
+    return tuple(found)
 
 
 def by_name(*makers: Maker) -> dict[str, Maker]:
