@@ -15,7 +15,7 @@ from simulator.parallel.data import DataParallel
 from simulator.parallel.loading import Loading
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.pipeline import StageLowering
-from simulator.parallel.repetition import ShortTable, shorten
+from simulator.parallel.repetition import FILLS, ShortTable, shorten
 from simulator.parallel.replicated import Replicated
 from simulator.parallel.sharded import FullySharded, ShardedOnce, Zero3
 from simulator.parallel.stage import StageLayers
@@ -267,9 +267,12 @@ def lower(
         whole=not classes.is_apart and not classes.is_split, classes=classes,
         jointly=jointly and not (unfold and is_whole), loading=loading, on_processors=on_processors,
     )  # fmt: skip
-    short = ShortTable(build(plan.n_micro_batches)) if is_whole else shorten(build, plan.pp, plan.n_micro_batches)
-    program = write(short)
-    if any(rank.stretch is None for rank in program.ranks) and short.n_omitted:
+    for n_fills in () if is_whole else FILLS:
+        short = shorten(build, plan.pp, plan.n_micro_batches, n_fills=n_fills)
+        program = write(short)
+        if not short.n_omitted or all(rank.stretch is not None for rank in program.ranks):
+            break
+    else:
         short = ShortTable(build(plan.n_micro_batches))
         program = write(short)
     return Lowered(program=leave_out_one(program), mesh=mesh, chunks=chunks, table=short.table, placement=placement)

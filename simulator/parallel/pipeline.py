@@ -181,7 +181,7 @@ class StageLowering:
         return (self._exchange("gradient", micro_batch, after),) if is_head else after
 
     def _exchange(self, what: str, micro_batch: int, after: tuple[int, ...]) -> int:
-        key = self.communicators.key(AXIS, (what, micro_batch))
+        key = (self.communicators.key(AXIS, what), micro_batch)
         return self.tasks.add(self._meetings[what], AXIS, after, key, micro_batch)
 
     def _take_sent(self) -> tuple[int, ...]:

@@ -13,6 +13,8 @@ from simulator.schedules import Row, Table
 #: Periods written down beyond those in which the pipeline fills and drains: of one micro-batch, and of as many as stages
 STEADY_PERIODS = 4
 STEADY_ROUNDS = 3
+#: How many times as many micro-batches as stages a pipeline may need to fill and drain, tried in this order: interlaced 1F1B takes 1.5
+FILLS = (1, 2)
 
 
 class ShortTable(NamedTuple):
@@ -35,8 +37,13 @@ class ShortTable(NamedTuple):
         return None
 
 
-def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int) -> ShortTable:
+def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int, *, n_fills: int = 1) -> ShortTable:
     """Return a table with no more micro-batches than it takes to see the schedule's steady state.
+
+    Parameters
+    ----------
+    n_fills : int
+        How many times as many micro-batches as stages are taken to fill the pipeline and drain it.
 
     Returns
     -------
@@ -45,7 +52,7 @@ def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int) 
         same period inserted in each.
     """
     for step, n_steady in ((1, STEADY_PERIODS), (n_stages, STEADY_ROUNDS)):
-        n_written = n_stages + n_steady * step
+        n_written = n_fills * n_stages + n_steady * step
         n_written += (n_micro_batches - n_written) % step
         n_fewer = n_micro_batches + step - n_written  # one period more is left out where it can be
         if n_fewer < max(step, n_written // 4):

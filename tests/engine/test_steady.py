@@ -147,6 +147,17 @@ def test_of_an_interleaved_pipeline_three_rounds_are_simulated(n_rounds):
     assert n_passes[0] * n_rounds == n_passes[1] * 3
 
 
+def test_a_pipeline_of_which_all_stages_meet_has_a_steady_state():
+    """The stage furthest above the last holds 1.5 times as many micro-batches as there are stages below it (arXiv:2411.05288)."""
+    settings_ = {"gpus": 6, "pp": 6, "schedule": "interlaced", "framework": "megatron"}
+    scenario, topology, found = lowered(global_batch=40, **settings_)
+    _, (short, whole) = both(scenario, topology, found.program)
+    assert rows(short) == rows(whole) and short.makespan_ps == whole.makespan_ps
+    scenario, topology, found = lowered(global_batch=4000, **settings_)
+    long = run(found.program, ModelCosts(topology, scenario), lambda: NETWORKS[scenario.network](topology))
+    assert long.n_events == short.n_events < whole.n_events
+
+
 @pytest.mark.parametrize("global_batch", [16, 48])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_what_is_left_out_of_a_schedule_is_what_a_longer_one_has(name, global_batch, monkeypatch):
@@ -154,7 +165,7 @@ def test_what_is_left_out_of_a_schedule_is_what_a_longer_one_has(name, global_ba
     plan = {"gpus": 4, "pp": 4, "global_batch": global_batch, "schedule": name, "framework": "megatron"}
     plan |= {} if SCHEDULES[name].n_chunks else {"virtual_pp": 3}
     short = lowered(**plan)[2].program
-    monkeypatch.setattr("simulator.parallel.lower.shorten", lambda build, _, n: ShortTable(build(n)))
+    monkeypatch.setattr("simulator.parallel.lower.shorten", lambda build, _, n, **__: ShortTable(build(n)))
     whole = lowered(**plan)[2].program
     assert not whole.n_omitted
     for ours, theirs in zip(insert_periods(short, short.n_omitted).ranks, whole.ranks, strict=True):
