@@ -32,6 +32,10 @@ class Maker(Protocol):
         """Make the table."""
         ...
 
+    def __hash__(self) -> int:
+        """Return what tells it from others: its table is remembered by it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:

@@ -9,7 +9,7 @@ others tells how much it has missed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,21 +51,21 @@ def overlooked_share(
     capacity_bytes_per_s : ndarray of float64
         Of every link, shape ``[n_links]``.
     """
-    passes = _Passes(timeline, costs, network, capacity_bytes_per_s)
+    series = _series(timeline)
+    passes = _Passes(series, costs, network, capacity_bytes_per_s)
     if not len(passes.links):
         return 0.0
     sharing: ByIdentity[Collective | Transfer, _Sharing] = ByIdentity()
     of_place: dict[_Place, _Sharing] = {}
     met_ps: dict[tuple[_Place, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for span, starts_ps, n_times in _alike(timeline):
-        for op, intervals_ps in passes.sent(span):
+    for one in series:
+        for op, intervals_ps in passes.sent(one.span):
             found = sharing.of(op, passes.sharing)
             of_place.setdefault(found.place, found)
-            for family in np.unique(found.families).tolist():
-                if family != passes.family_of(span):
-                    times_ps = intervals_ps + starts_ps[:, np.newaxis, np.newaxis]
-                    covered_ps = passes.taking[family].covered_ps(times_ps)
-                    met_ps[found.place, family][span.rank] += float(n_times @ covered_ps)
+            for family in np.unique(found.families).tolist() if len(found.at) else ():
+                if family != passes.family_of(one.span):
+                    covered_ps = passes.taking(family).covered_ps(one.times_ps(intervals_ps))
+                    met_ps[found.place, family][one.span.rank] += float(one.n_times @ covered_ps)
     lost_ps = np.zeros(len(passes.links))
     for (place, family), by_rank in met_ps.items():
         found = of_place[place]
@@ -76,18 +76,31 @@ def overlooked_share(
     return float(lost_ps.max()) / timeline.makespan_ps
 
 
-def _alike(timeline: Timeline) -> Iterator[tuple[Span, IntArray, IntArray]]:
-    """Yield spans of one operation of one rank, the first standing for all: when each begins, and how often it comes."""
+class _Series(NamedTuple):
+    """Spans of one operation of one rank that last equally long."""
+
+    span: Span  #: The first of them.
+    starts_ps: IntArray  #: When each begins.
+    n_times: IntArray  #: How often each comes.
+
+    def times_ps(self, intervals_ps: IntArray) -> IntArray:
+        """Return intervals inside a span, of each, shape ``[n_spans, n_intervals, 2]``."""
+        return intervals_ps + self.starts_ps[:, np.newaxis, np.newaxis]
+
+
+def _series(timeline: Timeline) -> list[_Series]:
+    """Return all communication and all passes of a run."""
     found: dict[tuple[int, int, int], tuple[Span, list[int], list[int]]] = {}
+    kinds = {Block, *COMMUNICATIONS}
     for span, n in timeline.counted:
-        if n and isinstance(span.op, (*COMMUNICATIONS, Block)):
-            # of a communication by its length as well
-            what = id(span.op), span.rank, id(span.inner) if span.inner else span.duration_ps
-            _, starts_ps, n_times = found.setdefault(what, (span, [], []))
-            starts_ps.append(span.start_ps)
-            n_times.append(n)
-    for span, starts_ps, n_times in found.values():
-        yield span, np.array(starts_ps, dtype=np.int64), np.array(n_times, dtype=np.int64)
+        if n and type(span.op) in kinds:
+            what = id(span.op), span.rank, id(span.inner) if span.inner else span.end_ps - span.start_ps
+            held = found.get(what)
+            if held is None:
+                held = found[what] = span, [], []
+            held[1].append(span.start_ps)
+            held[2].append(n)
+    return [_Series(span, np.array(starts_ps), np.array(n_times)) for span, starts_ps, n_times in found.values()]
 
 
 class _Passes:
@@ -97,22 +110,22 @@ class _Passes:
     of their own in the same way and share the blocks of the first.
     """
 
-    def __init__(self, timeline: Timeline, costs: Costs, network: NetworkModel, capacity: FloatArray) -> None:
+    def __init__(self, series: Sequence[_Series], costs: Costs, network: NetworkModel, capacity: FloatArray) -> None:
         self._costs, self._network, self._capacity = costs, network, capacity
         self._sent: ByIdentity[object, list[tuple[Collective | Transfer, IntArray]]] = ByIdentity()
         self._family_of: dict[int, int] = {}  # by rank: the first rank that communicates in the same groups
         first: dict[_Groups, int] = {}
         groups: ByIdentity[Block, _Groups] = ByIdentity()
         blocks: dict[int, dict[Block, None]] = defaultdict(dict)
-        lasting: dict[int, list[IntArray]] = defaultdict(list)
-        for span in timeline.simulated:
-            if isinstance(span.op, Block) and not span.op.is_joint and (own := groups.of(span.op, _groups)):
-                if span.rank not in self._family_of:
-                    self._family_of[span.rank] = first.setdefault(own, span.rank)
-                family = self._family_of[span.rank]
-                blocks[family][span.op] = None
-                lasting[family] += [intervals_ps + span.start_ps for _, intervals_ps in self.sent(span)]
-        self.taking = {family: _Times(np.concatenate(found)) for family, found in lasting.items()}
+        self._series: dict[int, list[_Series]] = defaultdict(list)
+        for one in series:
+            block, rank = one.span.op, one.span.rank
+            if isinstance(block, Block) and not block.is_joint and (own := groups.of(block, _groups)):
+                if rank not in self._family_of:
+                    self._family_of[rank] = first.setdefault(own, rank)
+                blocks[self._family_of[rank]][block] = None
+                self._series[self._family_of[rank]].append(one)
+        self._taking: dict[int, _Times] = {}
         uses = {family: self._uses_in(found) for family, found in blocks.items()}
         links = [np.fromiter(found, np.int64, len(found)) for found in uses.values()]
         shares = [np.fromiter(found.values(), np.float64, len(found)) for found in uses.values()]
@@ -144,6 +157,14 @@ class _Passes:
     def family_of(self, span: Span) -> int | None:
         """Return the family of a pass by itself."""
         return self._family_of.get(span.rank) if isinstance(span.op, Block) and not span.op.is_joint else None
+
+    def taking(self, family: int) -> _Times:
+        """Return when passes of a family communicate."""
+        if family not in self._taking:
+            own = self._series[family]
+            times_ps = [one.times_ps(found).reshape(-1, 2) for one in own for _, found in self.sent(one.span)]
+            self._taking[family] = _Times(np.concatenate(times_ps))
+        return self._taking[family]
 
     def sent(self, span: Span) -> list[tuple[Collective | Transfer, IntArray]]:
         """Return the communication of a span, with the times from its start at which it begins and ends, shape ``[n, 2]``."""
