@@ -63,7 +63,7 @@ class Memory(TypedDict):
     reserved_bytes: int  #: What ``torch.cuda.max_memory_reserved`` reports.
     peak_bytes: int  #: Everything that the device must hold.
     capacity_bytes: int  #: Memory of the device.
-    peak_at: str  #: Layer and operator at the peak.
+    peak_at: str  #: Layer and operator at the peak, or the optimizer step.
     fits: bool  #: Whether the peak is within the capacity.
     margin: float  #: Share of the capacity that should stay free: ``--memory-margin``.
     is_tight: bool  #: Whether the plan fits, and less than the margin stays free.

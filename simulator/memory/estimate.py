@@ -7,14 +7,15 @@ Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3; Korthikanti et al., arXiv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from operator import itemgetter
 
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
 from simulator.models.layer import Elements, Layer
 from simulator.plan import MOMENTS, ParallelPlan
+from simulator.schedules import find_schedule
 from simulator.topology.device import Device
 from simulator.units import format_bytes
 
@@ -29,6 +30,8 @@ CATEGORIES = {
     "transient": "working memory", "buffers": "communication buffers", "communicators": "NCCL communicators",
     "context": "CUDA context", "fragmentation": "fragmentation", "graphs": "CUDA graphs",
 }  # fmt: skip
+#: where the peak is if no layer needs as much
+OPTIMIZER_STEP = "the optimizer step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,8 @@ class MemoryReport:
     capacity_bytes: int  #: Device memory.
     #: The same of the first rank of every pipeline stage.
     stages: tuple[MemoryReport, ...] = field(default=(), repr=False, compare=False)
-    peak_at: str = ""  #: The layer that needs most beside what is saved, and the operator in it that moves most.
+    #: The layer that needs most beside what is saved, and the operator in it that moves most; or the optimizer step.
+    peak_at: str = ""
 
     @property
     def allocated_bytes(self) -> int:
@@ -69,7 +73,8 @@ class MemoryReport:
         """Say what is missing, in one sentence."""
         worst = max(self.by_category, key=lambda name: self.by_category[name])
         missing = self.peak_bytes - self.capacity_bytes
-        place = f" at its peak, in layer {self.peak_at}" if self.peak_at else ""
+        layer = self.peak_at if self.peak_at == OPTIMIZER_STEP else f"layer {self.peak_at}"
+        place = f" at its peak, in {layer}" if self.peak_at else ""
         return (
             f"rank {self.rank} (stage {self.stage}) needs {format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}"
             f"{place}: {format_bytes(missing)} too much; the largest part is {CATEGORIES[worst]} with "
@@ -85,6 +90,7 @@ class StateBytes:
     gradient: int
     optimizer: int  #: Of a parameter that Adam updates.
     matrix: int  #: The same of one in a matrix of a block, of which Muon keeps one moment.
+    moment: int  #: One moment of Adam's.
 
     def optimizer_bytes(self, n_parameters: int, n_matrix_parameters: int) -> int:
         """Optimizer states of parameters, some of which are in matrices of blocks; vectors, tables and head are Adam's."""
@@ -100,7 +106,7 @@ def state_bytes(plan: ParallelPlan) -> StateBytes:
     """
     half = plan.precision_spec.is_16_bit
     if half and not plan.framework_spec.master_weights:
-        return StateBytes(parameter=2, gradient=2, optimizer=4, matrix=4)
+        return StateBytes(parameter=2, gradient=2, optimizer=4, matrix=4, moment=2)
     if half:
         main_gradient = 4 if plan.reduced_bytes == 4 else 2
         # what is whole is there in both directions
@@ -110,8 +116,11 @@ def state_bytes(plan: ParallelPlan) -> StateBytes:
             gradient=main_gradient,
             optimizer=plan.master_bytes + MOMENTS["adam"] * plan.moment_bytes,
             matrix=plan.master_bytes + MOMENTS[plan.optimizer] * plan.moment_bytes,
+            moment=plan.moment_bytes,
         )
-    return StateBytes(parameter=4, gradient=4, optimizer=4 * MOMENTS["adam"], matrix=4 * MOMENTS[plan.optimizer])
+    return StateBytes(
+        parameter=4, gradient=4, optimizer=4 * MOMENTS["adam"], matrix=4 * MOMENTS[plan.optimizer], moment=4
+    )
 
 
 def estimate(
@@ -136,14 +145,15 @@ def estimate(
     first_ranks : sequence of int
         A rank of each stage, for the verdict.
     """
-    reports = [
-        MemoryReport(
-            by_category=_stage_bytes(stage_chunks, in_flight[stage], plan, shard_size, device),
-            rank=first_ranks[stage], stage=stage, capacity_bytes=int(device.memory_bytes),
-            peak_at=_peak_at(distinct(layer for chunk in stage_chunks for layer in chunk)),
-        )
-        for stage, stage_chunks in enumerate(chunks)
-    ]  # fmt: skip
+    reports = []
+    for stage, stage_chunks in enumerate(chunks):
+        categories, peak_at = _stage_bytes(stage_chunks, in_flight[stage], plan, shard_size)
+        reports.append(
+            MemoryReport(
+                by_category=categories, rank=first_ranks[stage], stage=stage, capacity_bytes=int(device.memory_bytes),
+                peak_at=peak_at,
+            )
+        )  # fmt: skip
     return replace(max(reports, key=lambda report: report.peak_bytes), stages=tuple(reports))
 
 
@@ -181,12 +191,26 @@ def check_host_memory(
         )
 
 
-def _peak_at(layers: Sequence[Layer]) -> str:
-    """Name the operator that reads and writes most in the layer whose passes need most."""
-    if not layers:
-        return ""
-    layer = max(layers, key=attrgetter("transient_bytes"))
-    return f"{layer.name} (operator {layer.heaviest})" if layer.heaviest else layer.name
+def _needs(chunk: Sequence[Layer], *, is_whole: bool = True) -> Iterator[tuple[int, Layer]]:
+    """Each layer with what its passes need beside all that a chunk saves, from the last to the first.
+
+    While a layer runs, those behind it hold nothing: they have not run forward yet, or have run backward already, where backward
+    is whole: they wait for the gradients of their weights where it is split.
+    """
+    behind = 0
+    for layer in reversed(chunk):
+        yield layer.transient_bytes - behind, layer
+        behind += layer.saved_bytes if is_whole else 0
+
+
+def _working_bytes(chunks: Sequence[Sequence[Layer]], plan: ParallelPlan) -> tuple[int, str]:
+    """Return the most that a layer needs beside all that is saved; its name, and the operator in it that moves most."""
+    is_whole = find_schedule(plan.schedule, plan.virtual_pp).ends_with_first_chunk
+    needs = [need for chunk in chunks for need in _needs(chunk, is_whole=is_whole)]
+    if not needs:
+        return 0, ""
+    most, layer = max(needs, key=itemgetter(0))
+    return most, f"{layer.name} (operator {layer.heaviest})" if layer.heaviest else layer.name
 
 
 def _sum(elements: Iterable[tuple[Elements, int]]) -> Elements:
@@ -211,9 +235,10 @@ def _stage_bytes(
     in_flight: Sequence[int],
     plan: ParallelPlan,
     shard_size: int,
-    device: Device,
-) -> dict[str, int]:
-    """Return the bytes of one stage by category.
+) -> tuple[dict[str, int], str]:
+    """Return the bytes of one stage by category, and where its peak is.
+
+    The optimizer step finds neither activations nor gathered parameters: what it needs beyond them is working memory, too.
 
     CUDA graphs have a pool of their own, whose temporaries nothing else may use while they are not replayed (PyTorch, ``CUDA
     semantics``, "graph memory management").
@@ -227,14 +252,16 @@ def _stage_bytes(
     every = _sum((layer.elements, n) for layer, n in each)
     trained = _sum((layer.trained_elements, n) for layer, n in each)
     matrices = _sum((layer.matrix_elements, n) for layer, n in each)
-    shards_optimizer = plan.sharding != "none"
-    is_offloaded = plan.offload_optimizer == "cpu"
+    shards_optimizer, is_offloaded = plan.sharding != "none", plan.offload_optimizer == "cpu"
 
     def held(n_bytes: int, elements: Elements, *, is_sharded: bool) -> int:
         is_alone = shards_parameters and shard_size == 1
         return _held_bytes(n_bytes, elements, plan, shard_size if is_sharded and not is_alone else 0)
 
+    unkept = held(state.optimizer - state.matrix, matrices, is_sharded=shards_optimizer)  # second moments under Muon
     saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
+    working, peak_at = _working_bytes(chunks, plan)
+    gathered = _gathered_bytes(layers, plan, shard_size)
     categories = {
         "parameters": _parameter_bytes(
             held(state.parameter, every, is_sharded=shards_parameters), every.n, plan, shard_size
@@ -245,23 +272,24 @@ def _stage_bytes(
         else held(state.gradient, trained, is_sharded=shards_gradients),
         "optimizer": 0
         if is_offloaded
-        else held(state.optimizer, trained, is_sharded=shards_optimizer)
-        - held(state.optimizer - state.matrix, matrices, is_sharded=shards_optimizer)
-        + _left_out_bytes(trained.n, plan),
+        else held(state.optimizer, trained, is_sharded=shards_optimizer) - unkept + _left_out_bytes(trained.n, plan),
         "activations": sum(saved),
-        "transient": max((layer.transient_bytes for layer, _ in each), default=0),
-        "buffers": _gathered_bytes(layers, plan, shard_size)
-        + _bucket_bytes(trained.n, plan, shards_parameters=shards_parameters),
+        "transient": working,
+        "buffers": gathered + _bucket_bytes(trained.n, plan, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
         "communicators": _communicator_bytes(plan, has_experts=every.n_expert > 0),
     }
-    is_captured = bool(plan.captured_modules) or plan.cuda_graphs == "full_iteration"
-    categories["graphs"] = categories["transient"] if is_captured else 0
-    dynamic = categories["activations"] + categories["transient"]
+    categories["graphs"] = working if plan.captured_modules or plan.cuda_graphs == "full_iteration" else 0
+    dynamic = sum(saved) + working
+    in_step = categories["gradients"]
+    if plan.framework_spec.roots_at_once and not is_offloaded and plan.moment_bytes == 4:  # 8-bit Adams are fused
+        in_step += held(state.moment, trained, is_sharded=shards_optimizer) - unkept
     if plan.framework_spec.data_parallel.frees_gradients and plan.n_micro_batches == 1:
         categories["gradients"] = _appearing_gradients(layers, state.gradient)
+    in_step -= dynamic + categories["gradients"] + gathered
+    categories["transient"] += max(0, in_step)
     categories["fragmentation"] = round(plan.framework_spec.fragmentation * dynamic)
-    return categories
+    return categories, OPTIMIZER_STEP if in_step > 0 else peak_at
 
 
 def _communicator_bytes(plan: ParallelPlan, *, has_experts: bool) -> int:
@@ -300,7 +328,7 @@ def _appearing_gradients(layers: Sequence[Layer], gradient_bytes: int) -> int:
     gradients' part of it.
     """
     saved = sum(layer.saved_bytes for layer in layers)
-    start = saved + max((layer.transient_bytes for layer in layers), default=0)
+    start = saved + max((need for need, _ in _needs(layers)), default=0)
     peak, gradients = start, 0
     for layer in reversed(layers):
         peak = max(peak, saved + layer.transient_bytes + gradients)

@@ -75,6 +75,10 @@ class Framework:
     synchronous_p2p: bool = True
     #: Whether the optimizer of 16-bit weights keeps fp32 masters and moments, or steps the 16-bit weights themselves.
     master_weights: bool = True
+    #: Whether the optimizer step takes the roots of all second moments at once, which is one moment more while it runs: Adam of
+    #: ``torch.optim`` with ``foreach``, its default on a GPU (pytorch/pytorch, ``torch/optim/adam.py``, ``_multi_tensor_adam``:
+    #: ``torch._foreach_sqrt``). A fused step has the root of one element in a register.
+    roots_at_once: bool = False
     #: Share of activations and temporaries lost between the allocator's blocks (Guo et al., GMLake, ASPLOS 2024: a few
     #: percent in regular training on one GPU, up to 30 % in distributed training of irregular modules).
     fragmentation: float = 0.03
@@ -208,6 +212,7 @@ _TORCH_DDP = Framework(
     kernels="hf-eager",
     data_parallel=DDP,
     master_weights=False,
+    roots_at_once=True,
     clips_gradients=False,
     owners_broadcast="tensors",
 )
@@ -217,7 +222,8 @@ FRAMEWORKS: dict[str, Framework] = {
     for f in (
         *(
             # Hugging Face's Trainer, as its models are or with Liger's fused norms, rotations, gates and loss (linkedin/Liger-Kernel,
-            # ``monkey_patch.py``), by itself, under FSDP, whose shards Accelerate keeps in fp32, and under DeepSpeed
+            # ``monkey_patch.py``), by itself, under FSDP, whose shards Accelerate keeps in fp32, and under DeepSpeed; its optimizer is
+            # ``adamw_torch``, and fused by default since PyTorch 2.8 (``training_args.py``, ``default_optim``)
             entry
             for kernels, plain, under in (("hf-eager", "hf-eager", ""), ("compiled", "hf-liger", "-liger"))
             for entry in (
@@ -226,6 +232,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=DDP,
                     master_weights=False,
+                    roots_at_once=True,
                     wide_adapters_since=_PEFT_0_11,
                     sharded_by=f"hf-fsdp{under}",
                 ),
@@ -234,6 +241,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=FSDP,
                     recipe=FULLY_SHARDED,
+                    roots_at_once=True,
                     gathers_to_recompute=True,
                     flash="flash_attention_2",
                     wide_adapters_since=_PEFT_0_11,
@@ -325,6 +333,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="hf-eager",
             data_parallel=FSDP,
             recipe=FULLY_SHARDED,
+            roots_at_once=True,
             stops_recompute_early=True,
             flash="flash_attention_2",
             aliases=("olmo",),
@@ -334,6 +343,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="hf-eager",
             data_parallel=FSDP2,
             recipe=FULLY_SHARDED,
+            roots_at_once=True,
             stops_recompute_early=True,
             flash="flash_attention_2",
             copies_sequence=True,
@@ -402,6 +412,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 lays_out_pipelines=True,
                 synchronous_p2p=False,  # ``torch.distributed.pipelining`` waits for messages on streams
                 master_weights=False,
+                roots_at_once=True,
                 clips_gradients=False,
                 flash=flash,
                 calls_modules=kernels == "fused",
@@ -420,11 +431,20 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="hf-eager",
             data_parallel=FSDP2,
             recipe=FULLY_SHARDED,
+            roots_at_once=True,
             stops_recompute_early=True,
             flash="flash_attention_2",
             clips_gradients=False,
         ),
-        replace(_TORCH_DDP, name="torch-tp", splits="tensors", kernels="torch-modules", owners_broadcast=""),
+        # its tensors are stepped one by one: DTensors and plain ones do not mix in an operation over all (validation/jobs/trainers.py)
+        replace(
+            _TORCH_DDP,
+            name="torch-tp",
+            splits="tensors",
+            kernels="torch-modules",
+            owners_broadcast="",
+            roots_at_once=False,
+        ),
         replace(_TORCH_DDP, name="torch-pp", splits="layers", owners_broadcast=""),
         Framework(name="torch-3d", kernels="torch-modules", data_parallel=MEGATRON, overlap=False, fragmentation=0.3),
         Framework(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.errors import InfeasiblePlanError
-from simulator.memory.estimate import CONTEXT_BYTES, MemoryReport, check_host_memory, estimate
+from simulator.memory.estimate import CONTEXT_BYTES, OPTIMIZER_STEP, MemoryReport, check_host_memory, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Parameter, PointwiseShape
 from simulator.plan import ParallelPlan
 from simulator.topology.device import load_device
@@ -99,6 +99,35 @@ def test_without_masters_the_moments_have_16_bits():
     """hf-eager in pure bf16: torch.optim.AdamW keeps its states in the dtype of the parameters."""
     found = memory([layer()], framework="hf-eager", precision="bf16", global_batch=4)
     assert (found["parameters"], found["gradients"], found["optimizer"]) == (2 * DENSE, 2 * DENSE, 4 * DENSE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "each"),
+    [
+        ({"framework": "hf-eager"}, 2),  # moments in 16 bits
+        ({"framework": "hf-eager", "precision": "fp32"}, 4),
+        ({"framework": "fsdp", "dp": 8, "sharding": "zero3"}, 4 / 8),
+        ({"framework": "hf-eager", "moment_bytes": 1}, 0),  # 8-bit Adam is fused
+        ({"framework": "fsdp", "offload_optimizer": "cpu", "dp": 8, "sharding": "zero3"}, 0),
+        ({"framework": "torchtitan"}, 0),  # fused by default (torchtitan/components/optimizer.py)
+        ({"framework": "megatron"}, 0),
+    ],
+)
+def test_roots_of_all_second_moments_at_once_are_one_moment_more(settings, each):
+    """torch/optim/adam.py, ``_multi_tensor_adam``: ``torch._foreach_sqrt``; here beside gradients that stay over micro-batches, and
+    working memory of the passes that is smaller and gone, like what they gather."""
+    found, passes = memory([layer(transient=1000)], **settings), 1000
+    gathered = found["buffers"] if settings.get("sharding") == "zero3" else 0
+    assert found["transient"] == max(passes, round(each * DENSE) - gathered)
+
+
+def test_what_the_last_layers_have_not_saved_yet_is_room_for_the_first():
+    """Layers that save 100 and 300, and need 500 and 50 beside: the first has 600 with its own, the second 450; where backward is
+    split, the second's 300 wait for the gradients of its weights."""
+    layers = [layer(saved=100, transient=500), layer(saved=300, transient=50)]
+    for schedule, peak in (("1f1b", 600), ("zb-1p", 900)):
+        found = memory(layers, framework="megatron", schedule=schedule)
+        assert found["activations"] + found["transient"] == peak
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "zero3"])
@@ -296,6 +325,8 @@ def test_the_sentence_says_what_is_missing_and_what_is_largest():
         "rank 5 (stage 2) needs 7 GiB of 5 GiB at its peak, in layer head (operator gemm): 2 GiB too much; the largest part is "
         "optimizer states with 4 GiB"
     )
+    at_step = replace(report, peak_at=OPTIMIZER_STEP).explain()
+    assert "of 5 GiB at its peak, in the optimizer step: 2 GiB too much" in at_step
 
 
 def test_offloaded_states_fit_into_the_host():
