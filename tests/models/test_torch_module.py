@@ -615,6 +615,24 @@ def test_a_sequence_is_split_inside_attention():
     assert order == [[CommunicationPoint, AttentionShape], [AttentionShape, CommunicationPoint]]
 
 
+@pytest.mark.parametrize(("repeats", "n_heads"), [(False, 2), (True, 4)])
+def test_shared_heads_are_exchanged_as_attention_is_given_them(repeats, n_heads):
+    """Torch's ``context_parallel`` shards what attention gets: two heads with ``enable_gqa``, four where the module has repeated them."""
+
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.kv = nn.Linear(64, 64), nn.Linear(64, 32)
+
+        def forward(self, x):
+            q, k = (f(x).unflatten(-1, (-1, 16)).transpose(1, 2) for f in (self.q, self.kv))
+            k = k.repeat_interleave(2, dim=1) if repeats else k
+            return functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=not repeats)
+
+    (layer,) = record_module(Grouped(), torch.zeros(2, 8, 64), dtype="bf16", cp=4).layers
+    assert points(layer) == [[("context", 2 * 2 * n_heads * 32 * 16 * 2)]] * 2
+
+
 def test_masks_are_not_split_with_a_sequence():
     class Masked(nn.Module):
         def __init__(self):

@@ -74,3 +74,19 @@ def test_a_module_of_transformers_is_the_built_in_family(name, attention, precis
     assert recorded.model_flops_per_sequence == family.model_flops_per_sequence
     saved = [sum(layer.saved_bytes for layer in model.layers) for model in (recorded, family)]
     assert saved[0] == pytest.approx(saved[1], rel=0.01)
+
+
+@pytest.mark.parametrize(("window", "n_heads"), [(None, 2), (4096, 2), (128, 8)])
+def test_key_value_heads_are_repeated_only_under_a_window(window, n_heads):
+    """On a GPU transformers repeats them for masks alone (``use_gqa_in_sdpa``), and masks 256 tokens only where a window is shorter
+    (``_ignore_causal_mask_sdpa``): what the attention is given is what two ranks that share 512 tokens exchange, in 16 bits."""
+    config = transformers.MistralConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=LAYERS, num_attention_heads=8, num_key_value_heads=2,
+        vocab_size=1000, sliding_window=window, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        made = transformers.MistralForCausalLM._from_config(config, attn_implementation="sdpa").train()
+    ids = torch.empty(2, 256, dtype=torch.long, device="meta")
+    layer = record_module(made, input_ids=ids, labels=ids, dtype="bf16", cp=2).layers[1]
+    exchanged = [i.n_bytes for i in layer.forward if isinstance(i, CommunicationPoint)]
+    assert exchanged == [2 * 2 * n_heads * 512 * 32 * 2]

@@ -7,8 +7,9 @@ operators in fp32 than the GPU's does.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -188,10 +189,10 @@ def _masked(torch: Any, recorder: Recorder) -> Any:
     return _function(torch, forward, backward)
 
 
-def attention_backend(attention: str) -> Any:
-    """Return the context in which attention that is not fused is taken apart."""
+def attention_backend(attention: str, recorder: Recorder) -> Any:
+    """Return the context in which attention is fused as on a GPU, or taken apart."""
     if attention == "flash":
-        return nullcontext()
+        return _shared_heads(recorder)
     choice = load_torch("nn.attention")
     return choice.sdpa_kernel(choice.SDPBackend.MATH)
 
@@ -212,6 +213,36 @@ def gpu_autocast(torch: Any) -> Iterator[None]:
         yield
     finally:
         kind.__init__ = before
+
+
+@contextmanager
+def _shared_heads(recorder: Recorder) -> Iterator[None]:
+    """Let attention of transformers share key-value heads among queries as it does on a GPU, instead of repeating them.
+
+    It repeats them where there is a mask, which it builds on tensors without data alone. One of a window shorter than the keys
+    stays on a GPU, too.
+
+    References
+    ----------
+    huggingface/transformers, ``integrations/sdpa_attention.py``, ``use_gqa_in_sdpa``, and ``masking_utils.py``.
+    """
+    library = sys.modules.get("transformers.integrations.sdpa_attention")
+    before = getattr(library, "use_gqa_in_sdpa", None)
+    if library is None or before is None:
+        yield
+        return
+
+    def shares(mask: Any, key: Any, *others: Any) -> bool:
+        module = recorder.module
+        window = getattr(module, "sliding_window", getattr(getattr(module, "config", None), "sliding_window", None))
+        is_built = getattr(module, "is_causal", False) and not (window and key.shape[-2] >= window)
+        return bool(before(None if is_built else mask, key, *others))
+
+    library.use_gqa_in_sdpa = shares  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        library.use_gqa_in_sdpa = before  # type: ignore[attr-defined]
 
 
 @contextmanager

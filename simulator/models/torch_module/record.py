@@ -72,7 +72,8 @@ def record_module(
 
     parts = partitioned(torch, module, recorder, experts, tp=tp, ep=ep, expert_load=expert_load)
     with replaced(module, state), parts, recording(torch, module, state, recorder, attention, cp) as modes:
-        around = (quiet(_FAKE), gpu_autocast(torch), fake, plain_operators(torch), *modes, attention_backend(attention))
+        backend = attention_backend(attention, recorder)
+        around = (quiet(_FAKE), gpu_autocast(torch), fake, plain_operators(torch), *modes, backend)
         _run(torch, forward, recorder, around)
     n_parameters = sum(state[key].numel() for key in names.values())
     found = _model_of(name or type(module).__name__, recorder.layers(), _n_sequences((*inputs, *keywords.values())))
