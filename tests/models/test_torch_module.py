@@ -157,6 +157,23 @@ def test_layouts_that_no_style_takes_are_refused():
             record_module(module, IDS, IDS, tp=2)
 
 
+def test_a_loss_of_split_logits_is_refused_by_name():
+    """With whole tensors ``loss_parallel`` changes nothing, and leaves torch as it was."""
+    from torch.distributed.tensor.parallel import loss, loss_parallel
+
+    class Parallel(Split):
+        def forward(self, ids, labels):
+            with loss_parallel():
+                return super().forward(ids, labels)
+
+    before = loss._enable_custom_loss_ops
+    assert record_module(Parallel(), IDS, IDS, dtype="bf16").layers
+    with pytest.raises(InfeasiblePlanError, match="tp=2: loss_parallel is not modelled") as found:
+        record_module(Parallel(), IDS, IDS, dtype="bf16", tp=2)
+    assert "output_layouts=Replicate()" in found.value.hint
+    assert loss._enable_custom_loss_ops is before
+
+
 def test_layouts_of_torchs_styles_count():
     """torch 2.13, ``tensor/parallel/style.py``: a table's rows take whole indices, a column-parallel head may give whole outputs."""
     from torch.distributed.tensor import Replicate

@@ -11,6 +11,7 @@ huggingface/transformers, ``tp_plan`` and ``ep_plan`` of its models, whose exper
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -122,12 +123,35 @@ def partitioned(
         if isinstance(child, torch.nn.Module):
             handles += hooks_of(torch, recorder, style, child, tp, getattr(module, "config", None))
     try:
-        yield
+        with _whole_losses(recorder, tp):
+            yield
     finally:
         for handle in handles:
             handle.remove()
         for child, n in counted:
             child.num_experts = n
+
+
+@contextmanager
+def _whole_losses(recorder: Recorder, tp: int) -> Iterator[None]:
+    """Refuse ``loss_parallel``, whose cross-entropy of split logits exchanges maxima and sums inside an operator of distributed tensors."""
+    library = sys.modules.get("torch.distributed.tensor.parallel.loss")
+    before = getattr(library, "_enable_custom_loss_ops", None)
+    if library is None or before is None or tp == 1:
+        yield
+        return
+
+    def refuse() -> None:
+        raise InfeasiblePlanError(
+            f"tp={tp}: loss_parallel{recorder.place} is not modelled",
+            hint="gather the logits: ColwiseParallel(output_layouts=Replicate()) for the head, and the loss outside loss_parallel()",
+        )
+
+    library._enable_custom_loss_ops = refuse  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        library._enable_custom_loss_ops = before  # type: ignore[attr-defined]
 
 
 def _exchanged(torch: Any, recorder: Recorder, experts: Any, n_experts: int, ep: int, load: float) -> list[Any]:
