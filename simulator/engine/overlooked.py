@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from simulator.engine.costs import Costs
 from simulator.identity import ByIdentity, distinct
 from simulator.network.base import NetworkModel, SeparableNetwork, rate_alone
-from simulator.program.op import COMMUNICATIONS, Collective, Transfer
+from simulator.program.op import COMMUNICATIONS, Collective, Op, Transfer
 from simulator.program.program import Block
 from simulator.timeline import Inside, IntArray, Span, Timeline
 
@@ -51,10 +51,10 @@ def overlooked_share(
     capacity_bytes_per_s : ndarray of float64
         Of every link, shape ``[n_links]``.
     """
+    if not any(isinstance(op, Block) and not op.is_joint and _groups(op) for op in _ops(timeline)):
+        return 0.0
     series = _series(timeline)
     passes = _Passes(series, costs, network, capacity_bytes_per_s)
-    if not len(passes.links):
-        return 0.0
     sharing: ByIdentity[Collective | Transfer, _Sharing] = ByIdentity()
     of_place: dict[_Place, _Sharing] = {}
     met_ps: dict[tuple[_Place, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
@@ -73,7 +73,11 @@ def overlooked_share(
         lost_ps[found.at[is_own]] += (
             max(by_rank.values()) * found.excess[is_own]
         )  # all that take part have a span of it
-    return float(lost_ps.max()) / timeline.makespan_ps
+    return float(lost_ps.max(initial=0.0)) / timeline.makespan_ps
+
+
+def _ops(timeline: Timeline) -> Iterable[Op | Block]:
+    return {id(span.op): span.op for span in timeline.simulated}.values()
 
 
 class _Series(NamedTuple):
