@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,23 +19,29 @@ CAPACITIES = np.full(2, CAPACITY * 1e6)
 KERNEL = Kernel(name="k", phase="forward", duration_s=100e-6)
 
 
+@dataclass
 class Costs(LinkCosts):
-    """Messages between stages have a link of their own."""
+    """Messages between stages have a link of their own; all others take at most a share of theirs."""
+
+    most: float = 1.0
 
     def flow(self, op):
-        return replace(super().flow(op), links=(int(op.axis == "pp"),))
+        cap = self.most * CAPACITY * 1e6
+        return replace(super().flow(op), links=(int(op.axis == "pp"),), rate_cap_bytes_per_s=cap)
 
 
 def message(n_us, axis="tp", rank=0):
     return Collective(collective="all_reduce", axis=axis, n_bytes=n_us * CAPACITY, groups=((rank,),))
 
 
-def share(tasks, **more):
-    rank = RankProgram(rank=0, members=(0,), tasks=tuple(tasks), stretch=more.pop("stretch", None))
-    program = Program(ranks=(rank,), **more)
-    network = FlowNetwork(Wires())
-    timeline = run(program, Costs(), lambda: FlowNetwork(Wires()))
-    return timeline, overlooked_share(timeline, Costs(), network, CAPACITIES)
+def share(tasks, *others, wires=Wires, most=1.0, stretch=None, **more):
+    ranks = tuple(
+        RankProgram(rank=number, members=(number,), tasks=tuple(own), stretch=stretch)
+        for number, own in enumerate((tasks, *others))
+    )
+    costs = Costs(most=most)
+    timeline = run(Program(ranks=ranks, **more), costs, lambda: FlowNetwork(wires()))
+    return timeline, overlooked_share(timeline, costs, FlowNetwork(wires()), CAPACITIES)
 
 
 def block(rank=0, **more):
@@ -93,10 +99,51 @@ def test_passes_of_two_ranks_count_for_each_other_unless_they_run_the_same():
     """100 of each pass are traffic on the one link, all of it while the other lasts; ranks in the same groups write down the same."""
     ours, theirs = block(), block(rank=1)
     for other, expected in ((theirs, 0.5), (ours, 0.0), (block(), 0.0)):
-        ranks = tuple(
-            RankProgram(rank=number, members=(number,), tasks=(Task(one),)) for number, one in enumerate((ours, other))
-        )
-        timeline = run(Program(ranks=ranks), Costs(), lambda: FlowNetwork(Wires()))
+        timeline, found = share([Task(ours)], [Task(other)])
         assert timeline.makespan_ps == 200_000_000
-        found = overlooked_share(timeline, Costs(), FlowNetwork(Wires()), CAPACITIES)
         assert found == pytest.approx(expected)
+
+
+def test_flows_that_leave_each_other_room_lose_nothing():
+    """At three quarters of the link each, 75 take 100 and 30 take 40: while both last, half of that is lost."""
+    for most, n_us, expected in ((0.75, 75, 0.5 * 40 / 200), (0.5, 50, 0.0)):
+        one = Block(name="pass", tasks=(Task(message(n_us), "tp"), Task(KERNEL, after=(0,))))
+        timeline, found = share([Task(one), Task(message(30, "dp"), "dp")], most=most)
+        assert timeline.makespan_ps == 200_000_000
+        assert found == pytest.approx(expected)
+
+
+def test_links_that_are_never_full_hold_nobody_up():
+    class Ample(Wires):
+        ample_links = np.array([True, False])
+
+    _, found = share([Task(block()), Task(message(30, "dp"), "dp")], wires=Ample)
+    assert found == 0.0
+
+
+def test_communication_of_several_ranks_is_one():
+    """Both ranks take part in one message, of which each has a span."""
+    both = message(30, "dp")
+    _, found = share([Task(block()), Task(both, "dp", key="both")], [Task(both, "dp", key="both")])
+    assert found == pytest.approx(0.15)
+
+
+def test_a_pass_that_sends_twice_is_met_twice():
+    """It sends from 0 to 50 and from 150 to 200: traffic of 170 meets 50 and 20 of it, and a pass like it all 100."""
+
+    def twice(rank=0):
+        half = message(50, rank=rank)
+        tasks = Task(half, "tp"), Task(KERNEL, after=(0,)), Task(half, "tp", (1,))
+        return Block(name="pass", tasks=tasks)
+
+    timeline, found = share([Task(twice()), Task(message(170, "dp"), "dp")])
+    assert timeline.makespan_ps == 200_000_000
+    assert found == pytest.approx((50 + 20) / 200)
+    assert share([Task(twice())], [Task(twice(rank=1))])[1] == pytest.approx(100 / 200)
+
+
+def test_an_operation_counts_for_as_long_as_it_lasts_each_time():
+    """Beside another of 20 its 20 take 40, and 20 alone afterwards; all of the 100 of the pass see 40 of both, and 20."""
+    again = message(20, "dp")
+    tasks = [Task(block()), Task(again, "dp"), Task(message(20, "x"), "x"), Task(again, "dp", (1, 2))]
+    assert share(tasks)[1] == pytest.approx((40 + 40 + 20) / 200)
