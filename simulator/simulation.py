@@ -73,6 +73,12 @@ def n_predictions(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
     )
 
 
+def _n_documents(plan: ParallelPlan, sequence_length: int) -> int:
+    """Documents of which kernels are told that they lie in one sequence; 1 where it is one, or where nothing tells them apart."""
+    is_told = plan.attention == "flash" and plan.cp == 1 and 2 * plan.attended_length <= sequence_length
+    return max(1, round(sequence_length / plan.document_length)) if is_told and plan.document_length else 1
+
+
 def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
     """Build a model's layers as one rank of a plan runs them."""
     if isinstance(spec, RecordedModule):
@@ -105,7 +111,11 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,
         copies_sequence=framework.copies_sequence and not plan.asynchronous_tp, wide_adapters=framework.has_wide_adapters(plan.release),
+        reduces_by_product=framework.parallel_by_product,
+        gathers_by_product=framework.parallel_by_product and framework.host != "compiled", gathers_logits=framework.gathers_logits,
         has_loose_gates=framework.has_loose_gates(plan.release),
+        has_loose_rotations=framework.has_loose_gates(plan.release) or not plan.rope_fusion,
+        n_documents=_n_documents(plan, sequence_length), rotates_by_document=framework.rotates_by_document(plan.release),
     )  # fmt: skip
     return build_model(spec, setting)
 

@@ -114,6 +114,7 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     """Return what several settings say together."""
     is_deepspeed, is_local = plan.framework_spec.data_parallel.has_config, not plan.framework_spec.calls_modules
     flags: dict[str, Any] = {
+        "no-rope-fusion": not plan.rope_fusion,
         "no-overlap-p2p-communication": plan.virtual_pp > 1 and sends_block(plan) and not is_local,
         "overlap-moe-expert-parallel-comm": plan.schedule == "1f1b-combined",
         "grad-reduce-in-bf16": plan.precision in ("bf16", "fp8") and plan.reduced_bytes == 2,
@@ -399,6 +400,8 @@ def _settings(found: Found, nodes: int | None, gpus_per_node: int | None) -> dic
     if settings.get("cp", 1) > 1 and (with_deepspeed or found["cp-comm-type"] == "a2a+p2p"):
         settings["cp_comm_type"] = "a2a" if with_deepspeed else "p2p"
     settings |= _recompute(found) | _precision(found) | {"sharding": _sharding(found)} | _experts_travel(found)
+    if found["no-rope-fusion"]:
+        settings["rope_fusion"] = False
     if found["no-overlap-p2p-communication"]:
         settings["overlap_p2p"] = False
     if found["enable-zbh1-pipeline"]:

@@ -160,5 +160,6 @@ def head(style: Style, x: Tensor) -> None:
         name="logits",
         is_narrow="output" in setting.narrow_modules,
     )
-    style.loss(logits, tokens, vocab)
+    whole = style.gathered_logits(logits)
+    style.loss(whole, tokens, vocab * (whole.n_elements // logits.n_elements))
     return None

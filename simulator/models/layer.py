@@ -245,8 +245,9 @@ class CommunicationPoint:
     #: vocabulary-parallel embedding, ``"context"`` the exchange of keys and values of context parallelism,
     #: ``"dispatch"`` and ``"combine"`` the token exchange of experts, ``"expert_f"`` and ``"expert_g"`` where tokens of
     #: the ranks that share an expert are gathered and its output scattered again, ``"shared"`` begin and end of a
-    #: shared expert, ``"counted"`` where the host reads how many tokens each expert gets, ``"logits"`` the gathering of
-    #: vocabulary-parallel logits for a loss that wants them whole. ``"gather"``, ``"scatter"`` and ``"exchange"`` are an
+    #: shared expert, ``"counted"`` where the host reads how many tokens each expert gets, ``"lengths"`` where it reads
+    #: those of packed documents, ``"logits"`` the gathering of vocabulary-parallel logits for a loss that wants them
+    #: whole. ``"gather"``, ``"scatter"`` and ``"exchange"`` are an
     #: all-gather, a reduce-scatter and an all-to-all whatever the plan says, where a recorded module's own plan asks for them.
     operator: Literal[
         "f",
@@ -260,6 +261,7 @@ class CommunicationPoint:
         "expert_g",
         "shared",
         "counted",
+        "lengths",
         "logits",
         "gather",
         "scatter",

@@ -67,7 +67,18 @@ class Setting:
     reduces_beside: bool = True
     #: Whether tokens that ranks gather or reduce along the sequence are copied together or apart by a kernel of their own.
     copies_sequence: bool = False
-    has_loose_gates: bool = False  #: Whether Megatron's rotations and gated activations run operation by operation.
+    #: Whether products that read one input reduce its gradient each by itself, and whether they gather it so, too.
+    reduces_by_product: bool = False
+    gathers_by_product: bool = False
+    gathers_logits: bool = (
+        False  #: Whether tensor-parallel ranks gather the logits for a loss over the whole vocabulary.
+    )
+    has_loose_gates: bool = False  #: Whether Megatron's gated activations run operation by operation.
+    has_loose_rotations: bool = False  #: Whether its rotations do.
+    n_documents: int = 1  #: Packed into a sequence, whose lengths a kernel has to be told; 1: it is one.
+    rotates_by_document: bool = (
+        False  #: Whether loose rotations take them one after the other, by lengths that the host reads.
+    )
     wide_adapters: bool = False  #: Whether adapters are in fp32 beside 16-bit weights.
     gradient_bytes: int = 4  #: Of one element of the gradients that micro-batches add up.
 

@@ -122,6 +122,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
                 or plan.framework_spec.has_early_modules(plan.release)
                 or plan.framework_spec.has_loose_gates(plan.release) != plan.framework_spec.has_loose_gates(None)
                 or (plan.lora_rank and plan.framework_spec.wide_adapters_since)
+                or (plan.document_length and plan.framework_spec.calls_modules)
             ),
             f"no feature of {plan.framework} depends on it",
         ),
@@ -141,6 +142,12 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             ("attention_kernel",),
             (plan.attention == "eager") != (plan.attention_kernel == "fused_softmax"),
             f"attention={plan.attention}",
+        ),
+        (("rope_fusion",), not style.fuses_rotations, f"{plan.framework} has no kernel of Megatron's"),
+        (
+            ("rope_fusion",),
+            plan.framework_spec.has_loose_gates(plan.release),
+            f"Megatron of {plan.release or plan.framework} has no such kernel",
         ),
         (("offload_modules",), plan.recompute == "full", "recompute=full keeps no input of a module"),
         (("recompute_method",), plan.recompute_layers is None, "recompute_layers is not given: every block by itself"),

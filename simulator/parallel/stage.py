@@ -94,6 +94,10 @@ class Template(NamedTuple):
     tails: tuple[int, ...]
 
 
+#: operators of points where the host reads what the device has computed, and what it reads there
+_READ = {"counted": "tokens per expert", "lengths": "lengths of documents"}
+
+
 class _Builder:
     """Collects kernels into runs and cuts them where communication must be waited for."""
 
@@ -141,12 +145,10 @@ class _Builder:
         overlaps = max(found.overlaps, int(is_async and found.collective == "all_gather"))
         self.pending.append([len(self.entries) - 1, overlaps])
 
-    def wait(self, phase: Phase, after: tuple[int, ...]) -> None:
-        """Let the host wait for the count of tokens that each expert gets."""
+    def wait(self, phase: Phase, after: tuple[int, ...], what: str = "tokens per expert") -> None:
+        """Let the host wait for numbers that the device has: how many tokens each expert gets, say."""
         if after:
-            self.entries.append(
-                Entry(HostWork(name="wait for tokens per expert", duration_s=0.0, phase=phase), HOST, after)
-            )
+            self.entries.append(Entry(HostWork(name=f"wait for {what}", duration_s=0.0, phase=phase), HOST, after))
 
     def flush(self, phase: Phase) -> None:
         """Close the open run."""
@@ -181,10 +183,10 @@ def template_of(layer: Layer, kind: Kind, plan: ParallelPlan, communicators: Com
     phase: Phase = "forward"
     for phase, items in items_of(layer, kind):
         for item in exchange_experts(exchange_context(items, plan), plan, communicators):
-            if isinstance(item, CommunicationPoint) and item.operator == "counted":
-                if plan.waits_for_counts:
+            if isinstance(item, CommunicationPoint) and item.operator in _READ:
+                if item.operator != "counted" or plan.waits_for_counts:
                     builder.flush(phase)
-                    builder.wait(phase, builder.last_compute)
+                    builder.wait(phase, builder.last_compute, _READ[item.operator])
                 continue
             found = at_point(item, plan) if isinstance(item, CommunicationPoint) else item
             if isinstance(found, Exchange):

@@ -123,6 +123,12 @@ class Framework:
     #: and ``reduce_scatter_tensor``: ``torch.cat(torch.chunk(...))``). Compiled blocks are not slower for it (torchtitan's runs on 64
     #: and more GPUs without asynchronous tensor parallelism, split=fit).
     copies_sequence: bool = False
+    #: Whether products that read one input are parallel modules of their own, each of which reduces its gradient, and where no compiler
+    #: finds that they are the same gathers its input, by itself (``torch.distributed.tensor.parallel.ColwiseParallel`` of each, without
+    #: a ``PrepareModuleInput`` around them).
+    parallel_by_product: bool = False
+    #: Whether logits are gathered for a loss over the whole vocabulary (``output_layouts=Replicate()`` of the head).
+    gathers_logits: bool = False
     #: Month since which adapters are in fp32 beside 16-bit weights, and what enters and leaves them is cast, empty where they are in 16
     #: bits (huggingface/peft, ``autocast_adapter_dtype``, on by default since 0.11, and ``tuners/lora/layer.py``, ``Linear.forward``).
     wide_adapters_since: str = ""
@@ -171,6 +177,17 @@ class Framework:
     def has_loose_gates(self, release: str | None) -> bool:
         """Tell whether rotations and gated activations run operation by operation, at a release."""
         return (release or "99") < self.gates_fused_since
+
+    def rotates_by_document(self, release: str | None) -> bool:
+        """Tell whether rotations that are not fused take packed documents one after the other.
+
+        References
+        ----------
+        NVIDIA/Megatron-LM, ``core/models/common/embeddings/rope_utils.py``: with pull request 5243 of June 2026
+        ``_apply_rotary_pos_emb_thd`` reads the lengths on the host and rotates each document by itself; on 22 August 2026 (commit
+        d98e8a64) it rotates all of them by a gathered table.
+        """
+        return self.calls_modules and (release or "99") < "26.08"
 
     def has_early_modules(self, release: str | None) -> bool:
         """Tell whether calls of Transformer Engine cost the host what they did before 2.11: containers before 26.02."""
@@ -386,6 +403,28 @@ FRAMEWORKS: dict[str, Framework] = {
             cp_comm_type="all_gather",
             flash="flash_attention_2",
             aliases=("olmo-core",),
+        ),
+        *(
+            # KempnerInstitute/KempnerForge at 5666d0d1 (``kempnerforge/distributed/tensor_parallel.py``): ``fully_shard`` over blocks whose
+            # projections are each parallel by themselves, compiled or not; stages of pipelines and mixtures split no sequence
+            Framework(
+                name=name,
+                kernels=kernels,  # type: ignore[arg-type]
+                data_parallel=FSDP2,
+                recipe=FULLY_SHARDED,
+                parallel_recipe={"sequence_parallel": True},
+                host=host,  # type: ignore[arg-type]
+                gradient_bytes_bf16=4,
+                stops_recompute_early=True,
+                flash="flash_attention_2",
+                copies_sequence=host == "eager",
+                parallel_by_product=True,
+                gathers_logits=True,
+            )
+            for name, kernels, host in (
+                ("kempnerforge", "hf-eager", "eager"),
+                ("kempnerforge-compile", "compiled", "compiled"),
+            )
         ),
         Framework(
             # Llama 3 (arXiv:2407.21783, section 3.3.2): FSDP whose parameters stay gathered, fp32 gradients in shards, interleaved

@@ -149,14 +149,13 @@ class ParallelPlan:
         "recompute", "How many blocks that are; see recompute_method. 0 with block: none.", least=0, changes=("time", "memory"),
         unset="every block is recomputed from an input of its own",
     )  # fmt: skip
-    attention: Attention = setting(
-        "software", "flash or eager.", default="flash", is_common=True, changes=("time", "memory")
-    )  # fmt: skip
+    attention: Attention = setting("software", "flash or eager.", default="flash", is_common=True, changes=("time", "memory"))  # fmt: skip
     attention_kernel: AttentionKernel | None = setting(
         "software", "Which fused attention kernel runs: `flash_attention_1`, `flash_attention_triton` (its port), `flash_attention_2`, "
         "or `flash_attention` (the device's best: cuDNN or FlashAttention 3 on Hopper, FlashAttention 2 before); of eager attention, "
         "`fused_softmax` (Megatron's mask and softmax in one).", unset="the framework's own",
     )  # fmt: skip
+    rope_fusion: bool = setting("software", "Whether one kernel each rotates Megatron's queries and keys.", default=True)  # fmt: skip
     sequence_parallel: bool = setting(
         "degrees", "Megatron sequence parallelism.", default=False, is_common=True, changes=("time", "memory")
     )  # fmt: skip

@@ -560,6 +560,11 @@ def test_embedding_and_loss_count_as_layers_of_chunks():
         parse_megatron(LLAMA + chunks + given)
 
 
+def test_megatron_rotations_that_are_not_fused():
+    assert parse_megatron(LLAMA + " --no-rope-fusion").plan().rope_fusion is False
+    assert parse_megatron(LLAMA).plan().rope_fusion
+
+
 def test_megatron_messages_that_do_not_overlap():
     assert parse_megatron(LLAMA + " --no-overlap-p2p-communication").plan().overlap_p2p is False
 

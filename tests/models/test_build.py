@@ -10,6 +10,8 @@ from simulator.models.catalog import CATALOG, find_spec, rename
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
 from simulator.models.styles import STYLES
+from simulator.plan import ParallelPlan
+from simulator.simulation import model_for
 
 FAMILIES = ["gpt2", "gpt-1.3b", "bert-base", "t5-small", "llama2-7b", "llama3-8b", "mpt-125m", "mixtral-8x7b"]
 RECOMPUTES = ["none", "selective", "full"]
@@ -299,6 +301,36 @@ def test_ranks_quantise_what_they_gather_for_a_product(precision, sequence_paral
     found = {(i.operator, i.kernel_pass): i.n_bytes / n for i in block.backward if isinstance(i, CommunicationPoint)}
     assert (found["g", "backward"], found["f", "backward"]) == (gradient_bytes, 2)
     assert {i.n_bytes / n for i in head.forward if isinstance(i, CommunicationPoint) and i.operator == "f"} == {2}
+
+
+@pytest.mark.parametrize(
+    ("framework", "sequence_parallel", "gathers", "reductions"),
+    [
+        ("kempnerforge", True, 5, 5),
+        ("kempnerforge-compile", True, 2, 5),
+        ("kempnerforge", False, 5, 5),
+        ("torchtitan", True, 2, 2),
+    ],
+)
+def test_products_that_are_parallel_by_themselves_reduce_by_themselves(
+    framework, sequence_parallel, gathers, reductions
+):
+    """Queries, keys, values, gate and up are five modules with a gradient each (KempnerForge, ``_build_block_tp_plan``), which a
+    compiler gathers for once where they read the same; torchtitan's ``PrepareModuleInput`` gathers for all of them."""
+    plan = ParallelPlan(
+        framework=framework,
+        precision="bf16",
+        tp=8,
+        sequence_parallel=sequence_parallel,
+        micro_batch=1,
+        sequence_length=4096,
+    )
+    layers = model_for(find_spec("llama2-7b"), plan).layers
+    assert points(layers[1].forward).count(("f", "forward")) == gathers
+    assert points(layers[1].backward).count(("f", "backward")) == reductions
+    of_head = points(layers[-1].forward)
+    assert (("logits", "forward") in of_head) != (("vocabulary", "forward") in of_head)
+    assert (("logits", "forward") in of_head) == framework.startswith("kempnerforge")
 
 
 def test_dtensors_are_copied_to_lie_along_the_sequence():

@@ -11,10 +11,12 @@ from simulator.interop.hf_config import FAMILIES, import_hf_config
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec, rename
 from simulator.models.flops import forward_flops_per_token, model_flops_per_sequence
-from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
+from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
+from simulator.parallel.stage import template_of
 from simulator.plan import ParallelPlan
+from simulator.program.op import HostWork
 from simulator.simulation import model_for
 
 #: catalogue name -> parameters that transformers 5.23 builds on the meta device from the published config.json
@@ -232,6 +234,38 @@ def test_documents_of_several_lengths_cost_the_sum_of_their_squares(lengths):
     spread = (sum((n - mean) ** 2 for n in lengths) / len(lengths)) ** 0.5 / mean
     plan = ParallelPlan(document_length=round(mean), document_spread=spread)
     assert sum(lengths) * plan.attended_length == pytest.approx(sum(n * n for n in lengths), rel=0.02)
+
+
+@pytest.mark.parametrize(("release", "n_lengths"), [("26.04", 2), ("26.08", 0)])
+def test_rotations_by_operation_take_packed_documents_one_after_the_other(release, n_lengths):
+    """NVIDIA/Megatron-LM, ``rope_utils.py`` of June 2026: lengths are read once for the queries and once for the keys; each of four documents has its sines and cosines (cos, sin, two factors, two casts), two
+    products, a negation, two concatenations and a sum, 4 x 11, and a concatenation joins them. On 22 August all are rotated at once, by
+    a table that is gathered, and nothing is asked."""
+    plan = ParallelPlan(
+        framework="megatron-core", release=release, precision="bf16", micro_batch=1, sequence_length=2048, document_length=512,
+        rope_fusion=False,
+    )  # fmt: skip
+    block = next(layer for layer in model_for(small("llama2-7b"), plan).layers if "block" in layer.name)
+    points = [item.operator for item in block.forward if isinstance(item, CommunicationPoint)]
+    names = [item.name for item in block.forward if isinstance(item, PointwiseShape)]
+    assert points.count("lengths") == n_lengths
+    assert "rotary" not in names and names.count("gather") == (0 if n_lengths else 2)
+    for name, each, joins in (("cos", 1, 0), ("sin", 1, 0), ("neg", 1, 0), ("cast", 2, 0), ("cat", 2, 1)):
+        assert names.count(name) == (2 * (4 * each + joins) if n_lengths else 2 * each), name
+    n = 2048 * small("llama2-7b").hidden
+    assert sum(item.n_elements for item in block.forward if getattr(item, "name", "") == "neg") == 2 * n // 2
+
+
+@pytest.mark.parametrize("fuses", [True, False])
+def test_a_host_that_reads_the_lengths_of_documents_waits_for_the_device(fuses):
+    plan = ParallelPlan(
+        framework="megatron-core", release="26.04", precision="bf16", micro_batch=1, sequence_length=2048, document_length=512,
+        rope_fusion=fuses, gpus=1, global_batch=1,
+    )  # fmt: skip
+    layer = next(layer for layer in model_for(small("llama2-7b"), plan).layers if "block" in layer.name)
+    entries = template_of(layer, "F", plan, None).entries
+    waits = [entry.op.name for entry in entries if isinstance(entry.op, HostWork)]
+    assert waits == ([] if fuses else ["wait for lengths of documents"] * 2)
 
 
 def test_prediction_modules_cost_a_block_a_head_and_a_projection():

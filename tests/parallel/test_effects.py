@@ -45,7 +45,7 @@ EFFECTS = [
     ("gradient_collective", "reduce", {"framework": "deepspeed", "sharding": "zero2"}), ("gradient_compression", "bf16", DDP),
     ("gradient_compression", "onebit", {"framework": "deepspeed", "sharding": "none"}),
     ("gradient_as_bucket_view", True, DDP), ("backward_prefetch", "none", FSDP),
-    ("attention_kernel", "flash_attention_1", {}), ("launch_blocking", True, {}),
+    ("attention_kernel", "flash_attention_1", {}), ("launch_blocking", True, {}), ("rope_fusion", False, {}),
     ("backward_prefetch", "post", {**FSDP, "recompute": "full"}),
     ("forward_prefetch", True, FSDP), ("limit_all_gathers", False, FSDP), ("secondary_group", 8, ZERO3),
     ("secondary_group", 8, {"framework": "torchtitan", "sharding": "zero3"}), ("quantized_weights", True, ZERO3),
@@ -141,6 +141,7 @@ IDLE = [
     ("document_spread", 1.0, {"document_length": 128, **CONTEXT}),
     ("fused_operations", True, {"framework": "megatron-core"}), ("fused_operations", True, {"framework": "fsdp"}),
     ("etp", 2, {}), ("etp", 1, {"tp": 4, "sequence_parallel": True}),
+    ("rope_fusion", False, {"framework": "fsdp"}), ("rope_fusion", False, {"release": "23.08"}),
 ]  # fmt: skip
 
 

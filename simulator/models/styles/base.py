@@ -64,6 +64,8 @@ class Style(ABC):
     recomputes_operators = False
     #: whether Megatron's runs a fused attention kernel a second time
     recomputes_flash = False
+    #: whether there is a fused kernel of rotations that a plan may turn off (Megatron's ``apply_rope_fusion``)
+    fuses_rotations = False
     #: whether attention writes the gradients of queries, keys and values into that of their merged projection
     merges_gradients = False
 
@@ -377,6 +379,11 @@ class Style(ABC):
         enter = CommunicationPoint(operator="f", n_bytes=gathered_bytes)
         if not self.merges_columns:
             leave = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward")
+            if self.setting.reduces_by_product:
+                return [
+                    self.linear(one, n, columns, bias=bias, name=name, is_narrow=is_narrow)
+                    for one, n in zip(self._enter_each(x, enter, leave, len(widths)), widths, strict=True)
+                ]
             inside = self._enter(x, enter, [leave])
             return [self.linear(inside, n, columns, bias=bias, name=name, is_narrow=is_narrow) for n in widths]
         beside = int(self.setting.reduces_beside)
@@ -409,6 +416,34 @@ class Style(ABC):
             backward=[*apart, *backward],
             view=None if is_split else x,
             gradient="new" if is_split else "alias",
+        )
+
+    def _enter_each(self, x: Tensor, enter: CommunicationPoint, leave: CommunicationPoint, number: int) -> list[Tensor]:
+        """Enter a tensor-parallel region once for each of several products that read ``x``.
+
+        A compiler finds that they gather the same and does it once (common subexpressions of a graph whose collectives are functions,
+        pytorch/pytorch, ``torch/_functorch/compile_utils.py``, ``fx_graph_cse``); gradients differ and are reduced one by one.
+        """
+        if self.setting.gathers_by_product or not self.setting.is_sequence_parallel:
+            return [self._enter(x, enter, [leave]) for _ in range(number)]
+        inside = self._enter(x, enter, [])
+        apart = [*self._laid_out(inside.n_elements, x.dtype, "backward"), leave]
+        return [
+            self.tape.record([inside], inside.n_elements, x.dtype, forward=[], backward=apart, view=inside)
+            for _ in range(number)
+        ]
+
+    def gathered_logits(self, logits: Tensor) -> Tensor:
+        """Append the gathering of vocabulary-parallel logits for a loss over the whole vocabulary, where ranks have parts."""
+        if self.setting.tp == 1 or not self.setting.gathers_logits:
+            return logits
+        whole = Tensor(logits.n_elements * self.setting.tp, logits.dtype, logits.storage)
+        return self.tape.record(
+            [logits],
+            whole.n_elements,
+            logits.dtype,
+            forward=[CommunicationPoint(operator="logits", n_bytes=whole.n_bytes), map_kernel("cat", [whole], [whole])],
+            backward=[map_kernel("copy", [logits], [logits], in_pass="backward")],
         )
 
     def _laid_out(self, n_elements: int, dtype: str, in_pass: Pass = "forward") -> list[LayerItem]:

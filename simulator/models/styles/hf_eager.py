@@ -276,7 +276,7 @@ class HfEager(Style):
         logp = pointwise(tape, "cross_entropy", [logits], saves_output=True, row=vocab)
         fill = kernel("fill", n_tokens * vocab, row, logp.n_bytes, logp.dtype, in_pass="backward")
         point = CommunicationPoint(operator="vocabulary", n_bytes=4 * n_tokens)
-        points: list[LayerItem] = [point] * 3 if self.setting.tp > 1 else []
+        points: list[LayerItem] = [point] * 3 if self.setting.tp > 1 and not self.setting.gathers_logits else []
         return tape.record(
             [logp],
             1,

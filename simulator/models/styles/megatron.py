@@ -34,6 +34,7 @@ class Megatron(Style):
     #: flash attention wants ``[batch, seq]`` order, Megatron-LM's tensors are ``[seq, batch]``
     transposes_for_flash = True
     late_up_bias = True
+    fuses_rotations = True
 
     def adds_bias_late(self) -> bool:
         """Row-parallel biases are added in the bias-dropout-add kernel."""
@@ -71,29 +72,55 @@ class Megatron(Style):
     def rotary(self, x: Tensor) -> Tensor:
         """Append the rotation as one kernel each way; one by one in early releases, or where sine and cosine have a factor.
 
+        Loose rotations take packed documents one after the other, whose lengths the host reads, until all of them are rotated by a
+        table that is gathered for their tokens.
+
         References
         ----------
         NVIDIA/Megatron-LM, ``core/models/common/embeddings/rope_utils.py``: Transformer Engine's kernel knows no factor
-        (``mscale``), so that ``apply_rotary_pos_emb`` falls back to ``_apply_rotary_pos_emb_bshd``.
+        (``mscale``), so that ``apply_rotary_pos_emb`` falls back to ``_apply_rotary_pos_emb_bshd``; of packed documents
+        ``_apply_rotary_pos_emb_thd``.
         """
-        if not self.spec.scales_rotation and not self.setting.has_loose_gates:
+        setting = self.setting
+        if not self.spec.scales_rotation and not setting.has_loose_rotations:
             return pointwise(self.tape, "rotary", [x])
-        n_table = self.setting.sequence * self.head_dim
+        is_by_document = setting.n_documents > 1 and setting.rotates_by_document
+        n_parts = setting.n_documents * setting.micro_batch if is_by_document else 1
+        forward, back = self._turned(x, n_parts)
+        if is_by_document:
+            joined = map_kernel("cat", [x], [x])
+            forward = [CommunicationPoint(operator="lengths", n_bytes=0), *forward * n_parts, joined]
+            back = [joined, *back * n_parts]
+        elif setting.n_documents > 1:
+            forward = [*self._positions(), *forward]
+        backward = [replace(each, kernel_pass="backward") for each in back]
+        return self.tape.record([x], x.n_elements, x.dtype, forward=forward, backward=backward)
+
+    def _turned(self, x: Tensor, n_parts: int) -> tuple[list[LayerItem], list[LayerItem]]:
+        """Return the operations that rotate one of so many equal parts, forward and backward."""
+        n_table = self.setting.sequence * self.head_dim // (self.setting.n_documents if n_parts > 1 else 1)
+        part = Tensor(x.n_elements // n_parts, x.dtype, x.storage)
+        half = Tensor(part.n_elements // 2, x.dtype, x.storage)
         table = [kernel(name, n_table, 4 * n_table, 4 * n_table, "fp32") for name in ("cos", "mul", "sin", "mul")]
         table += [kernel("cast", n_table, 4 * n_table, 2 * n_table, "fp32")] * 2
-        half = Tensor(x.n_elements // 2, x.dtype, x.storage)
-        turned = map_kernel("mul", [x], [x], access="strided")  # the table is the same for all heads of a token
+        turned = map_kernel("mul", [part], [part], access="strided")  # the table is the same for all heads of a token
         negated = map_kernel("neg", [half], [half], access="strided")
-        joined, summed = map_kernel("cat", [x], [x]), map_kernel("add", [x, x], [x])
-        zeros = map_kernel("fill", [], [x], access="vector")  # gradient of what is not rotated, which is empty
-        back = (turned, turned, negated, joined, summed, zeros, summed)
-        return self.tape.record(
-            [x],
-            x.n_elements,
-            x.dtype,
-            forward=[*table, turned, negated, joined, turned, summed, joined],
-            backward=[replace(each, kernel_pass="backward") for each in back],
-        )
+        joined, summed = map_kernel("cat", [part], [part]), map_kernel("add", [part, part], [part])
+        zeros = map_kernel("fill", [], [part], access="vector")  # gradient of what is not rotated, which is empty
+        back: list[LayerItem] = [turned, turned, negated, joined, summed, zeros, summed]
+        return [*table, turned, negated, joined, turned, summed, joined], back
+
+    def _positions(self) -> list[LayerItem]:
+        """Return the operations that find the place of every token in its document, and gather the table of angles for them.
+
+        Twelve on integers of all tokens (a range, a search among the beginnings, bounds, three gathers, a difference), five on
+        the few lengths, and the gather.
+        """
+        n = self.setting.tokens
+        of_tokens = kernel("add", n, 8 * n, 8 * n, "fp32")
+        of_lengths = kernel("add", self.setting.n_documents, 8, 8, "fp32")
+        n_table = n * self.head_dim
+        return [*[of_lengths] * 5, *[of_tokens] * 12, kernel("gather", n_table, 4 * n_table, 4 * n_table, "fp32")]
 
     def eager_attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append scaled product, fused softmax, dropout and product; selective recompute drops these."""
@@ -249,7 +276,7 @@ class Fused(Megatron):
 def fused_loss(style: Style, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
     """Append a cross-entropy that keeps 16-bit logits only: one pass forward, one backward."""
     point = CommunicationPoint(operator="vocabulary", n_bytes=4 * n_tokens)
-    points: list[LayerItem] = [point] if style.setting.tp > 1 else []
+    points: list[LayerItem] = [point] if style.setting.tp > 1 and not style.setting.gathers_logits else []
     forward = kernel("cross_entropy", logits.n_elements, logits.n_bytes, 4 * n_tokens, logits.dtype, row=vocab)
     back = map_kernel("cross_entropy", [logits], [logits], row=vocab, in_pass="backward")
     return style.tape.record(
