@@ -75,6 +75,26 @@ def test_modules_cost_the_host_more_before_their_overhead_was_reduced(plain_devi
     )
 
 
+@pytest.mark.parametrize(("is_quantised", "least_s", "most_s"), [(False, 311e-6, 398e-6), (True, 441e-6, 519e-6)])
+def test_modules_cost_a_grace_what_was_timed(is_quantised, least_s, most_s):
+    """NVIDIA/TransformerEngine, pull request 3523, GB200, before it: CPU time of forward and backward of Linear and of LayerNormLinear,
+    in BF16 and in MXFP8. Beside the two calls backward launches the product of the weight's gradient; in MXFP8 an input is quantised
+    forward and a gradient backward."""
+    device = load_device("gb200")
+    call = {"is_call": True, "is_quantised": is_quantised}
+    spent_s = issue_s(device, "eager", "forward", **call) + issue_s(device, "eager", "backward", **call)
+    spent_s += issue_s(device, "eager", "backward")
+    if is_quantised:
+        spent_s += issue_s(device, "eager", "forward") + issue_s(device, "eager", "backward")
+    assert least_s < spent_s < most_s
+
+
+def test_a_grace_dispatches_as_slowly_as_was_timed():
+    """NVIDIA/TransformerEngine, issue 2053: ``torch.nn.Linear`` takes the CPU 37.08 us forward on GB200 and 33.17 on GH200."""
+    for name, measured_s in (("gb200", 37.08e-6), ("gb300", 37.08e-6), ("gh200-96g", 33.17e-6)):
+        assert issue_s(load_device(name), "eager", "forward") == pytest.approx(measured_s, rel=0.02)
+
+
 @pytest.mark.parametrize(("release", "is_early"), [("25.11", True), ("26.02", False), ("26.08", False), (None, False)])
 def test_containers_before_the_one_that_was_timed_anew_have_early_modules(release, is_early):
     """MB-0061 of container 26.02 is the later one of the two above; without a container modules are current."""

@@ -238,9 +238,9 @@ def test_documents_of_several_lengths_cost_the_sum_of_their_squares(lengths):
 
 @pytest.mark.parametrize(("release", "n_lengths"), [("26.04", 2), ("26.08", 0)])
 def test_rotations_by_operation_take_packed_documents_one_after_the_other(release, n_lengths):
-    """NVIDIA/Megatron-LM, ``rope_utils.py`` of June 2026: lengths are read once for the queries and once for the keys; each of four documents has its sines and cosines (cos, sin, two factors, two casts), two
-    products, a negation, two concatenations and a sum, 4 x 11, and a concatenation joins them. On 22 August all are rotated at once, by
-    a table that is gathered, and nothing is asked."""
+    """NVIDIA/Megatron-LM, ``rope_utils.py`` of June 2026: lengths are read once for the queries and once for the keys; each of four
+    documents has its sines and cosines (cos, sin, two factors, two casts), two products, a negation, two concatenations and a sum, 4 x 12,
+    and a concatenation joins them. On 22 August all are rotated at once, by a table that is gathered, and nothing is asked."""
     plan = ParallelPlan(
         framework="megatron-core", release=release, precision="bf16", micro_batch=1, sequence_length=2048, document_length=512,
         rope_fusion=False,
