@@ -366,6 +366,24 @@ FRAMEWORKS: dict[str, Framework] = {
             copies_sequence=True,
             aliases=("torchtune",),
         ),
+        *(
+            # Lightning-AI/litgpt at 26857050 (``litgpt/model.py``, ``pretrain.py``): modules of plain PyTorch with an RMSNorm in fp32,
+            # rotation and gate operation by operation, attention and loss PyTorch's; on one GPU, or under Fabric's FSDP over blocks,
+            # weights in 16 bits (``bf16-true``) that a fused AdamW steps as they are; ``pretrain.py`` compiles the model
+            Framework(
+                name=f"litgpt{sharded}{compiled}",
+                kernels="compiled" if compiled else "hf-eager",
+                data_parallel=facts,
+                host="compiled" if compiled else "eager",
+                master_weights=False,
+                recipe=FULLY_SHARDED if sharded else {},
+                stops_recompute_early=True,
+                flash="flash_attention_2",
+                sharded_by="" if sharded else f"litgpt-fsdp{compiled}",
+            )
+            for sharded, facts in (("", DDP), ("-fsdp", replace(FSDP, shards_masters=False)))
+            for compiled in ("", "-compile")
+        ),
         Framework(
             name="llm-foundry",
             kernels="hf-eager",

@@ -57,6 +57,14 @@ def test_megatrons_optim_grads_shards_all_but_parameters():
     assert held == pytest.approx((2, 4 / 64, 12 / 64, 0))
 
 
+@pytest.mark.parametrize(("framework", "dp", "sharding"), [("litgpt", 1, "none"), ("litgpt-fsdp-compile", 64, "zero3")])
+def test_16_bit_weights_that_adam_steps_as_they_are_take_8_bytes(framework, dp, sharding):
+    """``torch.optim.AdamW`` makes its moments like the parameters (``zeros_like``): weight, gradient and two moments in bf16."""
+    found = memory([layer(64_000_000)], dp=dp, sharding=sharding, framework=framework, precision="bf16")
+    held = tuple(dp * found[key] / 64_000_000 for key in ("parameters", "gradients", "optimizer"))
+    assert held == pytest.approx((2, 2, 4))
+
+
 def test_fsdp_that_keeps_its_parameters_holds_shards_and_all_that_it_gathered():
     """SHARD_GRAD_OP: fp32 shards and moments over 64 ranks, and between forward and backward every unit in the 16 bits that it
     was gathered in."""
