@@ -50,6 +50,8 @@ from simulator.units import to_s
 WIDE_VOCABULARY = 65_500
 #: ranks up to which all are simulated where those of a class turn out to share links unequally
 MAX_UNFOLDED = 256
+#: tasks up to which ranks are written down one by one there, of all ranks
+MOST_TASKS = 1_000_000
 #: how often classes are split by what their parts would get before every rank is simulated
 MOST_SPLITS = 3
 #: share of a run for which other traffic may delay passes that are computed with their links to themselves
@@ -309,16 +311,23 @@ def _told_apart(
     return apart
 
 
-def _networks(scenario: Scenario, topology: Topology) -> Callable[[], NetworkModel]:
-    """Return what makes idle networks; where every rank could be simulated, those that tell when a class is uneven."""
+def _networks(scenario: Scenario, topology: Topology, *, is_watched: bool) -> Callable[[], NetworkModel]:
+    """Return what makes idle networks; where every rank could be simulated, and is not, those that tell when a class is uneven."""
     new = NETWORKS[scenario.network]
-    is_foldable = not scenario.unfold and scenario.plan.gpus <= MAX_UNFOLDED
+    is_foldable = is_watched and not scenario.unfold and scenario.plan.gpus <= MAX_UNFOLDED
     if is_foldable and isinstance(new, type) and issubclass(new, FlowNetwork):
         evenness = Evenness(topology, contends=new.contends)
         return lambda: EvenNetwork(topology, evenness)
     if is_foldable and new is ChunkNetwork:
         return lambda: EvenChunkNetwork(topology)
     return lambda: new(topology)
+
+
+def _most_tasks(program: Program) -> int:
+    """Return how many tasks a rank has at most, those of the periods left out included."""
+    return max(
+        len(rank.tasks) + program.n_omitted * (rank.stretch.length if rank.stretch else 0) for rank in program.ranks
+    )
 
 
 def _are_alone(timeline: Timeline, costs: ModelCosts, topology: Topology, scenario: Scenario) -> bool:
@@ -381,9 +390,11 @@ def run_scenario(
         among_others = [False, True]
         lower_again = partial(lower_scenario, topology=topology, spec=spec)
         uneven: dict[int, Hashable] = {}
-        n_splits, opened = 0, False
+        n_splits, opened, is_watched = 0, False, True
         while True:
-            play = partial(run, costs=costs, new_network=_networks(scenario, topology), detail=detail)
+            play = partial(
+                run, costs=costs, new_network=_networks(scenario, topology, is_watched=is_watched), detail=detail
+            )
             try:
                 timeline = play(lowered.program, among_others=among_others[0])
                 if opened or _are_alone(timeline, costs, topology, scenario):
@@ -404,8 +415,10 @@ def run_scenario(
                 known, uneven = uneven, _told_apart(uneven, costs.groups_in(error.found))
                 n_splits += 1
                 if uneven == known or n_splits > MOST_SPLITS:
-                    scenario, uneven, among_others = replace(scenario, unfold=True), {}, [True]
-                    lower_again = partial(lower_scenario, topology=topology, spec=spec, whole=False)
+                    uneven, among_others, is_watched, opened = {}, [True], False, False
+                    lower_again = partial(lower_scenario, topology=topology, spec=spec)
+                    if scenario.plan.gpus * _most_tasks(lowered.program) <= MOST_TASKS:
+                        scenario, lower_again = replace(scenario, unfold=True), partial(lower_again, whole=False)
                 lower_again = partial(lower_again, uneven=uneven)
             model, lowered, memory = lower_again(scenario)
             say("simulating")

@@ -169,6 +169,11 @@ COMMANDS: dict[str, Command] = {
         f"micro-batches-{n}": Command(title=f"{n:,} micro-batches", words=_175b(64, "", batch=n), goal_s=2.0)
         for n in (100_000, 1_000_000)
     },
+    "uneven": Command(
+        title="groups of 16 that share NICs unequally, 256 V100s", goal_s=10.0,
+        words="--topology dgx1-v100-32g --model gpt3-175b --gpus 256 --tp 2 --cp 16 --micro-batch 4 --global-batch 512"
+        " --sharding zero3 --sequence-parallel",
+    ),
     "search": Command(
         title="search of 175B on 1,024 GPUs, one process", goal_s=8.0,
         words="search --topology selene --model gpt3-175b --gpus 1024 --global-batch 1536 --jobs 1",

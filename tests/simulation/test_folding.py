@@ -147,6 +147,21 @@ def test_every_rank_is_simulated_where_classes_are_split_too_often(monkeypatch):
     assert_equal(found.timeline, simulated(plan, cluster="polaris", unfold=True), 12)
 
 
+def test_a_class_goes_at_the_pace_of_its_slowest_group_where_all_ranks_would_be_too_much(monkeypatch):
+    """Of stages of one and a half nodes some messages share NICs: as a class all take as long as those."""
+    plan = {
+        "gpus": 12, "tp": 2, "pp": 2, "dp": 3, "micro_batch": 1, "global_batch": 6, "sequence_length": 960, "schedule": "gpipe",
+        "sharding": "zero3", "framework": "fsdp",
+    }  # fmt: skip
+    every = simulated(plan, cluster="polaris", unfold=True)
+    monkeypatch.setattr("simulator.simulation.MOST_SPLITS", 0)
+    monkeypatch.setattr("simulator.simulation.MOST_TASKS", 0)
+    found = answer(plan, cluster="polaris")
+    assert not found.scenario.unfold
+    assert len(found.timeline.members) == 2
+    assert every.makespan_ps <= found.timeline.makespan_ps < 1.2 * every.makespan_ps
+
+
 @pytest.mark.parametrize(
     ("plan", "wrong", "n_classes"),
     [
