@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 import warnings
@@ -33,6 +34,9 @@ import cases
 #: facts about the program rather than answers
 VOLATILE = ("version", "digest", "n_events", "elapsed_s", "seconds", "host_seconds", "simulated", "cached", "pruned")
 
+#: seconds after which a command is given up: no answer takes minutes
+LIMIT_S = 300
+
 
 def all_cases(shared: Path, out: Path) -> Iterator[list[str]]:
     """Yield every recorded command line."""
@@ -45,12 +49,18 @@ def all_cases(shared: Path, out: Path) -> Iterator[list[str]]:
     yield from cases.emissions(out)
 
 
+def _give_up(*_: object) -> None:
+    raise TimeoutError(f"no answer within {LIMIT_S} s")
+
+
 def run(argv: list[str]) -> dict[str, Any]:
-    """Run one command in this process and return its status and what it printed."""
+    """Run one command in this process and return its status and what it printed; one that takes too long is a defect, too."""
     from simulator.cli.main import main
 
     out, err, status = io.StringIO(), io.StringIO(), 0
     sys.argv = ["simulate", *argv]
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(LIMIT_S)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -59,6 +69,8 @@ def run(argv: list[str]) -> dict[str, Any]:
             status = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
         except Exception as error:  # a traceback is an answer to record, and a defect
             return {"status": "traceback", "error": repr(error)}
+        finally:
+            signal.alarm(0)
     text = out.getvalue()
     try:
         return {"status": status, "answer": json.loads(text)}
