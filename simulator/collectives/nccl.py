@@ -48,11 +48,15 @@ _OLD_SIMPLE_HOP_US = 28.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """What NCCL's graph search finds: channels, and the GB/s of one inside a node and between nodes."""
+    """What NCCL's graph search finds, and the channels that it makes of it.
 
-    n_channels: int
-    intra: float
-    inter: float
+    NCCL's figures are of the channels that were found; when it connects them, there are twice as many (``src/graph/connect.cc``).
+    """
+
+    found: int  #: Channels that were found.
+    intra: float  #: GB/s of one of them inside a node.
+    inter: float  #: GB/s of one of them between nodes.
+    n_channels: int  #: Those that bytes are split over.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ class Question:
     @property
     def bus(self) -> float:
         """GB/s of all channels together."""
-        return self.channels.n_channels * (self.channels.intra if self.shape.n_nodes <= 2 else self.channels.inter)
+        return self.channels.found * (self.channels.intra if self.shape.n_nodes <= 2 else self.channels.inter)
 
     def intra_us(self, latency: LinkLatency, protocol: str) -> float:
         """Return the latency of a hop inside a node."""
@@ -108,24 +112,23 @@ def find_channels(shape: GroupShape) -> Channels:
         n_intra = max(1, round(speed / per_channel))
     if shape.n_nodes == 1:
         return _duplicate(shape, n_intra, per_channel)
-    nic = shape.nic_bytes_per_s / 1e9 * _NET_SHARE
+    n_inter = net_devices(shape)
+    nic = net_speed(shape) / n_inter
     inter = max((s for s in _INTER_SPEEDS if s <= nic + 1e-9), default=_INTER_SPEEDS[-1])
     if shape.ranks_per_node > 1 and shape.wiring == "pcie":
         inter = min(inter, per_channel)
-    n_inter = max(1, shape.n_nics)
     if shape.ranks_per_node > 1 and shape.wiring == "switch":  # every ring passes through every GPU of the node
         n_inter = min(n_inter, math.ceil(speed / inter))
     return _duplicate(shape, n_inter, inter)
 
 
 def _duplicate(shape: GroupShape, n_channels: int, speed: float) -> Channels:
-    """Split fast channels, and once more where there is room."""
+    """Split fast channels; connecting them takes twice as many where there is room."""
     limit = 50.0 if shape.generation in ("hopper", "blackwell") and n_channels > 4 else 25.0
     if speed >= limit:
         n_channels, speed = 2 * n_channels, speed / 2
-    if 2 * n_channels <= _MAX_CHANNELS.get(shape.generation, 24):
-        n_channels, speed = 2 * n_channels, speed / 2
-    return Channels(n_channels=n_channels, intra=speed, inter=speed)
+    connected = 2 * n_channels if 2 * n_channels <= _MAX_CHANNELS.get(shape.generation, 24) else n_channels
+    return Channels(found=n_channels, intra=speed, inter=speed, n_channels=connected)
 
 
 def nvlink_speed(shape: GroupShape) -> float:
@@ -136,6 +139,17 @@ def nvlink_speed(shape: GroupShape) -> float:
 def net_speed(shape: GroupShape) -> float:
     """GB/s that NCCL assumes of a node's NICs."""
     return shape.n_nics * shape.nic_bytes_per_s / 1e9 * _NET_SHARE
+
+
+def net_devices(shape: GroupShape) -> int:
+    """Devices of a node that NCCL sees: on EFA from P5 on one for each GPU, whose cards are its rails.
+
+    References
+    ----------
+    aws/aws-ofi-nccl@2daf7d303a, ``src/nccl_ofi_topo.cpp``: NICs are grouped by the GPU that they are nearest to.
+    """
+    grouped = shape.protocol == "efa" and shape.generation in ("hopper", "blackwell")
+    return max(1, min(shape.n_nics, shape.ranks_per_node) if grouped else shape.n_nics)
 
 
 def n_steps(collective: str, n_ranks: int) -> int:

@@ -42,6 +42,17 @@ COLLNET_HOP_S = 31e-6
 _TREE_CHANNEL = ((0.0,) * 3, (0.0,) * 3, (0.0, 57.7, 45.5), (0.0, 96.0, 80.0))
 _EFFICIENCY = (0.0, 0.0, 0.85, 0.74)
 _NONE = (0.0, 0.0, 0.0)
+#: speeds of a head among which the search looks inside a node
+_SPEEDS = {
+    "hopper": (60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0, 12.0, 11.0, 6.0, 3.0),
+    "blackwell": (90.0, 80.0, 70.0, 60.0, 50.0, 45.0, 40.0, 30.0, 24.0, 20.0, 19.0, 18.0),
+}
+
+
+def _head_speed(shape: GroupShape, n_heads: int) -> float:
+    """GB/s of each head: all pass through every GPU's NVLinks, through its own head's twice (``ncclTopoSearchTryNvls``)."""
+    speeds = _SPEEDS.get(shape.generation, _SPEEDS["hopper"])
+    return next((each for each in speeds if each * (n_heads + 1) <= nvlink_speed(shape)), speeds[-1])
 
 
 def _simple_us(nvlink: float, net: float) -> LinkLatency:
@@ -94,10 +105,9 @@ class Nvls(MessagesAtOnce):
         return question.intra_us(self.latency_us, "simple") + inter_us
 
     def _bus(self, question: Question) -> float:
-        shape, row = question.shape, question.row
-        n_channels = 16 if shape.generation == "hopper" else 24
-        m = shape.ranks_per_node
-        intra = nvlink_speed(shape) / n_channels * _EFFICIENCY[row] * (n_channels - 1) / n_channels
+        shape, row, m = question.shape, question.row, question.shape.ranks_per_node
+        n_channels = min(m, MOST_HEADS)  # the search finds one for each head, however many run (``src/graph/search.cc``)
+        intra = _head_speed(shape, n_channels) * _EFFICIENCY[row] * (n_channels - 1) / n_channels
         intra *= 2.0 if question.collective == "all_reduce" else (m - 1) / m
         if shape.n_nodes == 1:
             return n_channels * intra
@@ -246,10 +256,10 @@ class CollNetDirect(CollNet):
         latency_us = 2.0 * inside_us + question.inter_us(self.latency_us, "simple")
         if question.collective != "all_reduce":
             return question.time_us(latency_us, m * min(channels.intra, 0.9 * channels.inter))
-        per_channel = m / channels.n_channels
+        per_channel = m / channels.found
         factor = per_channel - (per_channel - 1.0) / 2.0
         late = 0.85 if shape.generation in ("hopper", "blackwell") else 1.0
-        return question.time_us(latency_us, 0.5 * late * channels.n_channels * channels.intra / factor)
+        return question.time_us(latency_us, 0.5 * late * channels.found * channels.intra / factor)
 
 
 class CollNetChain(CollNet):

@@ -141,7 +141,7 @@ class Ring(Algorithm):
             vendor_row = question.row if shape.n_nodes == 1 else int(shape.cpu_vendor == "amd")
             bus = min(LL_MAX[vendor_row][question.column], (0.25 if is_legacy(shape) else 0.5) * bus)
         elif protocol == "ll128":
-            bus = min(0.92 * bus, channels.n_channels * _LL128_CHANNEL[question.row][question.column])
+            bus = min(0.92 * bus, channels.found * _LL128_CHANNEL[question.row][question.column])
         latency_us = self._latency_us(question, protocol)
         plateau = protocol == "simple" and collective == "all_reduce" and shape.n_nodes > 1
         if plateau and question.n_bytes / (channels.n_channels * n) >= 64:

@@ -151,13 +151,13 @@ class Tree(Algorithm):
     def estimate_us(self, question: Question, protocol: str) -> float:
         """NCCL's estimate, with its dip at middle sizes."""
         shape, row, column = question.shape, question.row, question.column
-        n_channels = question.channels.n_channels
-        bus = min(0.92 * question.bus * _raised(question), n_channels * _CHANNEL[row][column])
+        found = question.channels.found
+        bus = min(0.92 * question.bus * _raised(question), found * _CHANNEL[row][column])
         if protocol == "ll":
             vendor_row = row if shape.n_nodes == 1 else int(shape.cpu_vendor == "amd")
             bus = min(bus / 3.8, LL_MAX[vendor_row][column])
         elif protocol == "ll128":
-            bus = min(bus * (7 / 9 if shape.n_nodes == 1 else 120 / 128), n_channels * _LL128_CHANNEL[row][column])
+            bus = min(bus * (7 / 9 if shape.n_nodes == 1 else 120 / 128), found * _LL128_CHANNEL[row][column])
         latency = tree_us(shape)
         level_us = log_nodes(shape) * question.inter_us(latency, protocol)
         inside_us = (shape.n_ranks / shape.n_nodes - 1) * question.intra_us(latency, protocol)
