@@ -22,6 +22,8 @@ from simulator.calibration.tables import read_rows
 from simulator.collectives import COLLECTIVES
 from simulator.collectives.benchmark import Conditions, benchmark_time_s, conditions_of
 from simulator.collectives.constants import FALLBACK
+from simulator.collectives.nccl import LL
+from simulator.collectives.ring import LL_WIRE_SHARE
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import table_constants
 from simulator.config import write_file
@@ -209,6 +211,13 @@ def expected_spread(path: Sequence[str | int], value: float) -> float:
     return 0.3 if "socket_gb_per_s" in path else 0.7
 
 
+def largest_share(path: Sequence[str | int]) -> float:
+    """Return the most that a constant may be: shares are below one, and under LL half of what rings and trees send are flags."""
+    if not {"efficiency", "across"} & set(path):
+        return math.inf
+    return LL_WIRE_SHARE if path[-1] == LL and {"ring", "tree"} & set(path) else 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedBlock:
     """Constants of a block, and one standard deviation of the logarithm of each."""
@@ -234,7 +243,7 @@ def fit_block(
 
     Robust least squares on logarithms of time beside a pull towards where the table starts, each in units of its own
     spread: the maximum of a hierarchical posterior (Gelman et al., Bayesian Data Analysis, section 5.4, with fixed
-    variances). Wire shares stay below one.
+    variances). Wire shares stay below what a protocol leaves of the wire.
 
     Parameters
     ----------
@@ -253,7 +262,7 @@ def fit_block(
         times = predicted_s(chosen, with_values(table, block.paths, np.exp(x)))
         return np.concatenate([weight * (np.log(times) - target), ROW_SPREAD * (x - origin) / priors])
 
-    upper = np.array([0.0 if {"efficiency", "across"} & set(path) else np.inf for path in block.paths])
+    upper = np.log([largest_share(path) for path in block.paths])
     bounds = (np.full(len(upper), -np.inf), upper)
     start = np.minimum(origin, upper - AT_BOUND)
     best, _, slopes = minimise(residuals, start, bounds, scale=ROW_SPREAD, max_evaluations=30, step=1e-3)

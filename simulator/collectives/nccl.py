@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from simulator.collectives.constants import Triple, version_key
+from simulator.collectives.ages import Figures, LinkLatency, figures_of
+from simulator.collectives.constants import version_key
 from simulator.collectives.shape import GroupShape
 
 PROTOCOLS = ("ll", "ll128", "simple")
@@ -29,21 +29,6 @@ _NET_SHARE = 0.96
 _MAX_CHANNELS = {"volta": 24, "ampere": 24, "hopper": 24, "blackwell": 32}
 _INTRA_SPEEDS = (18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0)
 _INTER_SPEEDS = (48.0, 30.0, 28.0, 24.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.4, 1.2)
-
-
-class LinkLatency(NamedTuple):
-    """Microseconds that NCCL expects of an algorithm under LL, LL128 and Simple: once, and per hop of each kind."""
-
-    base: Triple
-    nvlink: Triple
-    pcie: Triple
-    net: Triple
-
-
-#: of trees; also between nodes with one GPU each, whatever the algorithm, and for chains under Simple
-_TREE_US = LinkLatency((6.8, 14.0, 8.4), (0.6, 1.25, 4.0), (1.0, 1.9, 4.0), (5.0, 8.5, 14.0))
-#: what a hop of theirs under Simple was taken for until 2.22, but in 2.18 (v2.8.4 to v2.27.3, ``src/graph/tuning.cc``)
-_OLD_SIMPLE_HOP_US = 28.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,19 +68,28 @@ class Question:
         return min(self.shape.n_nodes, 3) - 1
 
     @property
+    def figures(self) -> Figures:
+        """Those of the communicator's NCCL."""
+        return figures_of(self.shape.nccl)
+
+    @property
     def bus(self) -> float:
         """GB/s of all channels together."""
-        return self.channels.found * (self.channels.intra if self.shape.n_nodes <= 2 else self.channels.inter)
+        bus = self.channels.found * (self.channels.intra if self.shape.n_nodes <= 2 else self.channels.inter)
+        return min(bus, self.figures.most_of_ampere) if self.shape.generation == "ampere" else bus
 
     def intra_us(self, latency: LinkLatency, protocol: str) -> float:
         """Return the latency of a hop inside a node."""
-        return (latency.pcie if self.shape.wiring == "pcie" else latency.nvlink)[PROTOCOLS.index(protocol)]
+        factor = self.figures.ll_inside if protocol == "ll" and self.shape.n_nodes > 1 else 1.0
+        return factor * (latency.pcie if self.shape.wiring == "pcie" else latency.nvlink)[PROTOCOLS.index(protocol)]
 
     def inter_us(self, latency: LinkLatency, protocol: str) -> float:
         """Return the latency of a hop between nodes, with that of the network plug-in: twice under Simple, which flushes."""
-        hops = tree_us(self.shape) if self.shape.ranks_per_node == 1 else latency
-        twice = 2.0 if protocol == "simple" else 1.0
-        return hops.net[PROTOCOLS.index(protocol)] + twice * plugin_latency_us(self.shape)
+        figures = self.figures
+        alone = self.shape.ranks_per_node == 1 and figures.alone_as_tree
+        hop_us = (figures.tree if alone else latency).net[PROTOCOLS.index(protocol)]
+        plugin_us = figures.plugin[protocol == "simple"] * plugin_latency_us(self.shape)
+        return plugin_us if plugin_us and figures.plugin_instead else hop_us + plugin_us
 
     def time_us(self, latency_us: float, bandwidth: float) -> float:
         """Return NCCL's estimate from a latency and GB/s of progress."""
@@ -160,14 +154,6 @@ def n_steps(collective: str, n_ranks: int) -> int:
 def is_legacy(shape: GroupShape) -> bool:
     """Whether the NCCL version is known and older than 2.12."""
     return bool(shape.nccl) and version_key(shape.nccl) < (2, 12)
-
-
-def tree_us(shape: GroupShape) -> LinkLatency:
-    """Return what the NCCL of a communicator expects of trees."""
-    if not shape.nccl or version_key(shape.nccl)[:2] >= (2, 23) or version_key(shape.nccl)[:2] == (2, 18):
-        return _TREE_US
-    hops = [(low, middle, _OLD_SIMPLE_HOP_US) for low, middle, _ in _TREE_US[1:]]
-    return LinkLatency(_TREE_US.base, *hops)
 
 
 def has_protocol(protocol: str, shape: GroupShape) -> bool:

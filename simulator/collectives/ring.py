@@ -27,7 +27,7 @@ from simulator.collectives.messages import (
     pipeline,
     rotated,
 )
-from simulator.collectives.nccl import LL, REDUCING, SIMPLE, LinkLatency, Question, is_legacy, n_steps, tree_us
+from simulator.collectives.nccl import LL, REDUCING, SIMPLE, Question, is_legacy, n_steps
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.table import Send, Table
 from simulator.network.base import Rounds, Step
@@ -47,8 +47,6 @@ CHAIN_CHUNK_BYTES = (LL_SLOT_BYTES, 512 * 1024, 1024 * 1024)
 
 # NCCL's figures in GB/s; one row per generation, columns: 1 node, 2 nodes, more nodes
 LL_MAX = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 90.0, 70.0))
-_LL128_CHANNEL = ((20.0,) * 3, (20.0,) * 3, (36.7,) * 3, (40.0,) * 3)
-_LATENCY_US = LinkLatency((6.6, 14.0, 8.4), (0.6, 1.9, 3.4), (1.0, 2.5, 5.7), (2.7, 4.0, 14.0))
 _LONGEST_8_BIT_RING = 8
 #: rounds of a ring that are simulated before they repeat, for which many messages it is judged
 REPEATED_ROUNDS = 32
@@ -133,38 +131,41 @@ class Ring(Algorithm):
 
     def estimate_us(self, question: Question, protocol: str) -> float:
         """NCCL's estimate; rings of more than eight ranks do not add up 8-bit floats."""
-        shape, collective, channels = question.shape, question.collective, question.channels
-        n, bus = shape.n_ranks, question.bus
+        shape, collective, channels, figures = question.shape, question.collective, question.channels, question.figures
+        n, bus, row, column = shape.n_ranks, question.bus, question.row, question.column
         if question.eight_bit_float and collective in REDUCING and n > _LONGEST_8_BIT_RING:
             return _NEVER_US + question.n_bytes
         if protocol == "ll":
-            vendor_row = question.row if shape.n_nodes == 1 else int(shape.cpu_vendor == "amd")
-            bus = min(LL_MAX[vendor_row][question.column], (0.25 if is_legacy(shape) else 0.5) * bus)
+            vendor_row = row if shape.n_nodes == 1 else int(shape.cpu_vendor == "amd")
+            reduces = shape.n_nodes > 1 or collective in ("all_reduce", "reduce")
+            bus = min(LL_MAX[vendor_row][column], figures.ring_ll[0 if reduces else 1] * bus)
         elif protocol == "ll128":
-            bus = min(0.92 * bus, channels.found * _LL128_CHANNEL[question.row][question.column])
+            share = figures.ring_ll128_alone if shape.ranks_per_node == 1 else 0.92
+            bus = min(share * bus, channels.found * figures.ll128_of.get(collective, figures.ring_ll128[row][column]))
         latency_us = self._latency_us(question, protocol)
-        plateau = protocol == "simple" and collective == "all_reduce" and shape.n_nodes > 1
-        if plateau and question.n_bytes / (channels.n_channels * n) >= 64:
-            latency_us *= 1.9 if shape.generation == "volta" else 1.4
+        if protocol == "simple" and collective == "all_reduce" and shape.n_nodes > 1:
+            first_bytes = figures.plateau_bytes or 64 * channels.n_channels
+            latency_us *= figures.plateau[min(row, 2)] if question.n_bytes / n >= first_bytes else 1.0
         return question.time_us(latency_us, bus / hop_bytes(collective, n))
 
     def _latency_us(self, question: Question, protocol: str) -> float:
-        shape, collective = question.shape, question.collective
-        base = _LATENCY_US.base[("ll", "ll128", "simple").index(protocol)]
-        intra, inter = question.intra_us(_LATENCY_US, protocol), question.inter_us(_LATENCY_US, protocol)
+        shape, collective, figures = question.shape, question.collective, question.figures
+        base = figures.ring.base[("ll", "ll128", "simple").index(protocol)]
+        intra, inter = question.intra_us(figures.ring, protocol), question.inter_us(figures.ring, protocol)
         steps = n_steps(collective, shape.n_ranks)
         if collective in _CHAINS:
             if shape.wiring == "switch" and shape.n_nodes == 1:  # all rings visit the GPUs in the same order
                 return base + intra
             hop = intra if shape.n_nodes == 1 else inter
             if protocol == "simple":
-                tree = tree_us(shape)
-                inside = tree.pcie if shape.wiring == "pcie" else tree.nvlink
-                hop = (inside if shape.n_nodes == 1 else tree.net)[SIMPLE]
+                inside = figures.tree.pcie if shape.wiring == "pcie" else figures.tree.nvlink
+                hop = (inside if shape.n_nodes == 1 else figures.tree.net)[SIMPLE]
             return base + steps * hop
-        n_inter = (2 if collective == "all_reduce" else 1) * (shape.n_nodes - 1)
+        n_inter = shape.n_nodes - 1
+        if collective == "all_reduce":
+            n_inter = 2 * (shape.n_nodes if shape.n_nodes > 1 and figures.leaves_every_node else n_inter)
         post = 0.0
-        if shape.n_nodes > 1:
+        if shape.n_nodes > 1 and figures.posts:
             post = (2.0 if shape.cpu_vendor == "amd" else 1.0) * (3 if protocol == "simple" else 1)
         return base + (steps - n_inter) * max(intra, post) + n_inter * inter
 

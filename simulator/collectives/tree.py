@@ -18,14 +18,12 @@ from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
 from simulator.collectives.groups import Groups, Phase
 from simulator.collectives.loads import FloatArray, IntArray, Scales, Traffic
 from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels, pipeline, rotated
-from simulator.collectives.nccl import LL, PROTOCOLS, Question, is_legacy, log_nodes, nvlink_speed, tree_us
+from simulator.collectives.nccl import LL, PROTOCOLS, Question, is_legacy, log_nodes, nvlink_speed
 from simulator.collectives.ring import LL_MAX, LL_SLOT_BYTES, LL_WIRE_SHARE
 from simulator.collectives.table import Send, Table
 from simulator.network.base import Step
 
-# NCCL's figures in GB/s; one row per generation, columns: 1 node, 2 nodes, more nodes
-_CHANNEL = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0), (70.0, 42.8, 24.0))
-_LL128_CHANNEL = ((20.0,) * 3, (20.0,) * 3, (36.7, 36.7, 29.0), (55.6, 31.67, 20.0))
+# NCCL's figures
 #: factors on its bandwidth by log2(bytes / 64); from 512 MiB on there is none (``src/graph/tuning.cc``: ``ncclTopoGetAlgoTime``)
 _CORRECTION = {
     "ll": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
@@ -151,14 +149,15 @@ class Tree(Algorithm):
     def estimate_us(self, question: Question, protocol: str) -> float:
         """NCCL's estimate, with its dip at middle sizes."""
         shape, row, column = question.shape, question.row, question.column
-        found = question.channels.found
-        bus = min(0.92 * question.bus * _raised(question), found * _CHANNEL[row][column])
+        found, figures = question.channels.found, question.figures
+        bus = min(0.92 * question.bus * _raised(question), found * figures.tree_channel[row][column])
         if protocol == "ll":
             vendor_row = row if shape.n_nodes == 1 else int(shape.cpu_vendor == "amd")
             bus = min(bus / 3.8, LL_MAX[vendor_row][column])
         elif protocol == "ll128":
-            bus = min(bus * (7 / 9 if shape.n_nodes == 1 else 120 / 128), found * _LL128_CHANNEL[row][column])
-        latency = tree_us(shape)
+            share = 7 / 9 if shape.n_nodes == 1 else figures.tree_ll128_share
+            bus = min(share * bus, found * figures.ll128_of.get(question.collective, figures.tree_ll128[row][column]))
+        latency = figures.tree
         level_us = log_nodes(shape) * question.inter_us(latency, protocol)
         inside_us = (shape.n_ranks / shape.n_nodes - 1) * question.intra_us(latency, protocol)
         latency_us = latency.base[PROTOCOLS.index(protocol)] + 2.0 * (inside_us + level_us)

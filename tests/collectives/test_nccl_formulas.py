@@ -175,7 +175,55 @@ CASES = {
     ),
     # until 2.22 a hop of a tree under Simple was taken for 28 us, wherever it goes (v2.8.4 and v2.21.5; in v2.18.6 as today)
     "tree Simple of 2.8": (
-        replace(TWO_V100, nccl="2.8"), "all_reduce", "tree", "simple", GIB, 8.4 + 2 * 4 * 28.0, 0.5 * 0.92 * 12,
+        replace(TWO_V100, nccl="2.8"), "all_reduce", "tree", "simple", GIB, 2 * 4 * 28.0, 0.5 * 0.92 * 12,
+    ),
+    # until 2.17: other latencies, hops inside nodes 1.8 times under LL, nothing posted, a quarter of the bus under LL, 235 GB/s of any
+    # A100 (v2.14.3, 58-75 and 113-165); a third of the bus where one node only copies
+    "ring LL of 2.8": (
+        replace(TWO_V100, nccl="2.8"), "all_reduce", "ring", "ll", GIB, 3.6 + 12 * 1.8 * 0.47 + 2 * 2.7, 0.25 * 12 * 8 / 14,
+    ),
+    "ring LL of 2.14": (
+        replace(TWO_V100, nccl="2.14"), "all_reduce", "ring", "ll", GIB, 3.6 + 10 * 1.8 * 0.47 + 4 * 2.7, 0.25 * 12 * 8 / 14,
+    ),
+    "gather LL of 2.14": (replace(ONE_A100, nccl="2.14"), "all_gather", "ring", "ll", GIB, 3.6 + 7 * 0.47, 235 / 3 * 8 / 7),
+    "ring Simple of 2.8": (
+        replace(TWO_V100, nccl="2.8"), "all_reduce", "ring", "simple", GIB, 1.9 * (8.4 + 12 * 3.4 + 2 * 9.6), 12.0 * 8 / 14,
+    ),
+    "ring Simple of 2.12": (
+        replace(TWO_V100, nccl="2.12"), "all_reduce", "ring", "simple", GIB, 1.9 * (8.4 + 10 * 3.4 + 4 * 28.0), 12.0 * 8 / 14,
+    ),
+    "ring Simple of 2.14 below the plateau": (
+        replace(TWO_V100, nccl="2.14"), "all_reduce", "ring", "simple", 8 * 4096 - 1, 8.4 + 10 * 3.4 + 4 * 9.6, 12.0 * 8 / 14,
+    ),
+    # 2.8 knew LL128 by collective: 16.9 GB/s a channel of an all-reduce, and 0.915 of a tree (v2.8.4, 74 and 129)
+    "ring LL128 of 2.8": (
+        replace(ONE_A100, nccl="2.8"), "all_reduce", "ring", "ll128", GIB, 10.0 + 14 * 1.9, 12 * 16.9 * 8 / 14,
+    ),
+    "tree LL128 of 2.8": (
+        replace(TWO_V100, nccl="2.8"), "all_reduce", "tree", "ll128", GIB, 4.4 + 2 * (3 * 1.25 + 8.5), 0.5 * 0.92 * 12 * 0.915,
+    ),
+    # until 2.22 an all-reduce left every node twice, and a GPU alone on its node had 0.7 of LL128 and hops of its own (v2.21.5, 160-215)
+    "ring LL128 of 2.21, one GPU a node": (
+        replace(SPREAD_A100, nccl="2.21"), "all_gather", "ring", "ll128", GIB, 14.0 + 7 * 4.0, 0.7 * 24 * 8 / 7,
+    ),
+    "ring LL of 2.18, 4 nodes": (
+        replace(FOUR_A100, nccl="2.18"), "all_reduce", "ring", "ll", GIB, 6.6 + 54 * 2.0 + 8 * 2.7, 19.0 * 32 / 62,
+    ),
+    # NCCL asked no plug-in for its latency until 2.12, and took it in place of its own until 2.17 (v2.10.3, 137; v2.12.12, 140)
+    "tree Simple, EFA of 2.9": (
+        replace(TWO_P4D, nccl="2.9"), "all_reduce", "tree", "simple", GIB, 2 * (7 * 28.0 + 28.0), 0.5 * 0.92 * 48,
+    ),
+    "tree Simple, EFA of 2.14": (
+        replace(TWO_P4D, nccl="2.14"), "all_reduce", "tree", "simple", GIB, 2 * (7 * 28.0 + 75.0), 0.5 * 0.92 * 96,
+    ),
+    # until 2.27 Blackwell was two Hoppers (v2.27.7, 172-189), in 2.28 a ring under LL128 had 34.6 a channel on two nodes
+    "ring LL128 of 2.27, Blackwell": (
+        replace(TWO_H100, generation="blackwell", nvlink_bytes_per_s=900e9, nccl="2.27"), "all_gather", "ring", "ll128", GIB,
+        14.0 + 14 * 1.9 + 4.0, 0.92 * 384 * 16 / 15,
+    ),
+    "ring LL128 of 2.28, Blackwell": (
+        replace(TWO_H100, generation="blackwell", nvlink_bytes_per_s=900e9, nccl="2.28"), "all_gather", "ring", "ll128", GIB,
+        14.0 + 14 * 1.9 + 4.0, 8 * 34.6 * 16 / 15,
     ),
     "broadcast Simple of 2.21": (
         replace(TWO_V100, nccl="2.21"), "broadcast", "ring", "simple", GIB, 8.4 + 8 * 28.0, 12.0,
