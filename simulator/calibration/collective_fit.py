@@ -178,13 +178,13 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
         ),
         rows=_between("rdma", lambda r: r.shape.generation == "hopper" and CLOUD_ROCE_RUNS not in r.source),
     ),
-    *(
-        Block(
-            name=f"roce with {generation}",
-            paths=_network_paths(f"rdma.{generation}"),
-            rows=_between("roce", lambda r, g=generation: r.shape.generation == g),  # type: ignore[misc]
-        )
-        for generation in ("cdna3", "cdna4")
+    Block(
+        name="roce with cdna",
+        # chains inside nodes of a mesh are what trees between them end in, and no others run them
+        paths=_network_paths("rdma.cdna3")
+        + _network_paths("rdma.cdna4")
+        + _lists("inside", "cdna3", "tree", keys=("efficiency",), positions=(1, 2)),
+        rows=_between("roce", lambda r: r.shape.generation in ("cdna3", "cdna4")),
     ),
     Block(
         name="slingshot",
