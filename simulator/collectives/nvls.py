@@ -106,7 +106,7 @@ class Nvls(MessagesAtOnce):
 
     def _bus(self, question: Question) -> float:
         shape, row, m = question.shape, question.row, question.shape.ranks_per_node
-        n_channels = min(m, MOST_HEADS)  # the search finds one for each head, however many run (``src/graph/search.cc``)
+        n_channels = min(m, MOST_HEADS)  # the search finds one for each head, however many run
         intra = _head_speed(shape, n_channels) * _EFFICIENCY[row] * (n_channels - 1) / n_channels
         intra *= 2.0 if question.collective == "all_reduce" else (m - 1) / m
         if shape.n_nodes == 1:

@@ -447,13 +447,13 @@ def machine(generation, n_nodes, **more):
 
 def bandwidth(shape, collective, algorithm, protocol, found=4):
     """GB/s of progress on channels that are faster than every bound, from the time of another GiB."""
+    channels = Channels(found=found, intra=1e4, inter=1e4, n_channels=2 * found)
     times = [
         ALGORITHMS[algorithm].estimate_us(
-            Question(collective=collective, n_bytes=n_bytes, shape=shape, channels=Channels(found=found, intra=1e4, inter=1e4, n_channels=2 * found)),
-            protocol,
+            Question(collective=collective, n_bytes=n_bytes, shape=shape, channels=channels), protocol
         )
         for n_bytes in (GIB, 2 * GIB)
-    ]  # fmt: skip
+    ]
     return GIB / 1000 / (times[1] - times[0])
 
 
