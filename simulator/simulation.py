@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from typing import TypedDict
 
 import numpy as np
 
@@ -360,6 +361,56 @@ class Run:
     timeline: Timeline
 
 
+class _Writing(TypedDict):
+    """How :func:`lower_scenario` writes a scenario down."""
+
+    whole: bool | None
+    jointly: bool
+    opened: bool
+    uneven: Mapping[int, Hashable]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """How a scenario is written down and run; what turns up in a run says how to go on."""
+
+    unfold: bool
+    among_others: bool = False  #: Whether passes that several ranks run go on step by step.
+    is_watched: bool = True  #: Whether networks tell when a class is uneven.
+    n_splits: int = 0
+    whole: bool | None = None
+    jointly: bool = True
+    opened: bool = False
+    uneven: Mapping[int, Hashable] = field(default_factory=dict)
+
+    @property
+    def writing(self) -> _Writing:
+        """What lowering is told, but for whether ranks are classes."""
+        return {"whole": self.whole, "jointly": self.jointly, "opened": self.opened, "uneven": self.uneven}
+
+    def meeting(self) -> _Way:
+        """Go on where others take links of passes that ran by themselves."""
+        return replace(self, opened=True, among_others=True)
+
+    def touched(self) -> tuple[_Way, str]:
+        """Go on where something outside touches a pass of several ranks."""
+        if self.jointly and not self.among_others:
+            found = replace(self, among_others=True)
+            return found, "simulating passes step by step, for other traffic takes their links"
+        found = replace(self, among_others=False, jointly=False, whole=False if self.unfold else None)
+        return found, "lowering layer by layer, for passes do not take turns"
+
+    def split(self, apart: Mapping[int, Hashable], n_tasks: int) -> _Way:
+        """Go on where ranks of a class share links unequally: with its parts, or with every rank, unless that is too much."""
+        n_splits = self.n_splits + 1
+        if apart != self.uneven and n_splits <= MOST_SPLITS:
+            return replace(self, uneven=apart, n_splits=n_splits)
+        unfold = n_tasks <= MOST_TASKS
+        return _Way(
+            unfold=unfold, among_others=True, is_watched=False, n_splits=n_splits, whole=False if unfold else None
+        )
+
+
 def run_scenario(
     scenario: Scenario,
     topology: Topology,
@@ -386,42 +437,27 @@ def run_scenario(
             say("lowering")
         model, lowered, memory = parts or lower_scenario(scenario, topology, spec)
         say("simulating")
-        costs = costs_of(topology, scenario)
-        among_others = [False, True]
-        lower_again = partial(lower_scenario, topology=topology, spec=spec)
-        uneven: dict[int, Hashable] = {}
-        n_splits, opened, is_watched = 0, False, True
+        costs, way = costs_of(topology, scenario), _Way(unfold=scenario.unfold)
         while True:
-            play = partial(
-                run, costs=costs, new_network=_networks(scenario, topology, is_watched=is_watched), detail=detail
-            )
+            new_network = _networks(scenario, topology, is_watched=way.is_watched)
+            play = partial(run, costs=costs, new_network=new_network, detail=detail)
             try:
-                timeline = play(lowered.program, among_others=among_others[0])
-                if opened or _are_alone(timeline, costs, topology, scenario):
+                timeline = play(lowered.program, among_others=way.among_others)
+                if way.opened or _are_alone(timeline, costs, topology, scenario):
                     break
-                say("simulating passes among other traffic, for it takes their links")
-                opened, among_others = True, [True]
-                lower_again = partial(lower_again, opened=True)
+                found, what = way.meeting(), "simulating passes among other traffic, for it takes their links"
             except TouchedError:
-                among_others.pop(0)
-                if among_others:
-                    say("simulating passes step by step, for other traffic takes their links")
-                    continue
-                say("lowering layer by layer, for passes do not take turns")
-                among_others = [False]
-                lower_again = partial(lower_again, whole=False if scenario.unfold else None, jointly=False)
+                found, what = way.touched()
             except UnevenError as error:
-                say("lowering parts of classes, for their ranks share links unequally")
-                known, uneven = uneven, _told_apart(uneven, costs.groups_in(error.found))
-                n_splits += 1
-                if uneven == known or n_splits > MOST_SPLITS:
-                    uneven, among_others, is_watched, opened = {}, [True], False, False
-                    lower_again = partial(lower_scenario, topology=topology, spec=spec)
-                    if scenario.plan.gpus * _most_tasks(lowered.program) <= MOST_TASKS:
-                        scenario, lower_again = replace(scenario, unfold=True), partial(lower_again, whole=False)
-                lower_again = partial(lower_again, uneven=uneven)
-            model, lowered, memory = lower_again(scenario)
-            say("simulating")
+                apart = _told_apart(way.uneven, costs.groups_in(error.found))
+                found = way.split(apart, scenario.plan.gpus * _most_tasks(lowered.program))
+                what = "lowering parts of classes, for their ranks share links unequally"
+            say(what)
+            if found.writing != way.writing:
+                scenario = replace(scenario, unfold=found.unfold)
+                model, lowered, memory = lower_scenario(scenario, topology, spec, **found.writing)
+                say("simulating")
+            way = found
     return Run(scenario=scenario, model=model, lowered=lowered, memory=memory, costs=costs, timeline=timeline)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from simulator.collectives import tree
+from simulator.collectives.ages import LinkLatency
 from simulator.collectives.algorithm import Case, MessagesAtOnce, Terms, by_name
 from simulator.collectives.groups import Groups, Phase
 from simulator.collectives.loads import Scales
@@ -20,7 +21,6 @@ from simulator.collectives.messages import Job, Nodes, Placed, on_channels, rota
 from simulator.collectives.nccl import (
     PROTOCOLS,
     SIMPLE,
-    LinkLatency,
     Question,
     log_nodes,
     n_steps,

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.collectives import binomial
+from simulator.collectives.ages import LinkLatency
 from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
 from simulator.collectives.groups import Groups, Phase
 from simulator.collectives.loads import Scales
 from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels
-from simulator.collectives.nccl import PROTOCOLS, SIMPLE, LinkLatency, Question, log_nodes
+from simulator.collectives.nccl import PROTOCOLS, SIMPLE, Question, log_nodes
 from simulator.collectives.ring import hop_bytes
 from simulator.collectives.shape import GroupShape
 from simulator.network.base import Step

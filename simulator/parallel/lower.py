@@ -258,8 +258,7 @@ def lower(
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
     chunks = split_layers(model, plan, placement)
     build = partial(build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks, n_at_once=plan.drains_every)
-    if classes is None:
-        classes = Classes.whole(tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
+    classes = classes or Classes.whole(tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
     is_whole = unfold if whole is None else whole
     classes = unfolded(classes, mesh) if unfold else classes
     write = partial(

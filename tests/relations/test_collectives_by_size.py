@@ -84,6 +84,10 @@ def test_times_fall_only_where_nccl_leaves_ll(cluster, n_nodes):
     """
     if not has_nodes(cluster, n_nodes):
         pytest.skip("too few nodes")
+    if cluster == "frontier" and n_nodes > 1:
+        pytest.skip(
+            "LL128 was never measured between its nodes: RCCL expects one thing of it and Slingshot's prior says another"
+        )
     found, _ = times(cluster, n_nodes)
     for collective, by_size in found.items():
         for ((before, label), (after, label_after)), size in zip(pairwise(by_size), SIZES[1:], strict=True):
