@@ -7,7 +7,7 @@ main command, replays, rows of sweeps and searches. ``docs/answer.schema.json`` 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypedDict, cast
 
@@ -148,7 +148,7 @@ def figures_of(answer: Answer) -> Figures:
 class Result:
     """One answer, with everything that went into it."""
 
-    scenario: Scenario  #: With the plan resolved.
+    scenario: Scenario  #: With the plan resolved, as it ran: unfolded where the ranks of a class share links unequally.
     topology: Topology
     spec: ModelSpec | RecordedModule
     model: Model
@@ -161,6 +161,13 @@ class Result:
     chosen: dict[str, str] = field(default_factory=dict)
     #: Share of the memory that should stay free: answers that leave less are marked.
     memory_margin: float = MEMORY_MARGIN
+    #: Whether it ran unfolded because no split of classes sufficed, and not because that was asked for.
+    is_unfolded_unasked: bool = False
+
+    @property
+    def asked(self) -> Scenario:
+        """The scenario, folded unless it was asked to be unfolded: what other plans and machines start from."""
+        return replace(self.scenario, unfold=False) if self.is_unfolded_unasked else self.scenario
 
     @property
     def plan(self) -> ParallelPlan:

@@ -477,6 +477,7 @@ def simulate_on(
     return Result(
         scenario=ran.scenario, topology=topology, spec=spec, model=ran.model, timeline=ran.timeline, memory=ran.memory,
         metrics=metrics, link_busy_s=link_busy_s, traffic=traffic,
+        is_unfolded_unasked=ran.scenario.unfold and not scenario.unfold,
     )  # fmt: skip
 
 

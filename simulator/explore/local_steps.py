@@ -68,7 +68,7 @@ def local_steps(result: Result, n_steps: int) -> LocalSteps:
     whole = topology.whole()
     nodes = nodes_of_sites(topology.spec, topology.n_nodes)[: topology.n_nodes // count]
     inner_topology = whole.placed(nodes, inner_plan.gpus, topology.gpus_per_node)
-    inner = simulate_on(replace(result.scenario, plan=inner_plan), inner_topology, result.spec)
+    inner = simulate_on(replace(result.asked, plan=inner_plan), inner_topology, result.spec)
     n_bytes = OUTER_BYTES * result.spec.n_parameters
     writers = writers_of(inner_plan, topology.gpus_per_node)
     groups = tuple(tuple(site * inner_plan.gpus + rank for site in range(count)) for rank in writers)

@@ -87,7 +87,7 @@ class _Around:
     def __init__(self, result: Result, price: Price | None) -> None:
         self.result = result
         self.price = price
-        self.base = _Place(choices=(), scenario=result.scenario, topology=result.topology)
+        self.base = _Place(choices=(), scenario=result.asked, topology=result.topology)
 
     def answer(self, place: _Place) -> NearbyAnswer | None:
         """Simulate a place; None where its plan is not legal."""

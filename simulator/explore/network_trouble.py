@@ -243,7 +243,7 @@ def _with_fabric(result: Result, **changes: Any) -> Iterator[Topology]:
 
 def _step_s(result: Result, topology: Topology) -> float:
     """Simulate the step on another topology."""
-    return simulate_on(result.scenario, topology, result.spec).metrics.iteration_time_s
+    return simulate_on(result.asked, topology, result.spec).metrics.iteration_time_s
 
 
 def in_words(found: Trouble) -> str:

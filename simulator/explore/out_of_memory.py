@@ -99,7 +99,7 @@ class _Memory:
     def _of(self, plan: ParallelPlan) -> Bounds:
         key = (plan.framework, plan.host or "")
         if key not in self._bounds:
-            scenario = replace(self._result.scenario, plan=plan)
+            scenario = replace(self._result.asked, plan=plan)
             self._bounds[key] = Bounds(scenario, self._result.topology, self._result.spec)
         return self._bounds[key]
 

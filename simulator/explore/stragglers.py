@@ -373,7 +373,7 @@ class StepModel:
         """Return how much longer a step takes where the NICs of a node are so many times as slow: all wait for them, whichever it is."""
         result = self._result
         faults = replace(result.scenario.faults, slow_links=(("node0.nic", factor),))
-        scenario = replace(result.scenario, faults=faults)
+        scenario = replace(result.asked, faults=faults)
         slow = simulate_on(scenario, faults.apply(result.topology), result.spec)
         return slow.metrics.iteration_time_s - self.iteration_s
 

@@ -95,7 +95,7 @@ class Trials:
 
     def __init__(self, result: Result) -> None:
         self.result = result
-        self._parts = lower_scenario(result.scenario, result.topology, result.spec)
+        self._parts = lower_scenario(result.asked, result.topology, result.spec)
         # trials share many shapes, whose times the kernel model remembers
         self._kernels = ModelCosts(result.topology, result.scenario).kernels
 
@@ -107,7 +107,7 @@ class Trials:
     def machine(self, change: MachineChange) -> Outcome:
         """Run the same plan on a changed machine."""
         result = self.result
-        topology, scenario = change.apply(result.topology), result.scenario
+        topology, scenario = change.apply(result.topology), result.asked
         if change.faults:
             scenario = replace(scenario, faults=change.faults)
         is_same_program = not (change.faults or change.changes_reading)
@@ -117,7 +117,7 @@ class Trials:
         """Run another plan on the same machine, if it can run and fits."""
         if neighbour.reason:
             return Outcome(reason=neighbour.reason)
-        scenario = replace(self.result.scenario, plan=neighbour.plan)
+        scenario = replace(self.result.asked, plan=neighbour.plan)
         try:
             parts = lower_scenario(scenario, self.result.topology, self.result.spec)
         except InfeasiblePlanError as error:  # the layers or the schedule do not allow it
@@ -211,7 +211,7 @@ def options_of(trials: Trials) -> Iterator[Option]:
 
 def collectives_of(trials: Trials) -> Iterator[Option]:
     """Yield forced algorithms and protocols of the collectives: the library's own choice is an estimate, and may be poor."""
-    result, scenario = trials.result, trials.result.scenario
+    result, scenario = trials.result, trials.result.asked
     used = {row["collective"] for row in result.metrics.communication if is_tunable(row["collective"])}
     if not used or scenario.algorithm or scenario.protocol:
         return

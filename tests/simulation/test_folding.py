@@ -9,10 +9,12 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import SimulatorError
+from simulator.explore.neighbourhood import Neighbour
+from simulator.explore.trials import Trials
 from simulator.faults import Faults
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
-from simulator.simulation import simulate
+from simulator.simulation import run_scenario, simulate
 
 NOTHING = Faults()
 #: four GPUs a node behind one and two NICs, eight behind four and eight
@@ -145,6 +147,36 @@ def test_every_rank_is_simulated_where_classes_are_split_too_often(monkeypatch):
     assert found.scenario.unfold
     assert len(found.timeline.members) == 12
     assert_equal(found.timeline, simulated(plan, cluster="polaris", unfold=True), 12)
+
+
+def test_other_plans_and_machines_are_folded_where_a_run_had_to_be_unfolded(monkeypatch):
+    """A way out of a plan of 175B on 240 GPUs wrote down five million tasks for it: 1.3 GB before it began."""
+    monkeypatch.setattr("simulator.simulation.MOST_SPLITS", 0)
+    plan = {
+        "gpus": 12,
+        "tp": 2,
+        "pp": 2,
+        "dp": 3,
+        "micro_batch": 1,
+        "global_batch": 6,
+        "sharding": "zero3",
+        "framework": "fsdp",
+    }
+    found = answer({**plan, "sequence_length": 960}, cluster="polaris")
+    assert found.scenario.unfold
+    begun = []
+
+    def run(scenario, *others, parts, **settings):
+        begun.append((scenario.unfold, len(parts[1].program.ranks)))
+        return run_scenario(scenario, *others, parts=parts, **settings)
+
+    monkeypatch.setattr("simulator.explore.trials.run_scenario", run)
+    trials = Trials(found)
+    (same, *_) = (trials.plan(Neighbour(name="", setting="", plan=found.plan)), trials.scenario(found.asked))
+    assert begun == [(False, 2)] * 2
+    assert same.iteration_time_s == found.metrics.iteration_time_s
+    asked = answer({**plan, "sequence_length": 960}, cluster="polaris", unfold=True)
+    assert asked.asked.unfold
 
 
 def test_a_class_goes_at_the_pace_of_its_slowest_group_where_all_ranks_would_be_too_much(monkeypatch):
