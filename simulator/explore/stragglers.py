@@ -43,6 +43,10 @@ STRAGGLES = 1.1
 _MOST_ROWS, MOST_STEPS = 64, 60
 
 
+#: how many times as slow kernels are, where it is worked out how long passes last; straight lines between
+_FACTORS = np.concatenate((np.linspace(0.0, 4.0, 401), [6.0, 10.0, 100.0, 1e4]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Causes:
     """Why steps differ. Each is off by default."""
@@ -237,7 +241,7 @@ class StepModel:
         stages = {report.rank: report.stage for report in result.memory.stages}
         self.passes_s = _passes_s(result, self.table, stages)
         #: shares of a stage's passes that compute, that attention takes, and in which the GPU waits for launches
-        self.compute, self.attention, self.host = _shares(result, stages)
+        self.compute, self.attention, self.lasting = _shares(result, stages)
         base_s = float(self._play([[np.full(1, one) for one in row] for row in self.passes_s], 1)[0])
         self.iteration_s = result.metrics.iteration_time_s
         #: time of a step that its passes do not explain
@@ -380,14 +384,12 @@ class StepModel:
     def _pass_s(self, stage: int, index: int, tokens: Floats | float, squares: Floats | float, slow: Floats) -> Floats:
         """Seconds of a pass with these shares of its tokens and of their squares, on GPUs so many times as slow.
 
-        Slow kernels first fill the gaps in which the GPU waits for its host, which launches as fast as ever.
+        Slow kernels first fill the gaps in which the GPU waits for its host, which launches as fast as ever, and fast ones widen them.
         """
         compute, attention = self.compute[stage], self.attention[stage]
-        scaled = (compute - attention) * tokens + attention * squares
-        more = slow * scaled - compute
-        return self.passes_s[stage][index] * (
-            1.0 + np.where(more > 0.0, np.maximum(0.0, more - self.host[stage]), more)
-        )
+        scaled = slow * ((compute - attention) * tokens + attention * squares)
+        factor = scaled / compute if compute else np.ones_like(scaled)
+        return self.passes_s[stage][index] * np.interp(factor, _FACTORS, self.lasting[stage])
 
     def even_s(self, lengths: Lengths | None = None, seed: int = 0) -> float:
         """Seconds of a step whose micro-batches all have the mean length."""
@@ -428,22 +430,44 @@ def _passes_s(result: Result, table: Table, stages: dict[int, int]) -> list[list
     return found
 
 
-def _shares(result: Result, stages: dict[int, int]) -> tuple[list[float], ...]:
-    """Return which shares of the passes of each stage compute, which are attention, and in which the host is waited for."""
+def _shares(result: Result, stages: dict[int, int]) -> tuple[list[float], list[float], list[Floats]]:
+    """Return which shares of the passes of each stage compute, and are attention, and how long they last on slow kernels.
+
+    The latter is relative to what they last, for each of :data:`_FACTORS`.
+    """
     n_stages = result.plan.pp
-    whole, compute, attention, host = (np.zeros(n_stages) for _ in range(4))
+    whole, attention = (np.zeros(n_stages) for _ in range(2))
+    kernels: list[list[tuple[int, int, int]]] = [[] for _ in range(n_stages)]  # start, wait for the host, and work
     for outer, n in result.timeline.counted:
         if outer.stream != COMPUTE or outer.rank not in stages:
             continue
         for span in outer.expand():
             phase = getattr(span.op, "phase", "")
             if phase in ("forward", "backward", "recompute") and not isinstance(span.op, COMMUNICATIONS):
-                host[stages[outer.rank]] += n * (span.host_wait_ps + span.host_idle_ps)
-                compute[stages[outer.rank]] += n * (span.duration_ps - span.host_idle_ps)
+                waits_ps, work_ps = span.host_wait_ps + span.host_idle_ps, span.duration_ps - span.host_idle_ps
+                kernels[stages[outer.rank]].append((span.start_ps, n * waits_ps, n * work_ps))
                 attention[stages[outer.rank]] += n * span.duration_ps * (kind_of(span.op).name == "attention")
     for rank, passes in passes_of(result.timeline, table_of(result.plan), stages).items():
         whole[stages[rank]] += sum(one.end_ps - one.start_ps for one in passes if one.kind != "O")
-    return tuple(np.minimum(1.0, part / whole).tolist() for part in (compute, attention, host))
+    compute = [sum(work_ps for _, _, work_ps in found) for found in kernels]
+    shares = (np.minimum(1.0, part / whole).tolist() for part in (np.array(compute), attention))
+    return *shares, [_lasting(sorted(found), ps) for found, ps in zip(kernels, whole.tolist(), strict=True)]
+
+
+def _lasting(kernels: Sequence[tuple[int, int, int]], whole_ps: float) -> Floats:
+    """Return how long passes last whose kernels take so many times as long, relative to what they last.
+
+    A kernel starts when its host has launched it or the one before it has ended: times are max-plus linear, ``max(launch of a kernel +
+    work from there on)`` over all kernels (Baccelli et al., "Synchronization and Linearity", 1992). What is neither work nor a
+    wait for the host stays what it is.
+    """
+    _, waits_ps, work_ps = np.array([(0, 0, 0), *kernels], dtype=np.float64).T
+    before_ps = np.cumsum(work_ps) - work_ps
+    launched_ps = before_ps + np.cumsum(waits_ps)
+    rest_ps = max(0.0, whole_ps - float(waits_ps.sum() + work_ps.sum()))
+    from_there_ps = work_ps.sum() - before_ps
+    ends_ps = np.array([float((launched_ps + factor * from_there_ps).max()) for factor in _FACTORS])
+    return (rest_ps + ends_ps) / (rest_ps + float(waits_ps.sum() + work_ps.sum()))
 
 
 def _gpu_factors(

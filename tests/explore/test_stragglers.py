@@ -12,7 +12,7 @@ from simulator import ParallelPlan, Scenario, simulate
 from simulator.answer import Result
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.lengths import Lengths
-from simulator.explore.stragglers import Causes, StepModel, in_words, parse_causes, straggle
+from simulator.explore.stragglers import _FACTORS, Causes, StepModel, _lasting, in_words, parse_causes, straggle
 from simulator.faults import Faults
 from simulator.parallel.mesh import Mesh
 from simulator.report.straggler_page import straggler_page
@@ -271,7 +271,8 @@ def test_shares_are_the_same_whether_kernels_were_written_down_one_by_one_or_not
     plan = ParallelPlan(gpus=8, tp=2, micro_batch=1, global_batch=32, sequence_length=1024, framework="megatron-core")
     scenario = Scenario(topology="dgx-h100", model="gpt-1.3b", plan=plan)
     one, other = (StepModel(simulate(scenario, detail=detail)) for detail in (True, False))
-    assert other.host == pytest.approx(one.host, abs=0.01) and other.compute == pytest.approx(one.compute, abs=0.02)
+    assert other.compute == pytest.approx(one.compute, abs=0.02)
+    assert other.lasting[0] == pytest.approx(one.lasting[0], rel=0.02)
 
 
 def test_the_map_by_rank_says_what_it_leaves_out() -> None:
@@ -288,3 +289,18 @@ def test_the_map_by_rank_says_what_it_leaves_out() -> None:
     plain = {**found, "causes": [row for row in found["causes"] if row["cause"] != "slow links"], "ranks": single}
     said = straggler_page(answer().scenario, plain, played).charts["ranks"].summary
     assert links not in said and pairs not in said and rows in said
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [
+        # two kernels of 10, the second launched 5 after the first has ended, and 5 of communication: 30 in all
+        (1.0, 30.0),
+        (0.5, 25.0),  # the second still starts at 15: only its own work is less
+        (1.5, 35.0),  # the first ends as the second is launched
+        (2.0, 45.0),  # and now holds it up
+    ],
+)
+def test_what_launches_allow_decides_how_long_slow_and_fast_kernels_last(factor: float, expected: float) -> None:
+    lasting = _lasting([(0, 0, 10), (15, 5, 10)], 30.0)
+    assert np.interp(factor, _FACTORS, lasting) == pytest.approx(expected / 30.0)
