@@ -272,7 +272,9 @@ def test_shares_are_the_same_whether_kernels_were_written_down_one_by_one_or_not
     scenario = Scenario(topology="dgx-h100", model="gpt-1.3b", plan=plan)
     one, other = (StepModel(simulate(scenario, detail=detail)) for detail in (True, False))
     assert other.compute == pytest.approx(one.compute, abs=0.02)
-    assert other.lasting[0] == pytest.approx(one.lasting[0], rel=0.02)
+    for factor in (0.5, 1.0, 1.5, 2.0):  # beyond that it matters where within a run of kernels the GPU waits
+        ours, theirs = (np.interp(factor, _FACTORS, found.lasting[0]) for found in (other, one))
+        assert ours == pytest.approx(theirs, abs=0.01)
 
 
 def test_the_map_by_rank_says_what_it_leaves_out() -> None:
