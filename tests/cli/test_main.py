@@ -526,26 +526,26 @@ def signalled(word, inside, *words, at_exit="None"):
     return done.returncode, done.stderr
 
 
-SMALL = ("--topology", "bigred200", "--model", "gpt2", "--gpus", "1")
+ONE_GPU = ("--topology", "bigred200", "--model", "gpt2", "--gpus", "1")
 
 
 def test_a_terminated_command_ends_regularly(tmp_path):
     """What is to be done at exit is done: joblib's workers and their files go then, and 143 is 128 and the number of SIGTERM."""
     gone = tmp_path / "gone"
     told = signalled(
-        ("simulate_counts", "SIGTERM"), "simulator.cli.run", *SMALL, at_exit=f"pathlib.Path({str(gone)!r}).touch()"
+        ("simulate_counts", "SIGTERM"), "simulator.cli.run", *ONE_GPU, at_exit=f"pathlib.Path({str(gone)!r}).touch()"
     )
     assert told == (143, "") and gone.exists()
 
 
 def test_an_interrupted_command_says_so_in_one_line():
     """130 is 128 and the number of SIGINT."""
-    assert signalled(("simulate_counts", "SIGINT"), "simulator.cli.run", *SMALL) == (130, "interrupted\n")
+    assert signalled(("simulate_counts", "SIGINT"), "simulator.cli.run", *ONE_GPU) == (130, "interrupted\n")
 
 
 def test_an_interrupted_sweep_or_search_says_how_to_resume(tmp_path):
     out, axis = str(tmp_path / "kept"), ("--axis", "micro_batch=1,2")
-    sweep = signalled(("run_sweep", "SIGINT"), "simulator.explore.sweeps", "sweep", *SMALL, *axis, "--out", out)
+    sweep = signalled(("run_sweep", "SIGINT"), "simulator.explore.sweeps", "sweep", *ONE_GPU, *axis, "--out", out)
     assert sweep == (130, f"interrupted: 0 answers are kept in {out}; the same command resumes from there\n")
-    search = signalled(("search_counts", "SIGINT"), "simulator.explore.objectives", "search", *SMALL)
+    search = signalled(("search_counts", "SIGINT"), "simulator.explore.objectives", "search", *ONE_GPU)
     assert search == (130, "interrupted: nothing is kept; with --out FOLDER it would be\n")
