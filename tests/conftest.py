@@ -1,5 +1,6 @@
 """Fixtures and settings that all tests share."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ settings.load_profile("default")
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """A browser, which pages are looked at with and pictures are made with; tests that need it are skipped without."""
+    path = next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -324,10 +324,14 @@ def test_counters_are_those_of_the_chosen_steps():
     assert curves[0]["times_s"][0] == 0.0 < curves[0]["times_s"][1]
 
 
-def test_pages_draw_counters_over_time(tmp_path):
+def test_pages_draw_counters_over_time():
+    assert list(recorded_page(look_into(read(OWN / "fsdp2-2"), "counters")).charts) == ["bandwidth"]
+
+
+def test_counters_become_a_picture(tmp_path, chromium):
+    pytest.importorskip("kaleido", reason="kaleido is not installed")
     found = look_into(read(OWN / "fsdp2-2"), "counters")
     assert [path.name for path in save_recorded(found, str(tmp_path / "c.svg"))] == ["c.svg"]
-    assert list(recorded_page(found).charts) == ["bandwidth"]
 
 
 def test_the_critical_path_is_drawn_over_the_measured_run(tmp_path):

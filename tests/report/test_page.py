@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from html import unescape
 
@@ -121,10 +120,8 @@ def test_unknown_image_format_is_refused(reports, tmp_path):
 
 
 @pytest.mark.parametrize("ending, start", [("svg", b"<svg"), ("png", b"\x89PNG")])
-def test_pictures_become_files(reports, tmp_path, ending, start):
+def test_pictures_become_files(reports, tmp_path, chromium, ending, start):
     pytest.importorskip("kaleido", reason="kaleido is not installed")
-    if shutil.which("chromium") is None:
-        pytest.skip("no Chromium on this machine")
     report = replace(reports["small"], charts=dict(list(reports["small"].charts.items())[:2]))
     files = report.save(tmp_path / f"out.{ending}")
     assert [file.name for file in files] == [f"out-{key}.{ending}" for key in report.charts]
