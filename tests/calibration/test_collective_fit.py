@@ -23,10 +23,6 @@ def test_the_starting_table_has_every_constant():
         assert all(get_path(table, path) > 0 for path in block.paths)
 
 
-#: what keeps the constants of the fit before: the other minimum gives LL 4 % of the wire (docs/design.md, NCCL's figures have an age)
-KEPT = ("between", "slingshot")
-
-
 @NEEDS_TABLE
 def test_the_shipped_constants_are_what_the_command_writes(tmp_path, simulate):
     file = tmp_path / "nccl.yaml"
@@ -36,8 +32,6 @@ def test_the_shipped_constants_are_what_the_command_writes(tmp_path, simulate):
     written, _ = load_yaml(file)
     for block in all_blocks():
         for path in block.paths:
-            if tuple(path[:2]) == KEPT:
-                continue
             assert get_path(written, path) == pytest.approx(get_path(shipped(), path), rel=0.05)
 
 

@@ -80,18 +80,16 @@ def test_times_fall_only_where_nccl_leaves_ll(cluster, n_nodes):
     """NCCL's figures of LL know no slow network, so that it is kept too long (8 GPUs of Polaris: 376 us for 128 KiB, 166 for 256).
 
     From one protocol to the next beyond it, and from algorithm to algorithm, a larger message may gain what its estimate and the
-    truth differ by at the crossing, which is little.
+    truth differ by at the crossing, which is little. RCCL's table for MI250X corrects LL's rate by a tenth at 512 KiB and by three tenths
+    at 1 MiB, LL128's hardly (tuning.cc, model 4), so that four of its nodes return to LL there.
     """
     if not has_nodes(cluster, n_nodes):
         pytest.skip("too few nodes")
-    if cluster == "frontier" and n_nodes > 1:
-        pytest.skip(
-            "LL128 was never measured between its nodes: RCCL expects one thing of it and Slingshot's prior says another"
-        )
     found, _ = times(cluster, n_nodes)
     for collective, by_size in found.items():
         for ((before, label), (after, label_after)), size in zip(pairwise(by_size), SIZES[1:], strict=True):
-            if label != label_after and not label.startswith("p2p") and not label.endswith("/ll"):
+            returns = cluster == "frontier" and (label, label_after) == ("ring/ll128", "ring/ll")
+            if label != label_after and not label.startswith("p2p") and not label.endswith("/ll") and not returns:
                 change = f"{label} {1e6 * before:.1f} to {label_after} {1e6 * after:.1f} us"
                 assert after > 0.9 * before, f"{collective} {size}: {change}"
 
