@@ -537,7 +537,7 @@ class Bounds:
         if layout.model.tied_embedding and has_copies:
             largest = max((p.n_elements for p in layout.model.layers[0].parameters), default=1)
             embedding_s = self._all_reduce_s("embedding", largest * plan.reduced_bytes, communicators, durations)
-        if plan.pp * plan.tp > 1:
+        if plan.sums_norm:
             norm_s = self._all_reduce_s("model", 4, communicators, durations)
         return embedding_s, norm_s
 

@@ -373,7 +373,7 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
     if lowering.placement.layout == "bidirectional" and plan.pp > 1:
         n_bytes = lowering.data.n_reduced_elements * plan.reduced_bytes
         done = (_collective(tasks, communicators, "copies", n_bytes, done),)
-    if plan.pp * plan.tp > 1 and plan.framework_spec.clips_gradients:
+    if plan.sums_norm:
         done = (_collective(tasks, communicators, "model", 4, done),)
     n_tensors = sum(len(layer.trained) for layer in layers)
     matrices = owned_matrices(layers, plan, communicators.size("shard"))

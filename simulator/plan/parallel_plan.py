@@ -472,6 +472,11 @@ class ParallelPlan:
         return self.ep > 1 or self.expert_tp != self.tp
 
     @property
+    def sums_norm(self) -> bool:
+        """Whether ranks of one replica add up what each of them has of the gradients' norm."""
+        return self.pp * self.tp > 1 and self.framework_spec.clips_gradients
+
+    @property
     def splits_tokens(self) -> bool:
         """Whether the tensor-parallel ranks bring different tokens to the experts."""
         return self.tp == 1 or self.sequence_parallel
