@@ -69,7 +69,7 @@ def targets_of(modules: Iterable[str]) -> tuple[str, list[str]]:
 
 
 def optimizer_settings(reader: Reader, name: str, default: str) -> dict[str, Any]:
-    """Return what an optimizer keeps: moments of one byte in 8-bit Adams; another than Adam is noted.
+    """Return what an optimizer keeps: moments of one byte in 8-bit Adams; another than Adam is noted. Of torch's own, how it steps.
 
     References
     ----------
@@ -83,4 +83,8 @@ def optimizer_settings(reader: Reader, name: str, default: str) -> dict[str, Any
         reader.miss(name, f"the states of {named} are taken as Adam's in 32 bits")
     elif "paged" in named.lower():
         reader.miss(name, f"states of {named} that wait in host memory: taken as on the GPU")
-    return {"moment_bytes": 1} if re.match(r"adamw?\w*8_?bit", word) else {}
+    if re.match(r"adamw?\w*8_?bit", word):
+        return {"moment_bytes": 1}
+    if not reader.has(name) or not named.lower().startswith("adamw_torch"):  # of transformers' Trainer
+        return {}
+    return {"optimizer_implementation": "fused" if "fused" in named.lower() else "foreach"}

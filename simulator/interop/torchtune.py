@@ -31,6 +31,8 @@ def _describe(found: Found) -> Described:
     if found["compile"] not in (None, False):
         settings["host"] = "compiled"
     settings |= optimizer_settings(found.reader, "optimizer._component_", "torch.optim.AdamW")
+    if found.given("optimizer.fused"):
+        settings["optimizer_implementation"] = "fused" if found["optimizer.fused"] else "foreach"
     *_, family, component = ("", "", *str(found["model._component_"] or "").split("."))
     settings |= _adapters(found, component)
     name = _catalogue_name(family, re.sub(r"^(q?lora_|dora_)", "", component))

@@ -45,6 +45,7 @@ ALIASES = {
     "bias_gelu": "gelu",
     "adam": "adamw_fused",
     "adamw": "adamw_fused",
+    "adamw_foreach": "adamw_fused",
 }
 
 

@@ -282,7 +282,9 @@ def _stage_bytes(
     categories["graphs"] = working if plan.captured_modules or plan.cuda_graphs == "full_iteration" else 0
     dynamic = sum(saved) + working
     in_step = categories["gradients"]
-    if plan.framework_spec.roots_at_once and not is_offloaded and plan.moment_bytes == 4:  # 8-bit Adams are fused
+    if (
+        plan.steps_adam == "foreach"
+    ):  # the roots of all second moments at once (torch/optim/adam.py, ``_multi_tensor_adam``)
         in_step += held(state.moment, trained, is_sharded=shards_optimizer) - unkept
     if plan.framework_spec.data_parallel.frees_gradients and plan.n_micro_batches == 1:
         categories["gradients"] = _appearing_gradients(layers, state.gradient)

@@ -162,6 +162,11 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
 def _idle_precision(plan: ParallelPlan) -> Idle:
     return [
         (
+            ("optimizer_implementation",),
+            plan.steps_adam != plan.optimizer_implementation,
+            "beside Muon, of moments in fewer than 32 bits and on a host steps are taken as fused",
+        ),
+        (
             ("fp8_modules", "bf16_modules", "bf16_first_layers", "bf16_last_layers", "fused_operations"),
             plan.precision_spec.quantisation is None,
             f"precision={plan.precision} quantises nothing",

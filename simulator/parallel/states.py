@@ -106,6 +106,10 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan, matrices:
     the 16-bit weight; without masters it reads and writes weight and moments in 16 bits. Gradient clipping
     reads all gradients once more for their norm. Muon orthogonalises one matrix after the other
     (NVIDIA-NeMo/Emerging-Optimizers, ``OrthogonalizedOptimizer.step``). An offloaded optimizer runs on the host's processors.
+
+    Operation by operation, Adam with decay passes eight times over memory (pytorch/pytorch, ``torch/optim/adam.py``,
+    ``_multi_tensor_adam``): the weights' decay, the first moment's interpolation, the second moment's decay and the square that is added,
+    root, correction and epsilon in a tensor of their own, and the weights' change.
     """
     half = plan.precision_spec.is_16_bit
     grad = plan.reduced_bytes
@@ -116,11 +120,17 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan, matrices:
                                read_bytes=n_elements * read_bytes, written_bytes=n_elements * written_bytes)  # fmt: skip
         kernels.append(Kernel(name=name, phase="optimizer", shape=shape, layer="optimizer"))
 
+    def add_adam(*, weight: float, moment: float, gradient: float, written: float = 0.0, dtype: str = "fp32") -> None:
+        if plan.steps_adam == "fused":
+            add("adamw_fused", gradient + weight + 2 * moment, weight + 2 * moment + written, dtype)
+        else:
+            add("adamw_foreach", 2 * (gradient + weight) + 8 * moment, 2 * weight + 6 * moment + written, dtype)
+
     if plan.offload_optimizer == "cpu":
         add("cpu_adam", 16, 14)
         return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))
     if half and not plan.framework_spec.master_weights:
-        add("adamw_fused", 8, 6, "bf16")
+        add_adam(weight=2, moment=2, gradient=2, dtype="bf16")
         return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))
     facts = plan.framework_spec.data_parallel
     if half and grad == 2 and not facts.shards_masters:
@@ -140,5 +150,11 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan, matrices:
     kept = state_bytes(plan)
     n_orthogonalised = min(n_elements, sum(matrix.m * matrix.n for matrix in matrices))
     states = kept.optimizer_bytes(n_elements, n_orthogonalised) / max(1, n_elements) + (0 if half else kept.parameter)
-    add("adamw_fused", grad + states, states + (2 if half and not facts.shards_masters else 0))
+    moments = min(states, 2 * kept.moment)
+    add_adam(
+        weight=states - moments,
+        moment=moments / 2,
+        gradient=grad,
+        written=2 if half and not facts.shards_masters else 0,
+    )
     return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))

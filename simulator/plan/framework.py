@@ -29,6 +29,9 @@ from simulator.plan.data_parallelism import (
     DataParallelism,
 )
 
+#: How Adam steps: in one operation over all tensors, operation by operation over all of them, or tensor by tensor.
+OptimizerImplementation = Literal["fused", "foreach", "for-loop"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
@@ -75,10 +78,11 @@ class Framework:
     synchronous_p2p: bool = True
     #: Whether the optimizer of 16-bit weights keeps fp32 masters and moments, or steps the 16-bit weights themselves.
     master_weights: bool = True
-    #: Whether the optimizer step takes the roots of all second moments at once, which is one moment more while it runs: Adam of
-    #: ``torch.optim`` with ``foreach``, its default on a GPU (pytorch/pytorch, ``torch/optim/adam.py``, ``_multi_tensor_adam``:
-    #: ``torch._foreach_sqrt``). A fused step has the root of one element in a register.
-    roots_at_once: bool = False
+    #: How Adam steps unless the plan says otherwise: ``fused``, in one operation over all tensors; ``foreach``, operation by operation
+    #: over all of them, the default of ``torch.optim`` on a GPU; ``for-loop``, tensor by tensor.
+    optimizer_implementation: OptimizerImplementation = "fused"
+    #: First release whose default is fused.
+    fused_since: str = ""
     #: Share of activations and temporaries lost between the allocator's blocks (Guo et al., GMLake, ASPLOS 2024: a few
     #: percent in regular training on one GPU, up to 30 % in distributed training of irregular modules).
     fragmentation: float = 0.03
@@ -174,6 +178,11 @@ class Framework:
         """Tell whether adapters are in fp32 beside 16-bit weights, at a release."""
         return bool(self.wide_adapters_since) and (release or "99") >= self.wide_adapters_since
 
+    def optimizer_of(self, release: str | None) -> OptimizerImplementation:
+        """How Adam steps at a release, where a plan does not say."""
+        is_fused = bool(self.fused_since) and (release or "99") >= self.fused_since
+        return "fused" if is_fused else self.optimizer_implementation
+
     def has_loose_gates(self, release: str | None) -> bool:
         """Tell whether rotations and gated activations run operation by operation, at a release."""
         return (release or "99") < self.gates_fused_since
@@ -222,6 +231,8 @@ class Framework:
 _MEGATRON_GATES = "23.11"
 #: month of PEFT 0.11
 _PEFT_0_11 = "24.05"
+#: and with PyTorch 2.8, from which on the Trainer of Hugging Face takes the fused Adam
+_TORCH_2_8 = "25.08"
 #: PyTorch's own parts run one by one, as this project's jobs do
 _TORCH_DDP = Framework(
     name="torch-ddp",
@@ -229,7 +240,7 @@ _TORCH_DDP = Framework(
     kernels="hf-eager",
     data_parallel=DDP,
     master_weights=False,
-    roots_at_once=True,
+    optimizer_implementation="foreach",
     clips_gradients=False,
     owners_broadcast="tensors",
 )
@@ -249,7 +260,8 @@ FRAMEWORKS: dict[str, Framework] = {
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=DDP,
                     master_weights=False,
-                    roots_at_once=True,
+                    optimizer_implementation="foreach",
+                    fused_since=_TORCH_2_8,
                     wide_adapters_since=_PEFT_0_11,
                     sharded_by=f"hf-fsdp{under}",
                 ),
@@ -258,7 +270,8 @@ FRAMEWORKS: dict[str, Framework] = {
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=FSDP,
                     recipe=FULLY_SHARDED,
-                    roots_at_once=True,
+                    optimizer_implementation="foreach",
+                    fused_since=_TORCH_2_8,
                     gathers_to_recompute=True,
                     flash="flash_attention_2",
                     wide_adapters_since=_PEFT_0_11,
@@ -350,7 +363,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="hf-eager",
             data_parallel=FSDP,
             recipe=FULLY_SHARDED,
-            roots_at_once=True,
+            optimizer_implementation="foreach",
             stops_recompute_early=True,
             flash="flash_attention_2",
             aliases=("olmo",),
@@ -360,7 +373,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="hf-eager",
             data_parallel=FSDP2,
             recipe=FULLY_SHARDED,
-            roots_at_once=True,
+            optimizer_implementation="foreach",
             stops_recompute_early=True,
             flash="flash_attention_2",
             copies_sequence=True,
@@ -469,7 +482,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 lays_out_pipelines=True,
                 synchronous_p2p=False,  # ``torch.distributed.pipelining`` waits for messages on streams
                 master_weights=False,
-                roots_at_once=True,
+                optimizer_implementation="foreach",
                 clips_gradients=False,
                 flash=flash,
                 calls_modules=kernels == "fused",
@@ -488,7 +501,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="hf-eager",
             data_parallel=FSDP2,
             recipe=FULLY_SHARDED,
-            roots_at_once=True,
+            optimizer_implementation="foreach",
             stops_recompute_early=True,
             flash="flash_attention_2",
             clips_gradients=False,
@@ -500,7 +513,7 @@ FRAMEWORKS: dict[str, Framework] = {
             splits="tensors",
             kernels="torch-modules",
             owners_broadcast="",
-            roots_at_once=False,
+            optimizer_implementation="for-loop",
         ),
         replace(_TORCH_DDP, name="torch-pp", splits="layers", owners_broadcast=""),
         Framework(name="torch-3d", kernels="torch-modules", data_parallel=MEGATRON, overlap=False, fragmentation=0.3),

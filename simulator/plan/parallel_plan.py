@@ -12,7 +12,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan import module_names as parts
 from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting
-from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework
+from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, OptimizerImplementation
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rules import check_combination, check_words
 from simulator.plan.stage_layout import parse_layout
@@ -210,6 +210,11 @@ class ParallelPlan:
     )  # fmt: skip
     optimizer: Literal["adam", "muon"] = setting(
         "precision", "`adam`, or `muon` for matrices of blocks (Megatron-Core).", default="adam", changes=_EVERYTHING,
+    )  # fmt: skip
+    optimizer_implementation: OptimizerImplementation | None = setting(
+        "precision", "How Adam steps (torchtitan's word): `fused`, `foreach`, operation by operation over all tensors, which is the default of "
+        "torch.optim on a GPU, or `for-loop`, tensor by tensor, whose launches are not counted.", unset="the framework's own",
+        changes=("time", "memory"),
     )  # fmt: skip
     moment_bytes: int = setting(
         "precision", "Bytes of each moment beside 16-bit weights: 4, or fewer (Megatron-Core's `exp_avg_dtype`).", default=4,
@@ -470,6 +475,13 @@ class ParallelPlan:
     def has_expert_axes(self) -> bool:
         """Whether experts are spread over the ranks in another way than the dense layers."""
         return self.ep > 1 or self.expert_tp != self.tp
+
+    @property
+    def steps_adam(self) -> OptimizerImplementation:
+        """How Adam steps: beside Muon, of narrow moments and on a host it is taken as fused."""
+        if self.optimizer != "adam" or self.moment_bytes != 4 or self.offload_optimizer == "cpu":
+            return "fused"
+        return self.optimizer_implementation or self.framework_spec.optimizer_of(self.release)
 
     @property
     def sums_norm(self) -> bool:

@@ -37,7 +37,16 @@ OPTIONS = (
     (("moe_dispatcher", "allgather"),), (("moe_imbalance", 1.3),), (("rank_order", "tp-cp-ep-pp-dp"),),
     (("sample_time_s", 0.01), ("loader_workers", 2)), (("pipeline_batch", 2),),
 )  # fmt: skip
-FRAMEWORKS = ("megatron", "megatron-core", "megatron-deepspeed", "deepspeed", "fsdp", "torchtitan-compile", "hf-eager", "automodel")
+FRAMEWORKS = (
+    "megatron",
+    "megatron-core",
+    "megatron-deepspeed",
+    "deepspeed",
+    "fsdp",
+    "torchtitan-compile",
+    "hf-eager",
+    "automodel",
+)
 
 
 @lru_cache(maxsize=64)

@@ -224,6 +224,12 @@ def test_torchtitan(tmp_path):
     assert imported.report.unknown == ()
 
 
+def test_torchtitans_adam_says_how_it_steps(tmp_path):
+    path = tmp_path / "llama3_8b.toml"
+    path.write_text(TITAN + '\n[optimizer]\nname = "AdamW"\nimplementation = "foreach"\n')
+    assert import_torchtitan(path).settings["optimizer_implementation"] == "foreach"
+
+
 @pytest.mark.parametrize(
     ("option", "expected"),
     [("op", ("selective", "uniform", None)), ("1", ("full", "block", 32)), ("2", ("full", "block", 16))],

@@ -396,12 +396,25 @@ fsdp_config: {fsdp_offload_params: true, fsdp_state_dict_type: FULL_STATE_DICT}
 """
 
 
+@pytest.mark.parametrize(
+    ("named", "steps"), [("adamw_torch", "foreach"), ("adamw_torch_8bit", None), ("adamw_apex_fused", None)]
+)
+def test_the_trainers_adam_says_how_it_steps(tmp_path, named, steps):
+    """transformers/training_args.py, ``OptimizerNames``; no word leaves it to the release."""
+    found = read(tmp_path, AXOLOTL.replace("adamw_torch_fused", named))
+    assert found.settings.get("optimizer_implementation") == steps
+    assert (
+        "optimizer_implementation" not in read(tmp_path, AXOLOTL.replace("optimizer: adamw_torch_fused\n", "")).settings
+    )
+
+
 def test_axolotl(tmp_path):
     found = read(tmp_path, AXOLOTL)
     wanted = {
         # checkpointing of the Trainer, not of the units (fsdp_activation_checkpointing)
         "framework": "hf-fsdp", "sharding": "zero3", "micro_batch": 2, "sequence_length": 512, "precision": "bf16",
         "recompute": "full", "attention": "flash", "offload_parameters": "cpu", "offload_optimizer": "cpu",
+        "optimizer_implementation": "fused",
     }  # fmt: skip
     assert {name: found.settings[name] for name in wanted} == wanted
     assert found.accumulation == 4 and found.spec.name == "llama2-7b"

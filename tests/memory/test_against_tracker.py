@@ -46,11 +46,12 @@ def tracked(size, precision, **how):
     return found["Total"]
 
 
-def predicted(size, precision, framework="hf-eager"):
+def predicted(size, precision, optimizer="foreach"):
     with torch.device("meta"):
         module = module_of("llama", size)
     inputs = (parse_input(f"{size.batch}x{size.length}:int64"),) * len(arguments(size, "meta"))
-    plan = ParallelPlan(dp=1, micro_batch=size.batch, global_batch=size.batch, precision=precision, framework=framework)
+    plan = ParallelPlan(dp=1, micro_batch=size.batch, global_batch=size.batch, precision=precision, framework="hf-eager",
+                        optimizer_implementation=optimizer)  # fmt: skip
     layers = RecordedModule(name="llama", module=module, inputs=inputs).model(plan).layers
     device = load_device("a100-sxm4-80g")
     return estimate([[layers]], [[1]], plan, device, shard_size=1, first_ranks=[0])
@@ -85,6 +86,6 @@ def test_a_fused_step_holds_no_roots():
     """Fakes have no fused step on a CPU: one tensor after the other has the roots of the largest alone, here of the embedding."""
     size = size_of(16)
     one_by_one = tracked(size, "fp32", foreach=False)
-    found = predicted(size, "fp32", framework="torch-tp")
+    found = predicted(size, "fp32", optimizer="fused")
     assert found.peak_at != OPTIMIZER_STEP
     assert found.allocated_bytes <= one_by_one < predicted(size, "fp32").allocated_bytes

@@ -112,10 +112,14 @@ def test_without_masters_the_moments_have_16_bits():
 @pytest.mark.parametrize(
     ("settings", "each"),
     [
-        ({"framework": "hf-eager"}, 2),  # moments in 16 bits
-        ({"framework": "hf-eager", "precision": "fp32"}, 4),
+        ({"framework": "automodel"}, 2),  # moments in 16 bits
+        ({"framework": "hf-eager", "precision": "fp32", "release": "25.07"}, 4),
+        ({"framework": "hf-eager", "precision": "fp32"}, 0),  # fused since PyTorch 2.8 (transformers/training_args.py)
+        ({"framework": "hf-eager", "precision": "fp32", "optimizer_implementation": "foreach"}, 4),
+        ({"framework": "fsdp", "dp": 8, "sharding": "zero3", "optimizer_implementation": "fused"}, 0),
+        ({"framework": "fsdp", "dp": 8, "sharding": "zero3", "optimizer_implementation": "for-loop"}, 0),
         ({"framework": "fsdp", "dp": 8, "sharding": "zero3"}, 4 / 8),
-        ({"framework": "hf-eager", "moment_bytes": 1}, 0),  # 8-bit Adam is fused
+        ({"framework": "automodel", "moment_bytes": 1}, 0),  # 8-bit Adam is fused
         ({"framework": "fsdp", "offload_optimizer": "cpu", "dp": 8, "sharding": "zero3"}, 0),
         ({"framework": "torchtitan"}, 0),  # fused by default (torchtitan/components/optimizer.py)
         ({"framework": "megatron"}, 0),

@@ -515,7 +515,7 @@ def test_fsdp_issues_the_next_gather_before_or_behind_a_units_kernels(forward, b
     ("settings", "read", "written"),
     [({"framework": "megatron", "precision": "bf16"}, 4 + 12, 12 + 2), ({"framework": "torchtitan", "precision": "bf16"}, 4 + 12, 12),
      ({"framework": "hf-eager", "precision": "fp32"}, 4 + 12, 12), ({"framework": "hf-eager", "precision": "bf16"}, 2 + 6, 6),
-     ({"framework": "compiled-ddp", "precision": "bf16"}, 2 + 6, 6), ({"framework": "automodel-te", "precision": "fp8"}, 2 + 6, 6)],
+     ({"framework": "compiled-ddp", "precision": "bf16"}, 2 + 6, 6), ({"framework": "automodel-te", "precision": "fp8", "optimizer_implementation": "fused"}, 2 + 6, 6)],
 )  # fmt: skip
 def test_adam_reads_gradient_weight_and_moments_and_writes_what_it_changed(settings, read, written):
     """Kingma and Ba, arXiv:1412.6980: two moments; masters in fp32 and the 16-bit weight where there is one besides, or all in 16 bits."""
@@ -527,6 +527,23 @@ def test_adam_reads_gradient_weight_and_moments_and_writes_what_it_changed(setti
     casts = settings["framework"] == "megatron" and settings["precision"] == "bf16"
     assert sum(kernel.shape.name == "cast" for kernel in narrow.kernels) == casts
     assert (adam.shape.read_bytes / 1000, adam.shape.written_bytes / 1000) == (read, written)
+
+
+#: operations of torch/optim/adam.py, ``_multi_tensor_adam``, with decay: what each reads and writes of weight w, gradient g, moments m and
+#: v and the tensor t of the roots
+FOREACH = (("w", "w"), ("mg", "m"), ("v", "v"), ("vg", "v"), ("v", "t"), ("t", "t"), ("t", "t"), ("wmt", "w"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "width"),
+    [({"framework": "fsdp", "precision": "bf16", "sharding": "zero3"}, 4), ({"framework": "automodel", "precision": "bf16"}, 2),
+     ({"framework": "hf-eager", "precision": "fp32", "release": "24.01"}, 4), ({"framework": "torch-tp", "precision": "fp32"}, 4)],
+)  # fmt: skip
+def test_adam_operation_by_operation_passes_eight_times_over_memory(settings, width):
+    run = optimizer_run(1000, 4, ParallelPlan(dp=8, gradient_bytes=width, **settings))
+    (adam,) = (kernel.shape for kernel in run.kernels if kernel.shape.name.startswith("adamw"))
+    assert adam.read_bytes / 1000 == width * sum(len(read) for read, _ in FOREACH)
+    assert adam.written_bytes / 1000 == width * sum(len(written) for _, written in FOREACH)
 
 
 @pytest.mark.parametrize("micro_batches", [2, 5])

@@ -45,6 +45,7 @@ EFFECTS = [
     ("gradient_collective", "reduce", {"framework": "deepspeed", "sharding": "zero2"}), ("gradient_compression", "bf16", DDP),
     ("gradient_compression", "onebit", {"framework": "deepspeed", "sharding": "none"}),
     ("gradient_as_bucket_view", True, DDP), ("backward_prefetch", "none", FSDP),
+    ("optimizer_implementation", "foreach", {}), ("optimizer_implementation", "fused", FSDP),
     ("attention_kernel", "flash_attention_1", {}), ("launch_blocking", True, {}), ("rope_fusion", False, {}),
     ("backward_prefetch", "post", {**FSDP, "recompute": "full"}),
     ("forward_prefetch", True, FSDP), ("limit_all_gathers", False, FSDP), ("secondary_group", 8, ZERO3),
@@ -142,6 +143,7 @@ IDLE = [
     ("document_spread", 1.0, {"document_length": 128, **CONTEXT}),
     ("fused_operations", True, {"framework": "megatron-core"}), ("fused_operations", True, {"framework": "fsdp"}),
     ("etp", 2, {}), ("etp", 1, {"tp": 4, "sequence_parallel": True}),
+    ("optimizer_implementation", "foreach", {"optimizer": "muon"}),
     ("rope_fusion", False, {"framework": "fsdp"}), ("rope_fusion", False, {"release": "23.08"}),
 ]  # fmt: skip
 

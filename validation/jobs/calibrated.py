@@ -28,7 +28,8 @@ from validation.jobs.job_programs import JobProgram
 
 #: stands in for pointwise kernels that have no call of their own
 _FALLBACK = "add forward"
-_OPTIMIZER = "adamw_fused"
+#: one line prices the step of the machine, however it is made
+_OPTIMIZERS = ("adamw_fused", "adamw_foreach")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ def family_of(shape: KernelShape) -> str:
 
 def kind_of(shape: KernelShape) -> str:
     """Coarse kind for tables: gemm, attention, optimizer, or pointwise."""
-    if shape.name == _OPTIMIZER:
+    if shape.name in _OPTIMIZERS:
         return "optimizer"
     return {GemmShape: "gemm", AttentionShape: "attention"}.get(type(shape), "pointwise")
 
