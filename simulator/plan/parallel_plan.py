@@ -212,8 +212,8 @@ class ParallelPlan:
         "precision", "`adam`, or `muon` for matrices of blocks (Megatron-Core).", default="adam", changes=_EVERYTHING,
     )  # fmt: skip
     optimizer_implementation: OptimizerImplementation | None = setting(
-        "precision", "How Adam steps (torchtitan's word): `fused`, `foreach`, operation by operation over all tensors, which is the default of "
-        "torch.optim on a GPU, or `for-loop`, tensor by tensor, whose launches are not counted.", unset="the framework's own",
+        "precision", "How Adam steps (torchtitan's word): `fused`, `foreach`, operation by operation over all tensors, which is the "
+        "default of torch.optim on a GPU, or `for-loop`, tensor by tensor, whose launches are not counted.", unset="the framework's own",
         changes=("time", "memory"),
     )  # fmt: skip
     moment_bytes: int = setting(

@@ -515,7 +515,8 @@ def test_fsdp_issues_the_next_gather_before_or_behind_a_units_kernels(forward, b
     ("settings", "read", "written"),
     [({"framework": "megatron", "precision": "bf16"}, 4 + 12, 12 + 2), ({"framework": "torchtitan", "precision": "bf16"}, 4 + 12, 12),
      ({"framework": "hf-eager", "precision": "fp32"}, 4 + 12, 12), ({"framework": "hf-eager", "precision": "bf16"}, 2 + 6, 6),
-     ({"framework": "compiled-ddp", "precision": "bf16"}, 2 + 6, 6), ({"framework": "automodel-te", "precision": "fp8", "optimizer_implementation": "fused"}, 2 + 6, 6)],
+     ({"framework": "compiled-ddp", "precision": "bf16"}, 2 + 6, 6),
+     ({"framework": "automodel-te", "precision": "fp8", "optimizer_implementation": "fused"}, 2 + 6, 6)],
 )  # fmt: skip
 def test_adam_reads_gradient_weight_and_moments_and_writes_what_it_changed(settings, read, written):
     """Kingma and Ba, arXiv:1412.6980: two moments; masters in fp32 and the 16-bit weight where there is one besides, or all in 16 bits."""
