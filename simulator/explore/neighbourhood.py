@@ -269,6 +269,8 @@ def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
     for name in _SWITCHES:
         is_same = "training" not in SETTINGS[name].changes
         yield from (_Change({name: value}, same_training=is_same) for value in _others(plan, name))
+    if plan.steps_adam != "fused":
+        yield _Change({"optimizer_implementation": "fused"})
     yield from (_Change({"recompute": word}) for word in RECOMPUTE if word != plan.recompute)
     if plan.attention == "eager":
         yield _Change({"attention": "flash"} | ({"attention_kernel": None} if plan.softmax_kernel else {}))

@@ -51,3 +51,12 @@ def test_interleaved_stages_take_groups_of_micro_batches(micro_batch, refused):
     site = Site(topology=load_topology("dgx-h100", 4), spec=find_spec("gpt2"))
     said = chunk_rule(plan, site)
     assert said.startswith(refused) and bool(said) == bool(refused)
+
+
+@pytest.mark.parametrize(
+    ("framework", "offered"), [("fsdp", {"fused"}), ("torchtitan", set()), ("torch-tp", {"fused"})]
+)
+def test_a_fused_step_is_offered_to_who_has_none(framework, offered):
+    plan = ParallelPlan(gpus=4, global_batch=4, micro_batch=1, framework=framework, sequence_length=64).resolve(4)
+    found = neighbours(plan, Site(topology=load_topology("dgx-h100", 4), spec=find_spec("gpt2")))
+    assert {one.plan.optimizer_implementation for one in found if one.setting == "optimizer_implementation"} == offered
