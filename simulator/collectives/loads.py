@@ -127,8 +127,6 @@ class _Regular:
         layout, switches = _layout(self.topology), _switches(self.topology)
         nics_a, nics_b = layout.nics_of(gpus[0]), layout.nics_of(gpus[1])
         n_ways, n_switches = max(len(nics_a), len(nics_b)), len(layout.fabric.vertices)
-        links: list[int] = []
-        weights: list[float] = []
         for way in range(n_ways):
             nic_a, nic_b = nics_a[way % len(nics_a)], nics_b[way % len(nics_b)]
             if layout.pxn:
@@ -137,10 +135,8 @@ class _Regular:
             unique, inverse = np.unique(code, return_inverse=True)
             total = np.bincount(inverse, weights=amount) / n_ways
             for pair, bytes_ in zip(unique.tolist(), total.tolist(), strict=True):
-                for link, share in _path(self.topology, pair // n_switches, pair % n_switches):
-                    links.append(link)
-                    weights.append(share * bytes_)
-        self.add(np.array(links, dtype=np.int64), np.array(weights))
+                links, shares = _path(self.topology, pair // n_switches, pair % n_switches)
+                self.add(links, shares * bytes_)
 
 
 def _regular(traffic: Traffic, topology: Topology, by_host: bool) -> tuple[IntArray, FloatArray]:
@@ -168,6 +164,7 @@ def _switches(topology: Topology) -> IntArray:
 
 
 @lru_cache(maxsize=65_536)  # as above, for each pair of switches
-def _path(topology: Topology, switch_a: int, switch_b: int) -> tuple[tuple[int, float], ...]:
-    path = _layout(topology).fabric.path(switch_a, switch_b)
-    return tuple(path) if path else ()
+def _path(topology: Topology, switch_a: int, switch_b: int) -> tuple[IntArray, FloatArray]:
+    """Links between two switches and the share of the traffic on each, both of shape [n_links of the path]."""
+    path = _layout(topology).fabric.path(switch_a, switch_b) or ()
+    return np.array([link for link, _ in path], dtype=np.int64), np.array([share for _, share in path])

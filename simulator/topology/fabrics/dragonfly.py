@@ -21,6 +21,9 @@ from simulator.topology.fabrics.fabric import FabricGraph, FabricSize, LinkedFab
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route, combine
 
+#: routes with detours that are kept: each takes hundreds of links
+MOST_PATHS = 4096
+
 
 class Dragonfly(LinkedFabric):
     """Groups of fully connected switches, and links between each two groups."""
@@ -93,6 +96,9 @@ class _Groups:
     local: dict[tuple[int, int], int] = field(default_factory=dict)
     #: (group, group) -> (switch here, switch there, link, share of the trunk)
     trunks: dict[tuple[int, int], list[tuple[int, int, int, float]]] = field(default_factory=dict)
+    #: what :meth:`minimal` found, of which every detour is made, and :meth:`path`, which collectives share
+    _minimal: dict[tuple[int, int], Route] = field(default_factory=dict)
+    _paths: dict[tuple[int, int], Route] = field(default_factory=dict)
 
     def build(self) -> None:
         spec = self.spec
@@ -127,6 +133,12 @@ class _Groups:
         """At most local, global, local."""
         if a == b:
             return ()
+        found = self._minimal.get((a, b))
+        if found is None:
+            found = self._minimal[a, b] = self._new_minimal(a, b)
+        return found
+
+    def _new_minimal(self, a: int, b: int) -> Route:
         group_a, group_b = a // self.spec.switches_per_group, b // self.spec.switches_per_group
         if group_a == group_b:
             return ((self.local[a, b], 1.0),)
@@ -160,7 +172,12 @@ class _Groups:
         aside = self.spec.nonminimal_share or 0.0
         if not aside:
             return self.minimal(a, b)
-        return combine([(self.minimal(a, b), 1 - aside), (self.detour(a, b), aside)])
+        found = self._paths.get((a, b))
+        if found is None:
+            if len(self._paths) >= MOST_PATHS:
+                self._paths.clear()
+            found = self._paths[a, b] = combine([(self.minimal(a, b), 1 - aside), (self.detour(a, b), aside)])
+        return found
 
     def cut_bytes_per_s(self, n_nics: int) -> float:
         width, ports = self.spec.switches_per_group, self.spec.nics_per_switch
