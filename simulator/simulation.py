@@ -39,6 +39,7 @@ from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 from simulator.plan.module_names import LORA_TARGETS
 from simulator.plan.stage_layout import parse_layout
+from simulator.program.allowance import Allowance
 from simulator.program.program import Program
 from simulator.scenario import Scenario
 from simulator.schedules import find_schedule, peak_in_flight
@@ -165,12 +166,13 @@ def lower_scenario(
     jointly: bool = True,
     opened: bool = False,
     uneven: Mapping[int, Hashable] | None = None,
+    allowance: Allowance | None = None,
 ) -> tuple[Model, Lowered, MemoryReport]:
     """Lower a scenario with a resolved plan and account for its memory.
 
     Parameters
     ----------
-    whole, jointly
+    whole, jointly, allowance
         As for :func:`lower`.
     opened : bool
         Whether no pass is sure to have its links to itself, so that none is a block by itself.
@@ -195,6 +197,7 @@ def lower_scenario(
         jointly=jointly,
         loading=loading_of(plan, topology, sample_bytes_of(spec, plan)),
         classes=classes,
+        allowance=allowance,
     )
     check_host_memory(
         lowered.chunks, plan, lowered.mesh.sharding_group, n_ranks=min(plan.gpus, topology.gpus_per_node),
@@ -420,6 +423,7 @@ def run_scenario(
     costs_of: Callable[[Topology, Scenario], ModelCosts] = ModelCosts,
     detail: bool = False,
     say: Callable[[str], None] = lambda _: None,
+    allowance: Allowance | None = None,
 ) -> Run:
     """Run a resolved scenario on a topology object.
 
@@ -431,16 +435,23 @@ def run_scenario(
         Makes the cost models.
     detail, say
         As for :func:`simulate_on`.
+    allowance : Allowance, optional
+        Tasks that may be written down and run, however often that is done anew.
+
+    Raises
+    ------
+    TooMuchWorkError
+        If they do not suffice.
     """
     with collector_paused():
         if parts is None:
             say("lowering")
-        model, lowered, memory = parts or lower_scenario(scenario, topology, spec)
+        model, lowered, memory = parts or lower_scenario(scenario, topology, spec, allowance=allowance)
         say("simulating")
         costs, way = costs_of(topology, scenario), _Way(unfold=scenario.unfold)
         while True:
             new_network = _networks(scenario, topology, is_watched=way.is_watched)
-            play = partial(run, costs=costs, new_network=new_network, detail=detail)
+            play = partial(run, costs=costs, new_network=new_network, detail=detail, allowance=allowance)
             try:
                 timeline = play(lowered.program, among_others=way.among_others)
                 if way.opened or _are_alone(timeline, costs, topology, scenario):
@@ -455,7 +466,7 @@ def run_scenario(
             say(what)
             if found.writing != way.writing:
                 scenario = replace(scenario, unfold=found.unfold)
-                model, lowered, memory = lower_scenario(scenario, topology, spec, **found.writing)
+                model, lowered, memory = lower_scenario(scenario, topology, spec, allowance=allowance, **found.writing)
                 say("simulating")
             way = found
     return Run(scenario=scenario, model=model, lowered=lowered, memory=memory, costs=costs, timeline=timeline)

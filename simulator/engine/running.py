@@ -15,9 +15,10 @@ from simulator.engine.machine import Machine
 from simulator.engine.state import RankState
 from simulator.network.base import Flow, NetworkModel, SeparableNetwork
 from simulator.network.flow import FlowNetwork
+from simulator.program.allowance import Allowance
 from simulator.program.program import COMPUTE, Block, Program, RankProgram
 from simulator.program.startable import check
-from simulator.program.stretch import insert_periods
+from simulator.program.stretch import insert_periods, stretch_of
 from simulator.timeline import Timeline
 from simulator.units import to_s
 
@@ -46,6 +47,7 @@ def durations_of(
     *,
     detail: bool = False,
     shared: frozenset[int] = frozenset(),
+    allowance: Allowance | None = None,
 ) -> Durations:
     """Return a memory of durations that computes blocks on networks of their own.
 
@@ -53,9 +55,14 @@ def durations_of(
     ----------
     shared : frozenset of int
         Links that others load, too: a block that takes one of them is none.
+    allowance : Allowance, optional
+        Tasks that may be run inside blocks.
     """
+    allowed = allowance or Allowance()
 
     def run_block(durations: Durations, rank: int, block: Block, lead_ps: int) -> BlockResult:
+        allowed.check(len(block.tasks))
+        allowed.spend(len(block.tasks))
         inside = Program(ranks=(RankProgram(rank=rank, members=(rank,), tasks=block.tasks),))
         machine = Machine(inside, durations, new_network(), host_start_ps=-lead_ps)
         machine.touched = set() if shared else None
@@ -66,6 +73,9 @@ def durations_of(
         return BlockResult(machine.latest_ps, state.needed_ps + lead_ps, tuple(machine.spans), state.host_ps)
 
     def run_jointly(durations: Durations, parts: Sequence[Part]) -> JointResult:
+        n_tasks = sum(len(part.block.tasks) for part in parts)
+        allowed.check(n_tasks)
+        allowed.spend(n_tasks)
         if turns.are_taken(parts):
             return turns.play(parts, durations)
         ranks = [RankProgram(rank=part.rank, members=(part.rank,), tasks=part.block.tasks) for part in parts]
@@ -84,8 +94,14 @@ def durations_of(
 
 
 def run(
-    program: Program, costs: Costs, new_network: Callable[[], NetworkModel], *, detail: bool = False, among_others: bool = False
-) -> Timeline:  # fmt: skip
+    program: Program,
+    costs: Costs,
+    new_network: Callable[[], NetworkModel],
+    *,
+    detail: bool = False,
+    among_others: bool = False,
+    allowance: Allowance | None = None,
+) -> Timeline:
     """Run a program and return what happened when.
 
     Parameters
@@ -100,6 +116,8 @@ def run(
         Whether spans carry what happened inside runs of kernels.
     among_others : bool
         Whether other traffic may take links of passes that several ranks run.
+    allowance : Allowance, optional
+        Tasks that may be run, those of periods that are left out where it takes them.
 
     Returns
     -------
@@ -112,13 +130,15 @@ def run(
         If ranks wait for each other in a circle.
     TouchedError
         If a pass that several ranks run is not alone on what it uses, or cannot go on among other traffic.
+    TooMuchWorkError
+        If more tasks would have to be run than the allowance has.
     """
-    durations = durations_of(costs, new_network, detail=detail)
+    durations = durations_of(costs, new_network, detail=detail, allowance=allowance)
     circles: Sequence[Circle] = ()
     if program.n_omitted and isinstance(network := new_network(), SeparableNetwork):
         circles = circles_of(program, costs, network)
     turns = (lambda: Turns(costs, new_network)) if among_others else (lambda: None)
-    return _until_known(program, durations, new_network, circles, turns)[0]
+    return _until_known(program, durations, new_network, circles, turns, allowance or Allowance())[0]
 
 
 def run_beside(
@@ -143,7 +163,7 @@ def run_beside(
         return network
 
     durations = durations_of(costs, new_network, shared=frozenset(flow.links))
-    timeline, network = _until_known(program, durations, occupied, (), lambda: None)
+    timeline, network = _until_known(program, durations, occupied, (), lambda: None, Allowance())
     (rates,) = network.endless.values()
     moved = _moved_bytes(rates, 0, timeline.simulated_ps)
     if timeline.cycle is not None:
@@ -167,9 +187,11 @@ def _until_known(
     new_network: Callable[[], Network],
     circles: Sequence[Circle],
     new_turns: Callable[[], Turns | None],
+    allowance: Allowance,
 ) -> tuple[Timeline, Network]:
     """Run a program, with as many periods written down as it takes, and return the network that it last ran on, too."""
     while True:
+        allowance.check(program.n_tasks)
         network = new_network()
         machine = Machine(program, durations, network, circles=circles, turns=new_turns())
         try:
@@ -177,12 +199,15 @@ def _until_known(
         except OutsideError:
             circles = ()
             continue
+        finally:
+            allowance.spend(sum(rank.n_issued for rank in machine.ranks))
         if not machine.is_finished:
             check(program)  # says who waits for whom
             raise AssertionError("a program that passes the check always finishes")
         n_more = _missing_periods(program, machine)
         if not n_more:
             break
+        allowance.check(n_more * sum(stretch_of(rank).length for rank in program.ranks))
         program = insert_periods(program, n_more)
     cycle, cycles = machine.cycles(program.period_micro_batches)
     timeline = Timeline(

@@ -15,18 +15,21 @@ from simulator.explore.energy import Price, price_of, training_of
 from simulator.explore.neighbourhood import Neighbour, Site, neighbours
 from simulator.explore.trials import Trials
 from simulator.memory import MemoryReport
-from simulator.parallel.repetition import STEADY_PERIODS
 from simulator.plan import ParallelPlan
+from simulator.program.allowance import Allowance, TooMuchWorkError
 from simulator.units import format_bytes, format_time
 
-#: ways out that are simulated, in the order of their lower bounds
+#: ways out that are simulated: those of the lowest bounds
 MOST_SIMULATED = 12
 #: pairs are tried where the fastest single change makes a step take so many times as long as if memory were no limit
 SLOW = 1.25
-#: a way out that provably takes so many times as long as the fastest known one is listed with its memory only, if it is large:
+#: a way out that provably takes so many times as long as the fastest known one is listed with its memory only, if it is large
 HOPELESS = 4.0
-#: layers times micro-batches that are written down times exchanges of a layer
-LARGE = 5_000
+#: tasks beyond which, written down and run, a way out is large: those that are not are simulated first
+LARGE = 40_000
+#: tasks of all ways out together, those that were given up half-way included
+MOST_TASKS = 220_000
+TOO_MUCH = "simulating it is more work than advice may take"
 
 
 class _Way(NamedTuple):
@@ -43,33 +46,67 @@ def ways_out(
     but not little enough, and one more. Of pairs beside single changes, those that are faster are returned.
     """
     site = Site(topology=result.topology, spec=result.spec)
-    memory_of, trials, said = _Memory(result), Trials(result), price_of(result.topology, price)
+    memory_of, said = _Memory(result), price_of(result.topology, price)
+    trying = _Trying(Trials(result), say)
 
-    def simulated(ways: Sequence[_Way]) -> list[WayOut]:
-        """Simulate what suffices, in the order of lower bounds, and return the fastest first."""
-        rows: list[WayOut] = []
-        least_s = [(memory_of.bound_s(way), way) for way in ways if way.memory.fits]
-        for place, (bound_s, way) in enumerate(sorted(least_s, key=lambda pair: pair[0])):
-            seconds = None
-            best_s = min((_time_s(row) for row in rows if row["same_training"]), default=math.inf)
-            if place < MOST_SIMULATED and (bound_s < HOPELESS * best_s or not _is_large(way.neighbour.plan, result)):
-                say(way.neighbour.name)
-                seconds = trials.plan(way.neighbour).iteration_time_s or None
-            rows.append(_row(way, seconds, said, result.memory_margin))
+    def simulated(ways: Sequence[_Way], below_s: float = math.inf) -> list[WayOut]:
+        """Simulate what suffices and may take less than a time, and return the fastest first."""
+        bounds_s = [(memory_of.bound_s(way), way) for way in ways if way.memory.fits]
+        found = trying.all([one for one in sorted(bounds_s, key=lambda pair: pair[0]) if one[0] < below_s])
+        rows = [_row(way, timed, said, result.memory_margin) for way, timed in found]
         return sorted(rows, key=lambda row: (_time_s(row), row["peak_bytes"]))
 
     ways = memory_of.all(neighbours(result.plan, site), below=result.memory.peak_bytes)
     rows = simulated(ways)
-    if not rows or _time_s(rows[0]) > SLOW * result.metrics.iteration_time_s:
-        pairs = simulated(_pairs([way for way in ways if not way.memory.fits], site, memory_of))
-        rows = [*(pair for pair in pairs if not rows or _time_s(pair) < _time_s(rows[0])), *rows]
+    best_s = _time_s(rows[0]) if rows else math.inf
+    if best_s > SLOW * result.metrics.iteration_time_s:
+        pairs = simulated(_pairs([way for way in ways if not way.memory.fits], site, memory_of), best_s)
+        faster = [pair for pair in pairs if _time_s(pair) < best_s]
+        rows = [*faster, *rows, *(pair for pair in pairs if pair["untimed"])]
     unfit = sorted((way for way in ways if not way.memory.fits), key=lambda way: way.memory.peak_bytes)
-    return rows + [_row(way, None, said, result.memory_margin) for way in unfit]
+    return rows + [_row(way, _Timed(), said, result.memory_margin) for way in unfit]
 
 
-def _is_large(plan: ParallelPlan, result: Result) -> bool:
-    n_written = min(plan.n_micro_batches, plan.pp + STEADY_PERIODS)
-    return len(result.model.layers) * n_written * plan.cp > LARGE
+class _Timed(NamedTuple):
+    """How long a step takes with a way out, or why that is not known."""
+
+    seconds: float | None = None
+    untimed: str = ""
+    n_tasks: float = 0.0  #: How many it takes at least, where they were too many.
+
+
+class _Trying:
+    """Simulates ways out as long as work is left: what is small first, what is large if it may be worth it."""
+
+    def __init__(self, trials: Trials, say: Callable[[str], None]) -> None:
+        self._trials = trials
+        self._say = say
+        self._n_left = float(MOST_TASKS)
+
+    def all(self, ways: Sequence[tuple[float, _Way]]) -> list[tuple[_Way, _Timed]]:
+        """Simulate ways out, given with the lower bounds of their times in ascending order."""
+        found = {place: self._one(way.neighbour, LARGE) for place, (_, way) in enumerate(ways[:MOST_SIMULATED])}
+        large = [place for place, one in found.items() if one.n_tasks]
+        for place in sorted(large, key=lambda place: ways[place][0] * found[place].n_tasks):
+            bound_s, way = ways[place]
+            known_s = [one.seconds for at, one in found.items() if ways[at][1].neighbour.same_training]
+            if bound_s >= HOPELESS * min(filter(None, known_s), default=math.inf):
+                found[place] = _Timed(untimed=f"at least {HOPELESS:g} times as long as the fastest known")
+            elif found[place].n_tasks <= self._n_left:
+                found[place] = self._one(way.neighbour, MOST_TASKS)
+        rest = _Timed(untimed=f"the bounds of {MOST_SIMULATED} others are lower")
+        return [(way, found.get(place, rest)) for place, (_, way) in enumerate(ways)]
+
+    def _one(self, neighbour: Neighbour, most: int) -> _Timed:
+        allowance = Allowance(min(self._n_left, most))
+        self._say(neighbour.name)
+        try:
+            outcome = self._trials.plan(neighbour, allowance)
+        except TooMuchWorkError as error:
+            return _Timed(untimed=TOO_MUCH, n_tasks=error.n_tasks)
+        finally:
+            self._n_left -= allowance.n_spent
+        return _Timed(outcome.iteration_time_s or None, outcome.reason)
 
 
 def _time_s(row: WayOut) -> float:
@@ -86,7 +123,9 @@ def in_words(rows: Sequence[WayOut]) -> str:
     time = f", {format_time(best['iteration_time_s'])} per iteration" if best["iteration_time_s"] else ""
     n_others = sum(row["fits"] for row in rows) - 1
     others = f"; {n_others} other way{'s' if n_others > 1 else ''} out with --json" if n_others else ""
-    return f"{best['change']} fits{tight} with {format_bytes(best['peak_bytes'])}{time}{others}"
+    n_untimed = sum(row["fits"] and row["iteration_time_s"] is None for row in rows)
+    untimed = f", {n_untimed} of all not simulated" if n_untimed else ""
+    return f"{best['change']} fits{tight} with {format_bytes(best['peak_bytes'])}{time}{others}{untimed}"
 
 
 class _Memory:
@@ -159,14 +198,15 @@ def _both(first: str, second: str) -> str:
     return " ".join(f"--{flags[place]}" for place in sorted(last.values()))
 
 
-def _row(way: _Way, seconds: float | None, price: Price | None, margin: float) -> WayOut:
-    plan = way.neighbour.plan
+def _row(way: _Way, timed: _Timed, price: Price | None, margin: float) -> WayOut:
+    plan, seconds = way.neighbour.plan, timed.seconds
     training = (
         None if seconds is None else training_of(plan.gpus, plan.global_batch * plan.sequence_length / seconds, price)
     )
     return {
         "change": way.neighbour.name, "fits": way.memory.fits, "peak_bytes": way.memory.peak_bytes,
         "capacity_bytes": way.memory.capacity_bytes, "iteration_time_s": seconds,
+        "untimed": timed.untimed,
         "is_tight": is_tight(way.memory.peak_bytes, way.memory.capacity_bytes, margin),
         "gpu_hours_per_billion_tokens": training and training["gpu_hours_per_billion_tokens"],
         "cost_per_billion_tokens": training and training["cost_per_billion_tokens"],

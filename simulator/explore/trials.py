@@ -24,6 +24,7 @@ from simulator.explore.neighbourhood import Neighbour, Site, nearest
 from simulator.identity import ByIdentity
 from simulator.network.base import Flow
 from simulator.parallel.lower import Lowered
+from simulator.program.allowance import Allowance
 from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.scenario import Scenario
 from simulator.simulation import lower_scenario, run_scenario
@@ -113,20 +114,26 @@ class Trials:
         is_same_program = not (change.faults or change.changes_reading)
         return self._run(scenario, topology, change, self._parts if is_same_program else None)
 
-    def plan(self, neighbour: Neighbour) -> Outcome:
-        """Run another plan on the same machine, if it can run and fits."""
+    def plan(self, neighbour: Neighbour, allowance: Allowance | None = None) -> Outcome:
+        """Run another plan on the same machine, if it can run and fits.
+
+        Raises
+        ------
+        TooMuchWorkError
+            If that takes more than an allowance has.
+        """
         if neighbour.reason:
             return Outcome(reason=neighbour.reason)
         scenario = replace(self.result.asked, plan=neighbour.plan)
         try:
-            parts = lower_scenario(scenario, self.result.topology, self.result.spec)
+            parts = lower_scenario(scenario, self.result.topology, self.result.spec, allowance=allowance)
         except InfeasiblePlanError as error:  # the layers or the schedule do not allow it
             return Outcome(reason=error.message)
         memory = parts[2]
         if not memory.fits:
             need = f"needs {format_bytes(memory.peak_bytes)} of {format_bytes(memory.capacity_bytes)} memory"
             return Outcome(reason=need)
-        return self._run(scenario, self.result.topology, MachineChange(), parts)
+        return self._run(scenario, self.result.topology, MachineChange(), parts, allowance)
 
     def scenario(self, scenario: Scenario) -> Outcome:
         """Run the same plan with other cost models or choices of the collectives."""
@@ -136,14 +143,19 @@ class Trials:
             return Outcome(reason=error.message)
 
     def _run(
-        self, scenario: Scenario, topology: Topology, change: MachineChange, parts: tuple[Any, Lowered, Any] | None
+        self,
+        scenario: Scenario,
+        topology: Topology,
+        change: MachineChange,
+        parts: tuple[Any, Lowered, Any] | None,
+        allowance: Allowance | None = None,
     ) -> Outcome:
         def costs_of(topology: Topology, scenario: Scenario) -> ModelCosts:
             costs = ChangedCosts(topology, scenario, change)
             costs.kernels = self._kernels
             return costs
 
-        ran = run_scenario(scenario, topology, self.result.spec, parts=parts, costs_of=costs_of)
+        ran = run_scenario(scenario, topology, self.result.spec, parts=parts, costs_of=costs_of, allowance=allowance)
         return Outcome(iteration_time_s=ran.timeline.makespan_ps / 1e12, n_samples=scenario.plan.global_batch)
 
 

@@ -23,6 +23,7 @@ from simulator.parallel.states import optimizer_run, owned_matrices
 from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
 from simulator.plan.stage_layout import balanced_parts, lightened_end, parse_layout, passing_parts, shortened_ends
+from simulator.program.allowance import Allowance
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
 from simulator.program.stretch import leave_out_one
@@ -228,6 +229,7 @@ def lower(
     classes: Classes | None = None,
     collectives_at_once: int = 1,
     on_processors: bool = False,
+    allowance: Allowance | None = None,
 ) -> Lowered:
     """Write down what every rank class does in one optimizer step.
 
@@ -253,6 +255,13 @@ def lower(
         How many collectives of one process group run at the same time; see :class:`Mesh`.
     on_processors : bool
         Whether tensors live on processors: then the thread that issues computes, too, and issues nothing ahead.
+    allowance : Allowance, optional
+        Tasks that may be written down.
+
+    Raises
+    ------
+    TooMuchWorkError
+        If they do not suffice.
     """
     mesh = Mesh(plan, gpus_per_node, collectives_at_once)
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
@@ -265,6 +274,7 @@ def lower(
         _write_down, model, plan, mesh, placement, chunks, gpus_per_node=gpus_per_node, boundary_bytes=boundary_bytes,
         whole=not classes.is_apart and not classes.is_split, classes=classes,
         jointly=jointly and not (unfold and is_whole), loading=loading, on_processors=on_processors,
+        allowance=allowance or Allowance(),
     )  # fmt: skip
     for n_fills in () if is_whole else FILLS:
         short = shorten(build, plan.pp, plan.n_micro_batches, n_fills=n_fills)
@@ -292,6 +302,7 @@ def _write_down(
     jointly: bool,
     loading: Loading | None,
     on_processors: bool,
+    allowance: Allowance,
 ) -> Program:
     """Write down every rank's row of a table, a class at a time; ``whole`` says that they are the stages."""
     parts = [
@@ -327,6 +338,9 @@ def _write_down(
         tasks = tuple(lowering.tasks.tasks)
         stretch = short.stretch(stage, tasks, lowering.marks) if short.cuts else None
         programs.append(RankProgram(rank=rank, members=members, tasks=tasks, stretch=stretch))
+        allowance.spend(len(tasks))
+        if len(programs) == 1:
+            allowance.check(len(tasks) * (2 * len(parts) - 1))  # the others have about as many, and all are to be run
     return Program(ranks=tuple(programs), n_omitted=short.n_omitted, period_micro_batches=short.n_micro_batches)
 
 

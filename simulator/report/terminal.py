@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -251,6 +252,10 @@ def print_ways_out(rows: Sequence[WayOut]) -> None:
     print_grid(answer_tables.ways_out(fitting[:_MOST_WAYS]), out)
     if len(fitting) > _MOST_WAYS:
         out.print(f"[dim]and {len(fitting) - _MOST_WAYS} more with --json[/dim]")
+    reasons = Counter(row["untimed"] for row in fitting if row["untimed"])
+    if reasons:
+        why = "; ".join(f"{n}: {reason}" for reason, n in reasons.items())
+        out.print(f"[dim]{sum(reasons.values())} of {len(fitting)} were not simulated ({escape(why)})[/dim]")
 
 
 def print_whole_run(run: Mapping[str, Any], *, gpus: int = 0) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.answer import is_tight
+from simulator.explore import out_of_memory
 from simulator.explore.bounds import Bounds
 from simulator.explore.neighbourhood import Site, neighbours, objection
 from simulator.explore.out_of_memory import in_words, ways_out
@@ -185,3 +186,34 @@ def test_the_hint_names_a_way_that_leaves_room_before_a_faster_one_that_does_not
     assert in_words([tight, other]).startswith("--tp 2 fits, tight, with 78 GiB")
     assert in_words([other, tight]).startswith("--tp 2 fits, tight, with 78 GiB")
     assert in_words([other]).startswith("--global-batch 2 fits with")
+
+
+def test_what_is_not_simulated_is_listed_and_said(single, monkeypatch):
+    """Without any work allowed, ways out are the same with their memory, none has a time, and all say why."""
+    timed = [row for row in ways_out(single) if row["fits"]]
+    assert not any(row["untimed"] for row in timed if row["iteration_time_s"])
+    monkeypatch.setattr(out_of_memory, "MOST_TASKS", 0)
+    rows = [row for row in ways_out(single) if row["fits"]]
+    assert {(row["change"], row["peak_bytes"]) for row in rows} >= {(row["change"], row["peak_bytes"]) for row in timed}
+    assert not any(row["iteration_time_s"] for row in rows) and all(row["untimed"] for row in rows)
+    assert in_words(rows).endswith(f", {len(rows)} of all not simulated")
+
+
+def test_large_ways_out_come_last_and_within_what_is_left(single, monkeypatch):
+    """Where every way out is large, the first one that is worth it takes what there is."""
+    monkeypatch.setattr(out_of_memory, "LARGE", 0)
+    whole = {row["change"]: row["iteration_time_s"] for row in ways_out(single)}
+    n_spent = [0.0]
+
+    class Counting(out_of_memory.Allowance):
+        def spend(self, n_tasks):
+            n_spent[0] += n_tasks
+            super().spend(n_tasks)
+
+    monkeypatch.setattr(out_of_memory, "Allowance", Counting)
+    monkeypatch.setattr(out_of_memory, "MOST_TASKS", 12_000)
+    rows = ways_out(single)
+    some = {row["change"]: row["iteration_time_s"] for row in rows if row["iteration_time_s"]}
+    assert 0 < len(some) < sum(time is not None for time in whole.values())
+    assert all(whole[change] == time for change, time in some.items())
+    assert n_spent[0] < 2 * 12_000
