@@ -22,12 +22,12 @@ Narayanan et al., SC 2021, arXiv:2104.04473, section 2.2 (pipeline bubble).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
-from simulator.analysis.passes import table_of
 from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.explore.data_bounds import DataBound, data_bound
@@ -42,6 +42,7 @@ from simulator.parallel.classes import fills_nodes
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.lower import data_parallel, split_layers
 from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.repetition import count_in_rows
 from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import accumulation_traffic, optimizer_run, owned_matrices, split_parameters
 from simulator.plan import ParallelPlan
@@ -52,6 +53,7 @@ from simulator.schedules import (
     SATURATED_GROUPS,
     Kind,
     Placement,
+    Row,
     Schedule,
     build_table,
     find_schedule,
@@ -63,6 +65,7 @@ from simulator.simulation import boundary_bytes, model_for
 from simulator.topology import Topology
 
 Chunks = tuple[tuple[tuple[Layer, ...], ...], ...]
+What = TypeVar("What", bound=Hashable)
 #: durations are rounded to picoseconds in the simulator, each a little; a bound must stay below
 SLACK = 1.0 - 1e-7
 #: plans of which something is remembered at a time
@@ -131,6 +134,7 @@ class Bounds:
         self._mesh_of: ByIdentity[ParallelPlan, Mesh] = ByIdentity(MOST_PLANS)
         self._settings: ByIdentity[ParallelPlan, tuple[bool, tuple[object, ...]]] = ByIdentity(MOST_PLANS)
         self._communicators: dict[tuple[int, ...], Communicators] = {}
+        self._counts_in: dict[tuple[object, ...], tuple[Counter[Any], ...]] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[int, ...], ...]] = {}
         self._passes: dict[tuple[object, ...], tuple[object, tuple[float, float]]] = {}
         self._streams: dict[tuple[object, ...], tuple[object, Mapping[str, float]]] = {}
@@ -380,10 +384,7 @@ class Bounds:
         is_quiet = all(strategy.is_quiet(kind, 1, is_last=False) for kind in _PASSES)
         if self.scenario.faults or not fills_nodes(self.mesh(plan)) or not is_quiet:
             return Counter()
-        row = table_of(plan)[stage]
-        last = plan.n_micro_batches - 1
-        pairs = pairwise(row)
-        return Counter((a.chunk, b.chunk) for a, b in pairs if a.is_paired and a.micro_batch and b.micro_batch < last)
+        return self._counted(plan, _pairs_between)[stage]
 
     def _waited_s(self, layout: Layout, stage: int, counts: Mapping[tuple[Kind, int], int]) -> float:
         """Least time that the passes of a stage wait for messages: each sends its own, and the last one is not waited for.
@@ -418,7 +419,16 @@ class Bounds:
         plan = layout.plan
         if layout.schedule.ends_with_first_chunk:
             return {(kind, c): plan.n_micro_batches for c in range(layout.placement.n_chunks) for kind in _PASSES}
-        return dict(Counter((action.kind, action.chunk) for action in table_of(plan)[stage] if action.kind != "V"))
+        return self._counted(plan, _passes_in)[stage]
+
+    def _counted(self, plan: ParallelPlan, count: Callable[[Row, int], Counter[What]]) -> tuple[Counter[What], ...]:
+        """Count in the rows of a plan's schedule."""
+        n_chunks = placement_of(plan.schedule, plan.pp, plan.virtual_pp).n_chunks
+        key = (count, plan.schedule, plan.pp, plan.n_micro_batches, n_chunks, plan.drains_every)
+        if key not in self._counts_in:
+            build = partial(build_table, plan.schedule, plan.pp, n_chunks=n_chunks, n_at_once=plan.drains_every)
+            self._counts_in[key] = count_in_rows(build, plan.pp, plan.n_micro_batches, count)
+        return cast("tuple[Counter[What], ...]", self._counts_in[key])
 
     def _pass_s(self, layout: Layout, stage: int, chunk: int, kind: Kind, durations: Durations) -> tuple[float, float]:
         """Least time of one pass through one chunk, and host time to issue it."""
@@ -554,6 +564,19 @@ class Bounds:
         n_elements = -(-dense // shards) + -(-experts // plan.expert_shards(shards))
         n_tensors = sum(len(layer.parameters) for layer in layers)
         return durations.op_s(optimizer_run(n_elements, n_tensors, plan, owned_matrices(layers, plan, shards)))[0]
+
+
+def _passes_in(row: Row, _: int) -> Counter[tuple[Kind, int]]:
+    """Count the passes of a row by kind and chunk; meetings over shared layers are none."""
+    return Counter((action.kind, action.chunk) for action in row if action.kind != "V")
+
+
+def _pairs_between(row: Row, n_micro_batches: int) -> Counter[tuple[int, int]]:
+    """Count the pairs of a row by their chunks, but for the first forward and the last backward."""
+    last = n_micro_batches - 1
+    return Counter(
+        (a.chunk, b.chunk) for a, b in pairwise(row) if a.is_paired and a.micro_batch and b.micro_batch < last
+    )
 
 
 def _fullest(layout: Layout, in_flight: Sequence[Sequence[int]]) -> list[int]:

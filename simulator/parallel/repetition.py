@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, TypeVar
 
 from simulator.errors import InfeasiblePlanError
 from simulator.program.program import Stretch, Task
@@ -15,6 +16,8 @@ STEADY_PERIODS = 4
 STEADY_ROUNDS = 3
 #: How many times as many micro-batches as stages a pipeline may need to fill and drain, tried in this order: interlaced 1F1B takes 1.5
 FILLS = (1, 2)
+
+What = TypeVar("What", bound=Hashable)
 
 
 class ShortTable(NamedTuple):
@@ -66,6 +69,29 @@ def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int, 
         if len(found) == n_stages:
             return ShortTable(short, (n_micro_batches - n_written) // step, step, found)
     return ShortTable(build(n_micro_batches))
+
+
+def count_in_rows(
+    build: Callable[[int], Table], n_stages: int, n_micro_batches: int, count: Callable[[Row, int], Counter[What]]
+) -> tuple[Counter[What], ...]:
+    """Count something in every row of a table without writing more of it than it takes to see its steady state.
+
+    Parameters
+    ----------
+    count : callable
+        Counts in one row, given how many micro-batches that row has; a period adds the same to each row, wherever it stands.
+    """
+    short = shorten(build, n_stages, n_micro_batches)
+    n_written = n_micro_batches - short.n_omitted * short.n_micro_batches
+    counts = tuple(count(row, n_written) for row in short.table)
+    if not short.n_omitted:
+        return counts
+    n_longer = n_written + short.n_micro_batches
+    for counted, row in zip(counts, build(n_longer), strict=True):
+        longer = count(row, n_longer)
+        longer.subtract(counted)
+        counted.update({what: short.n_omitted * n for what, n in longer.items()})
+    return counts
 
 
 def _cuts(row: Row, longer: Row, step: int) -> tuple[range, int] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import count
 
 from simulator.schedules.action import Action, Kind, Row, Table
 
@@ -76,17 +75,21 @@ def _legs(stage: int, n_stages: int, hops: Sequence[int], turns: Sequence[int]) 
 
 def _repeat_row(legs: tuple[int, int, int, int], n_micro_batches: int) -> Row:
     passes: tuple[Pass, ...] = (("F", 0), ("F", 1), ("I", 1), ("I", 0))
-    at = {
-        start + PERIOD * i: Action(kind, i, chunk)
-        for start, (kind, chunk) in zip(legs, passes, strict=True)
-        for i in range(n_micro_batches)
-    }
+    n_units = max(legs) + PERIOD * n_micro_batches
+    units: list[Action | None] = [None] * (n_units + 2 * n_micro_batches)  # which hold all weight gradients, too
+    for start, (kind, chunk) in zip(legs, passes, strict=True):
+        units[start : start + PERIOD * n_micro_batches : PERIOD] = [
+            Action(kind, i, chunk) for i in range(n_micro_batches)
+        ]
     free = -1
-    for unit, action in sorted(at.items()):
-        if action.kind == "I":
-            free = next(u for u in count(max(free, unit) + 1) if u not in at)
-            at[free] = Action("W", action.micro_batch, action.chunk)
-    return tuple(action for _, action in sorted(at.items()))
+    for unit in range(n_units):
+        action = units[unit]
+        if action is not None and action.kind == "I":
+            free = max(free, unit) + 1
+            while units[free] is not None:
+                free += 1
+            units[free] = Action("W", action.micro_batch, action.chunk)
+    return tuple([action for action in units if action is not None])
 
 
 def _zb_v_row(stage: int, n_stages: int, n_micro_batches: int) -> Row:
