@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from simulator.analysis.critical_path import HOST_KIND, PathRow, path_rows
@@ -20,11 +21,12 @@ from simulator.collectives.shape import shape_of
 from simulator.collectives.tuner import is_tunable
 from simulator.costs import ModelCosts
 from simulator.errors import InfeasiblePlanError, SimulatorError
+from simulator.explore.bounds import Bounds
 from simulator.explore.neighbourhood import Neighbour, Site, nearest
 from simulator.identity import ByIdentity
 from simulator.network.base import Flow
 from simulator.parallel.lower import Lowered
-from simulator.program.allowance import Allowance
+from simulator.program.allowance import Allowance, TooMuchWorkError
 from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.scenario import Scenario
 from simulator.simulation import lower_scenario, run_scenario
@@ -34,6 +36,8 @@ from simulator.units import format_bytes
 
 #: events of a run above which nothing is simulated without being asked for
 MOST_EVENTS = 8_000
+#: tasks of a plan beyond which it is looked at whether it fits before they are written down
+LARGE = 50_000
 
 _COMPUTES = ("compute", "optimizer", "matrix products", "attention", "elementwise, norms and copies", "other kernels")
 #: improvements that are tried unasked, and the share of a step that each can shorten; parts of a whole come after it
@@ -125,12 +129,20 @@ class Trials:
         if neighbour.reason:
             return Outcome(reason=neighbour.reason)
         scenario = replace(self.result.asked, plan=neighbour.plan)
+        lowered = partial(lower_scenario, scenario, self.result.topology, self.result.spec)
         try:
-            parts = lower_scenario(scenario, self.result.topology, self.result.spec, allowance=allowance)
+            parts = lowered(allowance=allowance or Allowance(LARGE))
         except InfeasiblePlanError as error:  # the layers or the schedule do not allow it
             return Outcome(reason=error.message)
-        memory = parts[2]
-        if not memory.fits:
+        except TooMuchWorkError:
+            if allowance is not None:
+                raise
+            bounds = Bounds(scenario, self.result.topology, self.result.spec)
+            memory = bounds.memory(bounds.layout(scenario.plan))  # as it is once all is written down
+            parts = lowered() if memory.fits else None
+        else:
+            memory = parts[2]
+        if parts is None or not memory.fits:
             need = f"needs {format_bytes(memory.peak_bytes)} of {format_bytes(memory.capacity_bytes)} memory"
             return Outcome(reason=need)
         return self._run(scenario, self.result.topology, MachineChange(), parts, allowance)

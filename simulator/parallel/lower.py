@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -266,7 +266,6 @@ def lower(
     mesh = Mesh(plan, gpus_per_node, collectives_at_once)
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
     chunks = split_layers(model, plan, placement)
-    build = partial(build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks, n_at_once=plan.drains_every)
     classes = classes or Classes.whole(tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
     is_whole = unfold if whole is None else whole
     classes = unfolded(classes, mesh) if unfold else classes
@@ -276,15 +275,19 @@ def lower(
         jointly=jointly and not (unfold and is_whole), loading=loading, on_processors=on_processors,
         allowance=allowance or Allowance(),
     )  # fmt: skip
-    for n_fills in () if is_whole else FILLS:
-        short = shorten(build, plan.pp, plan.n_micro_batches, n_fills=n_fills)
+    for short in _tables(plan, placement.n_chunks, is_whole=is_whole):
         program = write(short)
         if not short.n_omitted or all(rank.stretch is not None for rank in program.ranks):
             break
-    else:
-        short = ShortTable(build(plan.n_micro_batches))
-        program = write(short)
     return Lowered(program=leave_out_one(program), mesh=mesh, chunks=chunks, table=short.table, placement=placement)
+
+
+def _tables(plan: ParallelPlan, n_chunks: int, *, is_whole: bool) -> Iterator[ShortTable]:
+    """Yield a plan's table with more and more of its micro-batches, in the end with all of them."""
+    build = partial(build_table, plan.schedule, plan.pp, n_chunks=n_chunks, n_at_once=plan.drains_every)
+    for n_fills in () if is_whole else FILLS:
+        yield shorten(build, plan.pp, plan.n_micro_batches, n_fills=n_fills)
+    yield ShortTable(build(plan.n_micro_batches))
 
 
 def _write_down(
@@ -311,6 +314,7 @@ def _write_down(
             classes.members, classes.in_step, classes.have_passes, classes.joined, strict=True
         )
     ]
+    allowance.check(sum(len(short.table[mesh.stage_of(members[0])]) for members in classes.members))
     shards = plan.message_shards
     shared: dict[Hashable, StageLayers] = {}
     programs = []

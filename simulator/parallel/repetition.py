@@ -25,9 +25,11 @@ class ShortTable(NamedTuple):
 
     table: Table
     n_omitted: int = 0  #: Periods left out of every row.
-    n_micro_batches: int = 0  #: Micro-batches of one period.
+    #: Micro-batches of one period, as rows number them: of two directions in one row each has numbers of its own.
+    n_micro_batches: int = 0
     #: Per row, the actions before which periods may be inserted, the last first, and the actions of one period.
     cuts: tuple[tuple[range, int], ...] = ()
+    n_step: int = 0  #: Micro-batches that a table has more with one period more.
 
     def stretch(self, stage: int, tasks: Sequence[Task], marks: Sequence[int]) -> Stretch | None:
         """Return where a stage's tasks repeat, by the index of the first task of every action of the row and of the end."""
@@ -64,10 +66,11 @@ def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int, 
             short, longer = build(n_written), build(n_written + step)
         except InfeasiblePlanError:
             continue
-        cuts = [_cuts(row, more, step) for row, more in zip(short, longer, strict=True)]
+        n_later = _n_numbers(longer) - _n_numbers(short)
+        cuts = [_cuts(row, more, n_later) for row, more in zip(short, longer, strict=True)]
         found = tuple(cut for cut in cuts if cut is not None)
         if len(found) == n_stages:
-            return ShortTable(short, (n_micro_batches - n_written) // step, step, found)
+            return ShortTable(short, (n_micro_batches - n_written) // step, n_later, found, step)
     return ShortTable(build(n_micro_batches))
 
 
@@ -82,16 +85,21 @@ def count_in_rows(
         Counts in one row, given how many micro-batches that row has; a period adds the same to each row, wherever it stands.
     """
     short = shorten(build, n_stages, n_micro_batches)
-    n_written = n_micro_batches - short.n_omitted * short.n_micro_batches
+    n_written = n_micro_batches - short.n_omitted * short.n_step
     counts = tuple(count(row, n_written) for row in short.table)
     if not short.n_omitted:
         return counts
-    n_longer = n_written + short.n_micro_batches
+    n_longer = n_written + short.n_step
     for counted, row in zip(counts, build(n_longer), strict=True):
         longer = count(row, n_longer)
         longer.subtract(counted)
         counted.update({what: short.n_omitted * n for what, n in longer.items()})
     return counts
+
+
+def _n_numbers(table: Table) -> int:
+    """Return by how many numbers the rows of a table tell micro-batches apart."""
+    return 1 + max(action.micro_batch for row in table for action in row)
 
 
 def _cuts(row: Row, longer: Row, step: int) -> tuple[range, int] | None:

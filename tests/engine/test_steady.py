@@ -158,6 +158,19 @@ def test_a_pipeline_of_which_all_stages_meet_has_a_steady_state():
     assert long.n_events == short.n_events < whole.n_events
 
 
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
+def test_a_pipeline_that_runs_both_ways_has_a_steady_state(name):
+    """Each direction numbers its own micro-batches: half of a step's, or all of them where one copy goes down and up."""
+    settings_ = {"gpus": 4, "pp": 4, "schedule": name, "framework": "megatron"}
+    scenario, topology, found = lowered(global_batch=96, **settings_)
+    _, (short, whole) = both(scenario, topology, found.program)
+    assert rows(short) == rows(whole) and short.makespan_ps == whole.makespan_ps
+    assert 1 + max(span.micro_batch for span in short.spans) == 96 // (2 if name == "dualpipe" else 1)
+    scenario, topology, found = lowered(global_batch=9600, **settings_)
+    long = run(found.program, ModelCosts(topology, scenario), lambda: NETWORKS[scenario.network](topology))
+    assert long.n_events == short.n_events < whole.n_events
+
+
 @pytest.mark.parametrize("global_batch", [16, 48])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_what_is_left_out_of_a_schedule_is_what_a_longer_one_has(name, global_batch, monkeypatch):

@@ -31,11 +31,12 @@ def test_a_long_table_is_counted_as_if_it_were_written(name):
         for chunk in range(n_chunks):
             forward, whole, first, second = (counts[kind, chunk] for kind in "FBIW")
             assert forward == whole + first == n_passes and first == second
-    assert name in ("gpipe", "dualpipe") or max(sizes) < N_MICRO_BATCHES
+    assert name == "gpipe" or max(sizes) < N_MICRO_BATCHES
 
 
-@pytest.mark.parametrize("name", ["v-half", "v-min", "zb-1p", "zb-2p", "dualpipe-v"])
+@pytest.mark.parametrize("name", ["v-half", "v-min", "zb-1p", "zb-2p", "dualpipe", "dualpipe-v"])
 def test_the_length_of_a_step_costs_nothing(name):
     build = partial(build_table, name, N_STAGES, n_chunks=SCHEDULES[name].n_chunks)
     found = count_in_rows(build, N_STAGES, 10**9, passes)
-    assert all(counts["F", 0] == counts["B", 0] + counts["W", 0] == 10**9 for counts in found)
+    n_passes = 10**9 // (2 if name == "dualpipe" else 1)
+    assert all(counts["F", 0] == counts["B", 0] + counts["W", 0] == n_passes for counts in found)
