@@ -17,7 +17,7 @@ from simulator.analysis.idle_inputs import idle_inputs
 from simulator.analysis.link_use import Traffic
 from simulator.analysis.memory_trace import memory_points
 from simulator.analysis.metrics import AXES, PARTS, Breakdown, CommunicationRow, Metrics
-from simulator.analysis.passes import passes_of, table_of
+from simulator.analysis.passes import behind, passes_of, table_of
 from simulator.analysis.support import Support, support_of
 from simulator.config import notebook_table
 from simulator.errors import ConfigError
@@ -239,12 +239,18 @@ def _memory(report: MemoryReport, margin: float) -> Memory:
     return cast(Memory, {**found, "margin": margin})
 
 
-def memory_over_time(result: Result) -> dict[int, list[MemoryPoint]]:
-    """Return the memory over the step of the first rank of every pipeline stage, by rank."""
+def memory_over_time(result: Result, *, whole: bool = False) -> dict[int, list[MemoryPoint]]:
+    """Return the memory over the step of the first rank of every pipeline stage, by rank.
+
+    Periods that :meth:`Timeline.shown` leaves out have no points, unless it is to be the whole step.
+    """
     timeline, stages = result.timeline, {report.rank: report.stage for report in result.memory.stages}
-    passes = passes_of(timeline, table_of(result.plan), stages)
+    shown, gap = (timeline, None) if whole else timeline.shown()
+    passes = passes_of(shown, table_of(result.plan, gap), stages)
     return {
-        report.rank: memory_points(_memory(report, result.memory_margin), passes[report.rank], timeline.makespan_ps)
+        report.rank: memory_points(
+            _memory(report, result.memory_margin), behind(passes[report.rank], gap, on_clock=True), timeline.makespan_ps
+        )
         for report in result.memory.stages
     }
 

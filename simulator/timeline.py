@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from typing import NamedTuple, overload
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from simulator.config import notebook_table
 from simulator.program.op import Op
 from simulator.program.program import Block, Task
+from simulator.units import to_s
 
 IntArray = NDArray[np.int64]
 
@@ -196,6 +197,25 @@ class Cycle(NamedTuple):
         return self.n_more * (self.end_ps - self.start_ps)
 
 
+#: micro-batches of a steady state that are shown one by one; of more, periods in the middle are left out
+MOST_SHOWN = 1000
+
+
+class Gap(NamedTuple):
+    """Periods of a steady state that are not shown: what happens in the last one before them happens in each."""
+
+    at_ps: int  #: Where they would begin.
+    length_ps: int  #: Of all of them.
+    n_periods: int  #: How many they are.
+    n_micro_batches: int  #: What micro-batches behind them are counted on by.
+
+    def __str__(self) -> str:
+        return (
+            f"Left out in the middle, {to_s(self.at_ps):.4g} s from the start: {self.n_periods:,} periods of "
+            f"{to_s(self.length_ps // self.n_periods):.4g} s each, which go as the one before them."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
     """All spans of a run."""
@@ -225,6 +245,23 @@ class Timeline:
             return self.simulated
         unrolled = (_unroll(spans, self.cycle_of(rank)) for rank, spans in self._by_rank.items())
         return tuple(sorted(chain.from_iterable(unrolled), key=lambda span: span.end_ps))
+
+    def shown(self, most: int = MOST_SHOWN) -> tuple[Timeline, Gap | None]:
+        """Return a timeline without periods in the middle of a long steady state, and where they were; itself if it is short.
+
+        Parameters
+        ----------
+        most : int
+            Micro-batches of the steady state that stay.
+        """
+        cycle = self.cycle
+        if cycle is None or self.cycles or cycle.n_more * cycle.n_micro_batches <= most:
+            return self, None
+        n_kept, length_ps = max(2, most // cycle.n_micro_batches), cycle.end_ps - cycle.start_ps
+        n_left = cycle.n_more - n_kept
+        at_ps = cycle.start_ps + (1 + n_kept // 2) * length_ps
+        gap = Gap(at_ps, n_left * length_ps, n_left, n_left * cycle.n_micro_batches)
+        return replace(self, cycle=cycle._replace(n_more=n_kept)), gap
 
     def cycle_of(self, rank: int) -> Cycle | None:
         """Return what happens again and again on a simulated rank."""

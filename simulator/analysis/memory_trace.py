@@ -12,8 +12,8 @@ from typing import Any
 from simulator.analysis.passes import Pass, in_flight
 from simulator.config import check_place, write_file
 from simulator.errors import ConfigError
-from simulator.timeline import MemoryPoint
-from simulator.units import PS_PER_S
+from simulator.timeline import Gap, MemoryPoint
+from simulator.units import PS_PER_S, to_s
 
 FORMATS = (".csv", ".json")
 
@@ -40,16 +40,28 @@ def memory_points(memory: Mapping[str, Any], passes: Sequence[Pass], makespan_ps
     return found
 
 
-def write_memory_trace(path: str | Path, rank: int, memory: Mapping[str, Any], points: Sequence[MemoryPoint]) -> None:
-    """Write the points, by the ending of the path as CSV or as JSON."""
+def write_memory_trace(
+    path: str | Path, rank: int, memory: Mapping[str, Any], points: Sequence[MemoryPoint], gap: Gap | None = None
+) -> None:
+    """Write the points, by the ending of the path as CSV or as JSON, which says where periods are left out."""
     check_memory_trace(path)
     text = io.StringIO()
     if Path(path).suffix.lower() == ".csv":
         csv.writer(text, lineterminator="\n").writerows([MemoryPoint._fields, *points])
     else:
         known = {name: memory[name] for name in ("peak_bytes", "capacity_bytes")}
-        json.dump({"rank": rank, **known, "points": [point._asdict() for point in points]}, text)
+        left_out = {} if gap is None else {"left_out": _left_out(gap)}
+        json.dump({"rank": rank, **known, **left_out, "points": [point._asdict() for point in points]}, text)
     write_file(path, text.getvalue())
+
+
+def _left_out(gap: Gap) -> dict[str, float]:
+    return {
+        "from_s": to_s(gap.at_ps),
+        "to_s": to_s(gap.at_ps + gap.length_ps),
+        "n_periods": gap.n_periods,
+        "period_s": to_s(gap.length_ps // gap.n_periods),
+    }
 
 
 def check_memory_trace(path: str | Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from simulator.plan import ParallelPlan
 from simulator.program.program import COMPUTE, Block
 from simulator.schedules import Action, Row, Table, build_table, placement_of
-from simulator.timeline import Span, Timeline
+from simulator.timeline import Gap, Span, Timeline
 
 #: kinds of passes as schedules name them
 KINDS = {
@@ -32,12 +32,31 @@ class Pass(NamedTuple):
     chunk: int = 0  #: Which of the stage's chunks; 0 where the timeline does not tell.
 
 
-def table_of(plan: ParallelPlan) -> Table:
-    """Return the schedule of a resolved plan: the actions of every stage in order."""
+def table_of(plan: ParallelPlan, gap: Gap | None = None) -> Table:
+    """Return the schedule of a resolved plan, without a gap: the actions of every stage in order."""
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
+    n_left_out = 0 if gap is None else gap.n_micro_batches * (2 if placement.layout == "bidirectional" else 1)
     return build_table(
-        plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=placement.n_chunks, n_at_once=plan.drains_every
-    )
+        plan.schedule, plan.pp, plan.n_micro_batches - n_left_out, n_chunks=placement.n_chunks,
+        n_at_once=plan.drains_every,
+    )  # fmt: skip
+
+
+def behind(passes: Iterable[Pass], gap: Gap | None, *, on_clock: bool) -> list[Pass]:
+    """Count the micro-batches of passes behind a gap on, and their times if they are to be those of the whole run."""
+    if gap is None:
+        return list(passes)
+    by_ps = gap.length_ps if on_clock else 0
+    return [
+        one
+        if one.start_ps < gap.at_ps
+        else one._replace(
+            start_ps=one.start_ps + by_ps,
+            end_ps=one.end_ps + by_ps,
+            micro_batch=one.micro_batch + (gap.n_micro_batches if one.micro_batch >= 0 else 0),
+        )
+        for one in passes
+    ]
 
 
 def passes_of(timeline: Timeline, table: Table, stages: Mapping[int, int]) -> dict[int, list[Pass]]:

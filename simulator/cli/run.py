@@ -271,14 +271,15 @@ def _write_files(
         from simulator.trace_io.perfetto import write
         from simulator.trace_io.tracks import memory_counters
 
-        counters = {rank: memory_counters(points) for rank, points in memory_over_time(last).items()}
+        counters = {rank: memory_counters(points) for rank, points in memory_over_time(last, whole=True).items()}
         write(last.timeline, options["trace"], memory=counters, device=last.topology.device(0).name)
         say_written(options["trace"])
     if options["memory_trace"]:
         from simulator.analysis.memory_trace import write_memory_trace
 
-        rank = last.memory.rank
-        write_memory_trace(options["memory_trace"], rank, last.answer["memory"], memory_over_time(last)[rank])
+        rank, gap = last.memory.rank, last.timeline.shown()[1]
+        write_memory_trace(options["memory_trace"], rank, last.answer["memory"], memory_over_time(last)[rank], gap)
+        write_warnings([str(gap)] * (gap is not None), said=set(), kind="note")
         say_written(options["memory_trace"])
     if options["report"]:
         from simulator.report.answer_page import page_of

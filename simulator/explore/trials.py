@@ -139,10 +139,11 @@ class Trials:
                 raise
             bounds = Bounds(scenario, self.result.topology, self.result.spec)
             memory = bounds.memory(bounds.layout(scenario.plan))  # as it is once all is written down
-            parts = lowered() if memory.fits else None
+            if memory.fits:
+                parts = lowered()
         else:
             memory = parts[2]
-        if parts is None or not memory.fits:
+        if not memory.fits:
             need = f"needs {format_bytes(memory.peak_bytes)} of {format_bytes(memory.capacity_bytes)} memory"
             return Outcome(reason=need)
         return self._run(scenario, self.result.topology, MachineChange(), parts, allowance)

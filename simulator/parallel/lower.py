@@ -256,12 +256,7 @@ def lower(
     on_processors : bool
         Whether tensors live on processors: then the thread that issues computes, too, and issues nothing ahead.
     allowance : Allowance, optional
-        Tasks that may be written down.
-
-    Raises
-    ------
-    TooMuchWorkError
-        If they do not suffice.
+        Tasks that may be written down; beyond them :class:`TooMuchWorkError` is raised.
     """
     mesh = Mesh(plan, gpus_per_node, collectives_at_once)
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)

@@ -66,7 +66,10 @@ def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int, 
             short, longer = build(n_written), build(n_written + step)
         except InfeasiblePlanError:
             continue
-        n_later = _n_numbers(longer) - _n_numbers(short)
+        n_ways = n_written // _n_numbers(short)  # 2 where rows number both directions, each from 0
+        n_later = step // max(1, n_ways)
+        if n_ways * _n_numbers(short) != n_written or n_ways * _n_numbers(longer) != n_written + step:
+            continue
         cuts = [_cuts(row, more, n_later) for row, more in zip(short, longer, strict=True)]
         found = tuple(cut for cut in cuts if cut is not None)
         if len(found) == n_stages:

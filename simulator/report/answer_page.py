@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from simulator.analysis.critical_path import path_rows
 from simulator.analysis.explain import Explanation
 from simulator.analysis.link_use import domain_word, link_classes, utilization
-from simulator.analysis.passes import passes_of, table_of
+from simulator.analysis.passes import behind, passes_of, table_of
 from simulator.answer import (
     Answer,
     Result,
@@ -43,6 +43,7 @@ from simulator.report.page import Part, Report, Section, Stream, make_page
 from simulator.report.timeline_chart import pipeline_data, timeline_data
 from simulator.report.topology_chart import nic_chart, topology_chart
 from simulator.scenario import Scenario
+from simulator.timeline import Gap
 from simulator.units import format_bytes, format_number, format_time
 
 #: settings beside the plan, and settings of a plan that follow from the others where they are not given
@@ -233,10 +234,15 @@ def _scaling(shown: Shown) -> list[Part]:
 def _pipeline(shown: Shown) -> list[Part]:
     if len(set(shown.stages.values())) == 1:
         return []
-    timeline = shown.result.timeline
-    passes = passes_of(timeline, table_of(shown.result.plan), shown.stages)
-    data = pipeline_data(passes, timeline.makespan_ps, stages=shown.stages)
-    return [Stream("pipeline", "The pipeline", data, "Numbers are micro-batches.")]
+    timeline, gap = shown.result.timeline.shown()
+    passes = passes_of(timeline, table_of(shown.result.plan, gap), shown.stages)
+    drawn = {rank: behind(found, gap, on_clock=False) for rank, found in passes.items()}
+    data = pipeline_data(drawn, timeline.makespan_ps, stages=shown.stages)
+    return [Stream("pipeline", "The pipeline", data, " ".join(["Numbers are micro-batches.", *_said(gap)]))]
+
+
+def _said(gap: Gap | None) -> list[str]:
+    return [] if gap is None else [str(gap)]
 
 
 _STREAM_HELP = (
@@ -263,7 +269,8 @@ def _links(shown: Shown) -> list[Part]:
 
 def _memory(shown: Shown) -> list[Part]:
     memory, points = shown.answer["memory"], memory_over_time(shown.result).get(shown.result.memory.rank)
-    over_time = [answer_charts.memory_over_time(memory, points)] if points else []
+    over_time: list[Part] = [answer_charts.memory_over_time(memory, points)] if points else []
+    over_time += [element("p", words) for words in _said(shown.result.timeline.shown()[1])]
     ways = shown.document.get("ways_out")
     return [answer_charts.memory_chart(memory), *over_time, *([answer_tables.ways_out(ways)] if ways else [])]
 

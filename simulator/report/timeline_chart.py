@@ -153,7 +153,11 @@ def choose(ranks: Sequence[int], limit: int) -> list[int]:
 
 
 def timeline_data(timeline: Timeline, *, stages: dict[int, int] | None = None) -> dict[str, Any]:
-    """Return every stream of some ranks as plain data for the page, labelled by stage where ranks have several."""
+    """Return every stream of some ranks as plain data for the page, labelled by stage where ranks have several.
+
+    Of a long steady state periods in the middle are left out, which a note says.
+    """
+    timeline, gap = timeline.shown()
     ranks = timeline.ranks
     chosen = choose(ranks, MAX_RANKS)
     tables = _Tables()
@@ -161,14 +165,16 @@ def timeline_data(timeline: Timeline, *, stages: dict[int, int] | None = None) -
     for span in timeline.spans:
         if span.rank in chosen:
             op = tables.op(span)
+            is_behind = gap is not None and span.start_ps >= gap.at_ps and span.micro_batch >= 0
+            micro_batch = span.micro_batch + (gap.n_micro_batches if gap is not None and is_behind else 0)
             rows.setdefault((span.rank, row_name(span.stream)), []).append(
-                Piece(span.start_ps, span.end_ps, op, span.micro_batch)
+                Piece(span.start_ps, span.end_ps, op, micro_batch)
             )
             if tables.ops[op][2] >= 0:
                 for stream in tables.insides[tables.ops[op][2]]["streams"]:
                     rows.setdefault((span.rank, stream), [])
     rows = _join_rare(rows)
-    notes = _rank_notes(timeline, ranks, chosen)
+    notes = [*_rank_notes(timeline, ranks, chosen), *([] if gap is None else [str(gap)])]
     thinned, merged_ps = _thin(rows, timeline.makespan_ps, tables)
     if merged_ps:
         notes.append(f"Operations shorter than {merged_ps / PS_PER_S:.3g} s are merged with their neighbours.")

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from simulator.analysis.memory_trace import memory_points, write_memory_trace
-from simulator.analysis.passes import passes_of, table_of
+from simulator.analysis.passes import behind, passes_of, table_of
 from simulator.answer import memory_over_time, to_json
 from simulator.errors import ConfigError
 from simulator.plan import ParallelPlan
@@ -79,6 +79,60 @@ def test_counter_tracks_of_every_stage(traced, tmp_path):
     assert (
         max(v for e in found if e["name"] == "memory reserved" for v in e["args"].values()) == memory["reserved_bytes"]
     )
+
+
+LONG = {
+    "1f1b": {},
+    "1f1b-interleaved": {"virtual_pp": 3},
+    "zb-1p": {},
+    "zb-v": {},
+    "interlaced": {},
+    "dualpipe": {},
+    "dualpipe-v": {},
+}
+
+
+@pytest.mark.parametrize("schedule", LONG)
+def test_of_a_long_step_the_middle_is_left_out_and_the_rest_is_as_it_is(schedule):
+    """Against all points: those that are there are the same, and between them memory does what it did a period before."""
+    plan = ParallelPlan(
+        gpus=4, pp=4, micro_batch=1, global_batch=1600, schedule=schedule, framework="megatron", **LONG[schedule]
+    )
+    result = simulate(Scenario(topology="polaris", model="gpt2", plan=plan))
+    shown, gap = result.timeline.shown(400)
+    assert gap is not None and shown.makespan_ps + gap.length_ps == result.timeline.makespan_ps
+    stages = {report.rank: report.stage for report in result.memory.stages}
+    whole = passes_of(result.timeline, table_of(result.plan), stages)
+    short = passes_of(shown, table_of(result.plan, gap), stages)
+    for rank, stage in stages.items():
+        kept = behind(short[rank], gap, on_clock=True)
+        until_ps = gap.at_ps + gap.length_ps
+        assert kept == [one for one in whole[rank] if not gap.at_ps <= one.start_ps < until_ps], stage
+        missing = [one for one in whole[rank] if gap.at_ps <= one.start_ps < until_ps]
+        period_ps = gap.length_ps // gap.n_periods
+        before = [one for one in whole[rank] if gap.at_ps - period_ps <= one.start_ps < gap.at_ps]
+        assert len(missing) == gap.n_periods * len(before)
+        assert {one.end_ps - one.start_ps for one in missing} <= {one.end_ps - one.start_ps for one in kept}
+
+
+def test_a_trace_of_many_micro_batches_has_the_points_of_a_shorter_one(tmp_path):
+    """A step of 40 times as many micro-batches begins and ends as the shorter one, and its file is no longer."""
+    sizes, points = [], []
+    for n in (2_000, 80_000):
+        plan = ParallelPlan(gpus=4, pp=4, micro_batch=1, global_batch=n)
+        result = simulate(Scenario(topology="polaris", model="gpt2", plan=plan))
+        rank, gap = result.memory.rank, result.timeline.shown()[1]
+        found = memory_over_time(result)[rank]
+        write_memory_trace(tmp_path / "m.json", rank, to_json(result)["memory"], found, gap)
+        document = json.loads((tmp_path / "m.json").read_text(encoding="utf-8"))
+        left_out = document["left_out"]
+        assert left_out["to_s"] - left_out["from_s"] == pytest.approx(left_out["n_periods"] * left_out["period_s"])
+        assert max(point["total_bytes"] for point in document["points"]) == document["peak_bytes"]
+        sizes.append(len(document["points"]))
+        points.append(found)
+    assert sizes[0] == sizes[1]
+    assert [one[1:] for one in points[0]] == [one[1:] for one in points[1]]
+    assert [one.time_s for one in points[0][:900]] == [one.time_s for one in points[1][:900]]
 
 
 def test_files(traced, tmp_path):

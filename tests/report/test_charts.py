@@ -85,6 +85,18 @@ def test_passes_are_those_of_the_schedule(piped):
         assert {one.chunk for one in passes if one.kind == "F"} == {0, 1}
 
 
+def test_of_a_long_step_the_middle_is_not_drawn_and_a_note_says_so(simulated):
+    result = simulated("polaris", "gpt2", gpus=4, pp=4, micro_batch=1, global_batch=50_000)
+    data = timeline_data(result.timeline)
+    (note,) = [note for note in data["notes"] if note.startswith("Left out in the middle")]
+    n_left = int(note.split(": ")[1].split()[0].replace(",", ""))
+    compute = next(row for row in data["rows"] if row["stream"] == "compute" and row["rank"] == 0)
+    drawn = set(compute["spans"][3::4]) - {-1}
+    n_in_flight = 4  # of which one half is drawn before the gap, or behind it
+    assert 0 <= len(drawn) - (50_000 - n_left) <= n_in_flight and len(drawn) < 2_000
+    assert {0, 49_999} <= drawn
+
+
 def test_pairs_in_turns_are_drawn_where_they_ran(simulated):
     """Combined 1F1B is interleaved 1F1B with one forward more at the start, then pairs; a stage runs one pass at a time."""
     degrees = {"gpus": 16, "pp": 2, "virtual_pp": 4, "ep": 8, "micro_batch": 1, "global_batch": 64}
