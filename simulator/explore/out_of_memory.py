@@ -15,6 +15,7 @@ from simulator.explore.energy import Price, price_of, training_of
 from simulator.explore.neighbourhood import Neighbour, Site, neighbours
 from simulator.explore.trials import Trials
 from simulator.memory import MemoryReport
+from simulator.network import NETWORKS
 from simulator.plan import ParallelPlan
 from simulator.program.allowance import Allowance, TooMuchWorkError
 from simulator.units import format_bytes, format_time
@@ -81,11 +82,13 @@ class _Trying:
     def __init__(self, trials: Trials, say: Callable[[str], None]) -> None:
         self._trials = trials
         self._say = say
-        self._n_left = float(MOST_TASKS)
+        work_per_task: int = getattr(NETWORKS[trials.result.scenario.network], "work_per_task", 1)
+        self._large, self._most = LARGE / work_per_task, MOST_TASKS / work_per_task
+        self._n_left = self._most
 
     def all(self, ways: Sequence[tuple[float, _Way]]) -> list[tuple[_Way, _Timed]]:
         """Simulate ways out, given with the lower bounds of their times in ascending order."""
-        found = {place: self._one(way.neighbour, LARGE) for place, (_, way) in enumerate(ways[:MOST_SIMULATED])}
+        found = {place: self._one(way.neighbour, self._large) for place, (_, way) in enumerate(ways[:MOST_SIMULATED])}
         large = [place for place, one in found.items() if one.n_tasks]
         for place in sorted(large, key=lambda place: ways[place][0] * found[place].n_tasks):
             bound_s, way = ways[place]
@@ -93,11 +96,11 @@ class _Trying:
             if bound_s >= HOPELESS * min(filter(None, known_s), default=math.inf):
                 found[place] = _Timed(untimed=f"at least {HOPELESS:g} times as long as the fastest known")
             elif found[place].n_tasks <= self._n_left:
-                found[place] = self._one(way.neighbour, MOST_TASKS)
+                found[place] = self._one(way.neighbour, self._most)
         rest = _Timed(untimed=f"the bounds of {MOST_SIMULATED} others are lower")
         return [(way, found.get(place, rest)) for place, (_, way) in enumerate(ways)]
 
-    def _one(self, neighbour: Neighbour, most: int) -> _Timed:
+    def _one(self, neighbour: Neighbour, most: float) -> _Timed:
         allowance = Allowance(min(self._n_left, most))
         self._say(neighbour.name)
         try:

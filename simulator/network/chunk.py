@@ -69,6 +69,9 @@ class ChunkNetwork:
     ISPASS 2020 (collectives as chunks with dependencies).
     """
 
+    #: what a task costs to run, in tasks of a network of flows: about, for whoever has only so much to spend
+    work_per_task = 20
+
     def __init__(self, topology: LinkSource) -> None:
         self._crowd = Crowd(capacities(topology))
         self._plans: dict[int, _Plan] = {}  # by the identity of the flow that each holds
