@@ -165,7 +165,7 @@ def _plan_change(options: Mapping[str, Any]) -> tuple[PlanChange, int | None]:
 def _settings(texts: Sequence[str] | None, *, sizes: bool = False) -> dict[str, Any]:
     """Settings of a plan as KEY=VALUE; with ``sizes`` also numbers of layers and micro-batches."""
     from simulator.errors import ConfigError
-    from simulator.plan.parallel_plan import parse_setting
+    from simulator.plan.names import parse_setting
 
     found: dict[str, Any] = {}
     for text in texts or ():

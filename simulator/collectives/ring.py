@@ -40,6 +40,9 @@ LL_LINE_BYTES = 4096
 LL_WIRE_SHARE = 0.5
 #: largest chunk of a ring step on one channel under Simple
 SIMPLE_CHUNK_BYTES = 2 * 1024 * 1024
+#: slices of such a chunk, which are messages of their own (NCCL, ``src/include/collectives.h``: chunks of ``NCCL_STEPS / 2`` in slices of
+#: ``NCCL_STEPS / 4`` for all-reduce, all-gather and reduce-scatter)
+SLICES = 2
 #: payload of one slot under LL: eight lines of 512 threads, eight bytes each (``src/include/device.h``)
 LL_SLOT_BYTES = 32 * 1024
 #: what a node takes in before it passes it on in a chain of nodes (broadcast, reduce), on one channel, by protocol
@@ -175,12 +178,12 @@ class Ring(Algorithm):
         n, m, n_channels = shape.n_ranks, shape.ranks_per_node, case.n_channels
         is_chain = case.collective in _CHAINS
         n_inside, n_between = self.steps(case)
-        latency_s, steps_s = inside.ring.base_s[p], n_inside * inside.ring.hop_s[p]
+        latency_s, steps_s, handshakes_s = inside.ring.base_s[p], n_inside * inside.ring.hop_s[p], 0.0
         if shape.n_nodes > 1:
             message_bytes = case.n_bytes / (n * n_channels)
             latency_s += between.ring.base_s[p]
             steps_s += n_between * between.ring.hop_s[p]
-            steps_s += n_between * case.handshake_s(message_bytes, between.rendezvous.ring_bytes)
+            handshakes_s = n_between * case.handshake_s(message_bytes, between.rendezvous.ring_bytes)
             if is_chain:
                 chunk_bytes = min(case.n_bytes / n_channels, CHAIN_CHUNK_BYTES[p])
                 rate = shape.n_nics * shape.nic_bytes_per_s * between.ring.efficiency[p]
@@ -205,14 +208,15 @@ class Ring(Algorithm):
             sent=(share, float(shape.n_nodes > 1)),
             cap_bytes_per_s=min(lines_bytes_per_s, case.sockets_bytes_per_s) / traffic,
         )
-        return self._overlapped(case, terms, steps_s)
+        return self._overlapped(case, terms, steps_s, handshakes_s)
 
-    def _overlapped(self, case: Case, terms: Terms, steps_s: float) -> Terms:
+    def _overlapped(self, case: Case, terms: Terms, steps_s: float, handshakes_s: float) -> Terms:
         """Add the latency of the steps to that of a price, but for what passes while bytes move.
 
         Under LL a step of a node moves one line per channel in any case, and NCCL takes as many channels as there are lines:
         bytes take time of their own only beyond that. Under the other protocols a part of a step may be on its way while the
-        one before it is still passed on. Chains, and LL between nodes, wait for every hop.
+        one before it is still passed on. Chains, and LL between nodes, wait for every hop. The next slice's handshake is done while the
+        one before it is still on the wire.
         """
         shape, hidden_s = case.shape, 0.0
         if case.collective not in _CHAINS and shape.n_nodes == 1:
@@ -220,7 +224,9 @@ class Ring(Algorithm):
             if case.p == LL and not is_legacy(shape):
                 moved_bytes = min(case.n_bytes, case.n_channels * LL_LINE_BYTES * shape.n_ranks)
             hidden_s = min(steps_s, moved_bytes / terms.rate_bytes_per_s(shape))
-        return replace(terms, latency_s=terms.latency_s + steps_s - hidden_s)
+        elif case.collective not in _CHAINS and case.p == SIMPLE:
+            hidden_s = min(handshakes_s, (1.0 - 1.0 / SLICES) * case.n_bytes / terms.rate_bytes_per_s(shape))
+        return replace(terms, latency_s=terms.latency_s + steps_s + handshakes_s - hidden_s)
 
     def steps(self, case: Case) -> tuple[int, int]:
         """Steps within nodes and between nodes that follow one another.

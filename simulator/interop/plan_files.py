@@ -9,7 +9,8 @@ from typing import Any
 from simulator.config import Fault, did_you_mean, load_yaml, raise_faults
 from simulator.errors import ConfigError
 from simulator.interop import import_settings, recognise_settings
-from simulator.plan.parallel_plan import SETTINGS, setting_named
+from simulator.plan.names import setting_named
+from simulator.plan.parallel_plan import SETTINGS
 
 
 def load_plan(path: str | Path) -> dict[str, Any]:

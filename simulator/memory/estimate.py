@@ -231,14 +231,12 @@ def _held_bytes(n_bytes: int, elements: Elements, plan: ParallelPlan, n_shards: 
 
 
 def _stage_bytes(
-    chunks: Sequence[Sequence[Layer]],
-    in_flight: Sequence[int],
-    plan: ParallelPlan,
-    shard_size: int,
+    chunks: Sequence[Sequence[Layer]], in_flight: Sequence[int], plan: ParallelPlan, shard_size: int
 ) -> tuple[dict[str, int], str]:
     """Return the bytes of one stage by category, and where its peak is.
 
-    The optimizer step finds neither activations nor gathered parameters: what it needs beyond them is working memory, too.
+    The optimizer step finds neither activations nor gathered parameters: what it needs beyond them is working memory, too. Operation
+    by operation it takes the roots of all second moments at once (pytorch/pytorch, ``torch/optim/adam.py``, ``_multi_tensor_adam``).
 
     CUDA graphs have a pool of their own, whose temporaries nothing else may use while they are not replayed (PyTorch, ``CUDA
     semantics``, "graph memory management").
@@ -282,10 +280,8 @@ def _stage_bytes(
     categories["graphs"] = working if plan.captured_modules or plan.cuda_graphs == "full_iteration" else 0
     dynamic = sum(saved) + working
     in_step = categories["gradients"]
-    if (
-        plan.steps_adam == "foreach"
-    ):  # the roots of all second moments at once (torch/optim/adam.py, ``_multi_tensor_adam``)
-        in_step += held(state.moment, trained, is_sharded=shards_optimizer) - unkept
+    if plan.steps_adam == "foreach":
+        in_step += held(state.moment, trained, is_sharded=shards_optimizer)
     if plan.framework_spec.data_parallel.frees_gradients and plan.n_micro_batches == 1:
         categories["gradients"] = _appearing_gradients(layers, state.gradient)
     in_step -= dynamic + categories["gradients"] + gathered

@@ -8,16 +8,8 @@ from __future__ import annotations
 
 from simulator.plan.fields import Setting, declared
 from simulator.plan.framework import FRAMEWORKS, Framework
-from simulator.plan.parallel_plan import (
-    GROUPS,
-    OTHER_NAMES,
-    SETTINGS,
-    Attention,
-    ParallelPlan,
-    Recompute,
-    Sharding,
-    setting_named,
-)
+from simulator.plan.names import OTHER_NAMES, setting_named
+from simulator.plan.parallel_plan import GROUPS, SETTINGS, Attention, ParallelPlan, Recompute, Sharding
 from simulator.plan.precision import MOMENTS, PRECISIONS, Precision
 
 __all__ = [

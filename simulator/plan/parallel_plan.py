@@ -8,7 +8,7 @@ from functools import cache
 from math import gcd, inf
 from typing import Any, Literal
 
-from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.errors import InfeasiblePlanError
 from simulator.plan import module_names as parts
 from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting
@@ -685,32 +685,3 @@ def _hosted(framework: Framework, host: Host) -> Framework:
 
 #: every setting of a plan by its key
 SETTINGS: dict[str, Setting] = declared(ParallelPlan)
-_KEYS = {alias: key for key, one in SETTINGS.items() for alias in (key, *one.aliases)}
-#: what other tools call a setting of which they have another unit or other values
-OTHER_NAMES = {
-    "fsdp": "sharding", "interleave": "virtual_pp", "batch_size": "global_batch", "dtype": "precision",
-    "activation_checkpointing": "recompute", "checkpointing": "recompute", "bucket_cap_mb": "bucket_bytes",
-    "reduce_bucket_size": "bucket_bytes", "overlap_comm": "overlap", "overlap_grad_reduce": "overlap",
-    "tp_comm_overlap": "asynchronous_tp", "zero_hpz_partition_size": "secondary_group",
-    "reshard_after_forward": "secondary_group",
-}  # fmt: skip
-
-
-def setting_named(name: str) -> Setting | None:
-    """Return the setting of a name, with hyphens or underscores or an alias; None where there is none.
-
-    Examples
-    --------
-    >>> setting_named("micro-batch").key, setting_named("zero").parse(3)
-    ('micro_batch', 'zero3')
-    """
-    key = name.strip().replace("-", "_").lower()
-    if key in OTHER_NAMES:
-        raise ConfigError(f"there is no setting '{name}'. Did you mean {OTHER_NAMES[key]!r}?")
-    return SETTINGS.get(_KEYS.get(key, ""))
-
-
-def parse_setting(name: str, value: object) -> tuple[str, Any] | None:
-    """Return the key of a setting and the value that is meant, None where there is no such setting."""
-    one = setting_named(name)
-    return None if one is None else (one.key, one.parse(value))

@@ -188,7 +188,7 @@ def test_torchtune(tmp_path):
     found = read(tmp_path, "torchtune")
     assert found.settings == {
         "framework": "fsdp2", "micro_batch": 2, "sequence_length": 4096, "precision": "bf16", "recompute": "full",
-        "tp": 1, "cp": 1, "ep": 1, "sharding": "zero3", "host": "compiled",
+        "tp": 1, "cp": 1, "ep": 1, "sharding": "zero3", "host": "compiled", "optimizer_implementation": "fused",
     }  # fmt: skip
     assert found.accumulation == 4
     assert found.spec.n_parameters == 8_030_261_248  # Meta-Llama-3.1-8B on the hub

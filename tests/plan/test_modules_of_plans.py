@@ -4,7 +4,7 @@ import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan import ParallelPlan
-from simulator.plan.parallel_plan import parse_setting
+from simulator.plan.names import parse_setting
 from simulator.plan.published import PUBLISHED, published_settings
 from simulator.simulation import Scenario, simulate
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.plan import FRAMEWORKS
-from simulator.plan.parallel_plan import SETTINGS, parse_setting
+from simulator.plan.names import parse_setting
+from simulator.plan.parallel_plan import SETTINGS
 from validation.tables.frameworks import PUBLISHED
 from validation.tables.reader import Row
 
