@@ -20,9 +20,8 @@ class WayOut(TypedDict):
     peak_bytes: int  #: Memory of the fullest rank with it.
     capacity_bytes: int  #: What the device has.
     is_tight: bool  #: Whether it suffices, and leaves less free than ``--memory-margin`` asks for.
-    iteration_time_s: (
-        float | None
-    )  #: Simulated time of a step with it; null where it does not suffice, or was not simulated.
+    #: Simulated time of a step with it; null where it does not suffice, or was not simulated.
+    iteration_time_s: float | None
     untimed: str  #: Why one that suffices was not simulated; empty where it was.
     gpu_hours_per_billion_tokens: float | None  #: What training takes with it.
     cost_per_billion_tokens: float | None  #: The same at the price of a GPU hour, where one is known.

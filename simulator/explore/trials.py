@@ -37,7 +37,7 @@ from simulator.units import format_bytes
 #: events of a run above which nothing is simulated without being asked for
 MOST_EVENTS = 8_000
 #: tasks of a plan beyond which it is looked at whether it fits before they are written down
-LARGE = 50_000
+LARGE_PLAN = 50_000
 
 _COMPUTES = ("compute", "optimizer", "matrix products", "attention", "elementwise, norms and copies", "other kernels")
 #: improvements that are tried unasked, and the share of a step that each can shorten; parts of a whole come after it
@@ -131,7 +131,7 @@ class Trials:
         scenario = replace(self.result.asked, plan=neighbour.plan)
         lowered = partial(lower_scenario, scenario, self.result.topology, self.result.spec)
         try:
-            parts = lowered(allowance=allowance or Allowance(LARGE))
+            parts = lowered(allowance=allowance or Allowance(LARGE_PLAN))
         except InfeasiblePlanError as error:  # the layers or the schedule do not allow it
             return Outcome(reason=error.message)
         except TooMuchWorkError:
