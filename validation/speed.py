@@ -7,6 +7,7 @@ measures all cases and prints the page, or writes it: large regular runs, and co
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import json
 import os
@@ -295,10 +296,13 @@ def _processor() -> str:
 
 def main() -> None:
     """Measure all cases; print the page or write it to the file that is named."""
+    parser = argparse.ArgumentParser(prog="python -m validation.speed", description=main.__doc__)
+    parser.add_argument("page", type=Path, nargs="?", help="where to write the page; without it, it is printed")
+    arguments = parser.parse_args()
     irregular = {name: measure_command(command) for name, command in COMMANDS.items()}
     text = page({name: measure(case) for name, case in CASES.items()}, irregular)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    if arguments.page:
+        arguments.page.write_text(text, encoding="utf-8")
     else:
         print(text)
 

@@ -21,7 +21,7 @@ from simulator.engine.steady import View, Watch
 from simulator.identity import ByIdentity
 from simulator.network.base import NetworkModel, SeparableNetwork, StatefulNetwork
 from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, KernelRun, Transfer
-from simulator.program.program import COMPUTE, HOST, Block, Program, Task
+from simulator.program.program import COMPUTE, HOST, LOADER, Block, Program, Task
 from simulator.program.stretch import stops_host, stretch_of
 from simulator.timeline import Cycle, Span
 from simulator.units import to_ps
@@ -81,6 +81,7 @@ class Machine:
         self.beginning: dict[int, tuple[Communication, int]] = {}
         self.in_flight: dict[int, Communication] = {}
         self.alarm: tuple[int, int] | None = None
+        self.beside: list[Span] = []  # what goes on at its own pace until the end, on a clock that never stands still
         self.latest_ps = 0
         self.touched: set[int] | None = None
         self.joint: dict[int, list[tuple[int, frozenset[int]]]] = {}  # by circle
@@ -197,6 +198,10 @@ class Machine:
             self._join(rank, stream, index, task)
             return
         running = self._load(rank, index, task)
+        if task.stream == LOADER:  # for which nothing waits but the end of the run
+            self.beside.append(running.span._replace(end_ps=running.since_ps + running.left_ps))
+            self.finish(rank, index, stream, self.clock.now_ps)
+            return
         stream.running = running
         if task.stream == COMPUTE:
             rank.running = running

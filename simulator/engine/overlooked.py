@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,20 @@ class _Sharing(NamedTuple):
     place: _Place
     at: IntArray  #: Indices into the links of all families.
     families: IntArray  #: Whose they are.
-    excess: FloatArray  #: Of what both would take by themselves, over the capacity.
+    shares: FloatArray  #: Of the link, what the traffic takes by itself.
+
+
+@dataclass(slots=True)
+class _Met:
+    """What a rank has of the traffic at one place while passes of a family communicate."""
+
+    covered_ps: float = 0.0  #: How long, in all.
+    parts: list[tuple[FloatArray, IntArray]] = field(default_factory=list)  #: Intervals, and how often each comes.
+
+    def add(self, covered_ps: float, times_ps: FloatArray, n_times: IntArray) -> None:
+        """Add intervals, shape ``[n_times, n_intervals, 2]``, of which so much is covered."""
+        self.covered_ps += covered_ps
+        self.parts.append((times_ps.reshape(-1, 2), np.repeat(n_times, times_ps.shape[1])))
 
 
 def overlooked_share(
@@ -57,23 +71,25 @@ def overlooked_share(
     passes = _Passes(series, costs, network, capacity_bytes_per_s)
     sharing: ByIdentity[Collective | Transfer, _Sharing] = ByIdentity()
     of_place: dict[_Place, _Sharing] = {}
-    met_ps: dict[tuple[_Place, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    met: dict[tuple[_Place, int], dict[int, _Met]] = defaultdict(lambda: defaultdict(_Met))
     for one in series:
         for op, intervals_ps in passes.sent(one.span):
             found = sharing.of(op, passes.sharing)
             of_place.setdefault(found.place, found)
             for family in np.unique(found.families).tolist() if len(found.at) else ():
                 if family != passes.family_of(one.span):
-                    covered_ps = passes.taking(family).covered_ps(one.times_ps(intervals_ps))
-                    met_ps[found.place, family][one.span.rank] += float(one.n_times @ covered_ps)
-    lost_ps = np.zeros(len(passes.links))
-    for (place, family), by_rank in met_ps.items():
+                    times_ps = one.times_ps(intervals_ps)
+                    covered_ps = float(one.n_times @ passes.taking(family).covered_ps(times_ps))
+                    met[found.place, family][one.span.rank].add(covered_ps, times_ps, one.n_times)
+    met_on: dict[int, list[tuple[_Met, float]]] = defaultdict(list)
+    for (place, family), by_rank in met.items():
         found = of_place[place]
+        longest = max(by_rank.values(), key=lambda one: one.covered_ps)  # all that take part have a span of it
         is_own = found.families == family
-        lost_ps[found.at[is_own]] += (
-            max(by_rank.values()) * found.excess[is_own]
-        )  # all that take part have a span of it
-    return float(lost_ps.max(initial=0.0)) / timeline.makespan_ps
+        for at, share in zip(found.at[is_own].tolist(), found.shares[is_own].tolist(), strict=True):
+            met_on[at].append((longest, share))
+    lost_ps = max((passes.lost_ps(at, together) for at, together in met_on.items()), default=0.0)
+    return lost_ps / timeline.makespan_ps
 
 
 def _ops(timeline: Timeline) -> Iterable[Op | Block]:
@@ -84,10 +100,10 @@ class _Series(NamedTuple):
     """Spans of one operation of one rank that last equally long."""
 
     span: Span  #: The first of them.
-    starts_ps: IntArray  #: When each begins.
+    starts_ps: FloatArray  #: When each begins.
     n_times: IntArray  #: How often each comes.
 
-    def times_ps(self, intervals_ps: IntArray) -> IntArray:
+    def times_ps(self, intervals_ps: FloatArray) -> FloatArray:
         """Return intervals inside a span, of each, shape ``[n_spans, n_intervals, 2]``."""
         return intervals_ps + self.starts_ps[:, np.newaxis, np.newaxis]
 
@@ -104,7 +120,10 @@ def _series(timeline: Timeline) -> list[_Series]:
                 held = found[what] = span, [], []
             held[1].append(span.start_ps)
             held[2].append(n)
-    return [_Series(span, np.array(starts_ps), np.array(n_times)) for span, starts_ps, n_times in found.values()]
+    return [
+        _Series(span, np.array(starts_ps, dtype=np.float64), np.array(n_times))
+        for span, starts_ps, n_times in found.values()
+    ]
 
 
 class _Passes:
@@ -116,7 +135,7 @@ class _Passes:
 
     def __init__(self, series: Sequence[_Series], costs: Costs, network: NetworkModel, capacity: FloatArray) -> None:
         self._costs, self._network, self._capacity = costs, network, capacity
-        self._sent: ByIdentity[object, list[tuple[Collective | Transfer, IntArray]]] = ByIdentity()
+        self._sent: ByIdentity[object, list[tuple[Collective | Transfer, FloatArray]]] = ByIdentity()
         self._family_of: dict[int, int] = {}  # by rank: the first rank that communicates in the same groups
         first: dict[_Groups, int] = {}
         groups: ByIdentity[Block, _Groups] = ByIdentity()
@@ -170,10 +189,10 @@ class _Passes:
             self._taking[family] = _Times(np.concatenate(times_ps))
         return self._taking[family]
 
-    def sent(self, span: Span) -> list[tuple[Collective | Transfer, IntArray]]:
+    def sent(self, span: Span) -> list[tuple[Collective | Transfer, FloatArray]]:
         """Return the communication of a span, with the times from its start at which it begins and ends, shape ``[n, 2]``."""
         if isinstance(span.op, COMMUNICATIONS):
-            return [(span.op, np.array([[0, span.duration_ps]], dtype=np.int64))]
+            return [(span.op, np.array([[0, span.duration_ps]], dtype=np.float64))]
         return self._sent.of(span.inner, _sent_inside) if isinstance(span.op, Block) else []
 
     def sharing(self, op: Collective | Transfer) -> _Sharing:
@@ -182,15 +201,40 @@ class _Passes:
         first, last = (np.searchsorted(self.links, links, side) for side in ("left", "right"))
         counts = last - first
         at = np.repeat(last - np.cumsum(counts), counts) + np.arange(counts.sum())
-        excess = np.minimum(1.0, np.repeat(shares, counts) + self._uses[at] - 1.0)
-        at, excess = at[excess > 0.0], excess[excess > 0.0]
-        return _Sharing((_members(op), self._costs.flow(op).links), at, self._families[at], excess)
+        taken = np.repeat(shares, counts)
+        is_short = taken + self._uses[at] > 1.0
+        at, taken = at[is_short], taken[is_short]
+        return _Sharing((_members(op), self._costs.flow(op).links), at, self._families[at], taken)
+
+    def lost_ps(self, at: int, together: Sequence[tuple[_Met, float]]) -> float:
+        """Return how long a family's link lacks for both: its passes, and all traffic that meets them there, with its shares.
+
+        Traffic of several places that comes at once takes no more than the link.
+        """
+        if len(together) == 1:
+            ((met, share),) = together
+            return met.covered_ps * min(1.0, share + float(self._uses[at]) - 1.0)
+        parts = [(times_ps, n_times, share) for met, share in together for times_ps, n_times in met.parts]
+        edges_ps = np.concatenate([times_ps.T.ravel() for times_ps, _, _ in parts])
+        signs = np.concatenate([np.repeat([1.0, -1.0], len(times_ps)) for times_ps, _, _ in parts])
+        order = np.argsort(edges_ps, kind="stable")
+        edges_ps, signs = edges_ps[order], signs[order]
+        load = np.cumsum(
+            signs * np.concatenate([np.full(2 * len(times_ps), share) for times_ps, _, share in parts])[order]
+        )
+        often = np.cumsum(signs * np.concatenate([np.tile(n_times, 2) for _, n_times, _ in parts])[order])
+        n_at_once = np.maximum(1.0, np.cumsum(signs))
+        lacking = np.clip(np.minimum(1.0, load) + self._uses[at] - 1.0, 0.0, 1.0)[:-1]
+        covered_ps = self.taking(int(self._families[at])).covered_ps(
+            np.column_stack((edges_ps[:-1], edges_ps[1:]))[:, np.newaxis]
+        )
+        return float((covered_ps * lacking) @ (often / n_at_once)[:-1])
 
 
 class _Times:
     """The union of intervals, which says how much of another interval it covers."""
 
-    def __init__(self, intervals_ps: IntArray) -> None:
+    def __init__(self, intervals_ps: FloatArray) -> None:
         starts_ps, ends_ps = intervals_ps[np.argsort(intervals_ps[:, 0], kind="stable")].T
         until_ps = np.maximum.accumulate(ends_ps)
         is_first = np.concatenate(([True], starts_ps[1:] > until_ps[:-1]))
@@ -199,7 +243,7 @@ class _Times:
         self._edges_ps = merged.ravel()
         self._covered_ps = np.column_stack((np.concatenate(([0], lengths_ps[:-1])), lengths_ps)).ravel()
 
-    def covered_ps(self, intervals_ps: IntArray) -> NDArray[np.float64]:
+    def covered_ps(self, intervals_ps: FloatArray) -> NDArray[np.float64]:
         """Return how much of some intervals is covered, in sum over the second axis, shape ``[n_times, n_intervals, 2]``."""
         until_ps = np.interp(intervals_ps, self._edges_ps, self._covered_ps)
         covered_ps: NDArray[np.float64] = (until_ps[:, :, 1] - until_ps[:, :, 0]).sum(axis=1)
@@ -215,7 +259,7 @@ def _groups(block: Block) -> _Groups:
     return next((_members(task.op) for task in block.tasks if isinstance(task.op, COMMUNICATIONS)), ())
 
 
-def _sent_inside(inner: object) -> list[tuple[Collective | Transfer, IntArray]]:
+def _sent_inside(inner: object) -> list[tuple[Collective | Transfer, FloatArray]]:
     """Return each communication of a pass with its times."""
     assert isinstance(inner, tuple | Inside)
     ops: dict[int, Collective | Transfer] = {}
@@ -224,4 +268,4 @@ def _sent_inside(inner: object) -> list[tuple[Collective | Transfer, IntArray]]:
         if isinstance(span.op, COMMUNICATIONS):
             ops[id(span.op)] = span.op
             found[id(span.op)].append((span.start_ps, span.end_ps))
-    return [(op, np.array(found[key], dtype=np.int64)) for key, op in ops.items()]
+    return [(op, np.array(found[key], dtype=np.float64)) for key, op in ops.items()]

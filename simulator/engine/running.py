@@ -19,7 +19,7 @@ from simulator.program.allowance import Allowance
 from simulator.program.program import COMPUTE, Block, Program, RankProgram
 from simulator.program.startable import check
 from simulator.program.stretch import insert_periods, stretch_of
-from simulator.timeline import Timeline
+from simulator.timeline import Cycle, Timeline
 from simulator.units import to_s
 
 #: Periods that are written down when the steady state was not reached, per period that stood there
@@ -210,11 +210,20 @@ def _until_known(
         allowance.check(n_more * sum(stretch_of(rank).length for rank in program.ranks))
         program = insert_periods(program, n_more)
     cycle, cycles = machine.cycles(program.period_micro_batches)
+    beside = [span._replace(end_ps=_simulated_ps(span.end_ps, cycle)) for span in machine.beside]
     timeline = Timeline(
-        simulated=machine.recorded(), members={rank.rank: rank.members for rank in program.ranks},
-        simulated_ps=machine.latest_ps, n_events=machine.clock.n_events, cycle=cycle, cycles=cycles,
+        simulated=(*machine.recorded(), *beside), members={rank.rank: rank.members for rank in program.ranks},
+        simulated_ps=max(machine.latest_ps, *(span.end_ps for span in beside)) if beside else machine.latest_ps,
+        n_events=machine.clock.n_events, cycle=cycle, cycles=cycles,
     )  # fmt: skip
     return timeline, network
+
+
+def _simulated_ps(time_ps: int, cycle: Cycle | None) -> int:
+    """Return a time on the clock of what is simulated, which stands still in the periods that are left out."""
+    if cycle is None or time_ps <= cycle.end_ps:
+        return time_ps
+    return max(cycle.end_ps, time_ps - cycle.left_out_ps)
 
 
 def _missing_periods(program: Program, machine: Machine) -> int:

@@ -111,6 +111,9 @@ def parse_matrix(text: str, path: str | Path) -> Matrix:
             path, 1, "no header line with GPU0 and 'CPU Affinity'", hint="paste the whole output of nvidia-smi topo -m"
         )
     names = tuple(_COLUMNS.findall(lines[start].split("CPU Affinity")[0]))
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise refuse(path, start + 1, f"the header has {twice} twice")
     cells: dict[tuple[str, str], str] = {}
     numa: dict[str, str] = {}
     interfaces: dict[str, str] = {}

@@ -69,7 +69,7 @@ class NvSwitchSpec(Sourced):
     """
 
     kind: Literal["switch"]
-    links_per_gpu: int = Field(gt=0)
+    links_per_gpu: int = Field(gt=0, le=1024)
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
     latency_s: Latency = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
     switches: int = Field(default=1, gt=0, le=1024)
@@ -81,7 +81,7 @@ class NvMeshSpec(Sourced):
     """GPUs wired directly, each to every other by the same number of NVLinks (HGX boards with four)."""
 
     kind: Literal["mesh"]
-    links_per_peer: int = Field(gt=0)
+    links_per_peer: int = Field(gt=0, le=1024)
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
     latency_s: Latency = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
 

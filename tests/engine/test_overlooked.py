@@ -147,3 +147,20 @@ def test_an_operation_counts_for_as_long_as_it_lasts_each_time():
     again = message(20, "dp")
     tasks = [Task(block()), Task(again, "dp"), Task(message(20, "x"), "x"), Task(again, "dp", (1, 2))]
     assert share(tasks)[1] == pytest.approx((40 + 40 + 20) / 200)
+
+
+def test_traffic_of_several_places_that_comes_at_once_takes_no_more_than_the_link():
+    """Two messages of 30 and 40 on one link have shared it for 70 before the pass is a third on: 60 us both, then 10 one."""
+    tasks = [Task(block()), Task(message(30, "dp"), "dp"), Task(message(40, "dp", rank=1), "other")]
+    timeline, found = share(tasks)
+    ends_us = sorted(span.end_ps / 1e6 for span in timeline.spans if getattr(span.op, "axis", "") == "dp")
+    assert ends_us == [60, 70]
+    assert found * timeline.makespan_ps == pytest.approx(70e6)
+
+
+@pytest.mark.parametrize("n_us", [1e13, 1e20])
+def test_a_run_of_years_is_one_as_well(n_us):
+    """Of messages that last longer than whole numbers of 64 bits count picoseconds."""
+    long = Block(name="pass", tasks=(Task(message(n_us), "tp"),))
+    _, found = share([Task(long), Task(message(n_us, "dp"), "dp")])
+    assert found == pytest.approx(1.0)

@@ -446,6 +446,12 @@ def test_lstopo(brought):
     assert any(text.startswith("Teapot") for text in cluster.report.unknown)
 
 
+def test_a_matrix_that_names_a_column_twice_is_refused(brought):
+    text = smi_text([[0, 4], [4, 0]], nics=("mlx5_0", "mlx5_1")).replace("NIC0\tNIC1\tCPU", "NIC0\tNIC0\tCPU")
+    with pytest.raises(ConfigError, match=r":1: the header has NIC0 twice"):
+        brought("nvidia-smi", text)
+
+
 def test_lstopo_of_hwloc_1_is_refused(brought):
     with pytest.raises(ConfigError, match=r"hwloc 1\.x"):
         brought("lstopo", '<topology><object type="Machine"/></topology>')

@@ -141,3 +141,13 @@ def test_a_steady_state_of_which_most_is_left_out_is_no_exception(load_s):
 def test_every_rank_written_down_gives_the_same():
     settings_of = {"overrides": [("storage.node_bandwidth", "100 kB/s")], "pp": 2}
     assert step(**settings_of).metrics.iteration_time_s == step(**settings_of, unfold=True).metrics.iteration_time_s
+
+
+def test_reading_that_ends_after_the_steady_state_costs_no_more_to_simulate():
+    """A million micro-batches, of each 256 tokens of 2 bytes that come at 1 kB/s."""
+    settings_of = {"gpus": 1, "global_batch": 1_000_000, "micro_batch": 1}
+    plain, loaded = step(**settings_of), step(**settings_of, overrides=[("storage.node_bandwidth", "1 kB/s")])
+    assert loaded.metrics.iteration_time_s == pytest.approx(1e6 * 256 * 2 / 1e3)
+    assert loaded.timeline.n_events == plain.timeline.n_events
+    (reading,) = [span for span in loaded.timeline.simulated if span.stream == LOADER]
+    assert reading.end_ps == loaded.timeline.simulated_ps
