@@ -21,6 +21,7 @@ from simulator.engine.together import Iteration, run_together
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.faults import Faults
 from simulator.interop import load_model, open_topology
+from simulator.kernels.constants import release_order
 from simulator.memory import MemoryReport, check_host_memory, estimate
 from simulator.models.build import build_model
 from simulator.models.layer import DTYPE_BYTES, Model
@@ -223,6 +224,11 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
     device = topology.device(0)
     if plan.precision_spec.quantisation is not None and not device.computes(plan.precision_spec.products):
         raise InfeasiblePlanError(f"{device.name} does not compute in {plan.precision}", hint="use --precision bf16")
+    if plan.cuda and device.first_cuda and release_order(plan.cuda) < release_order(device.first_cuda):
+        hint = f"--set cuda={device.first_cuda}, or leave it out for a current one"
+        raise InfeasiblePlanError(
+            f"CUDA {plan.cuda} does not know {device.name}: {device.first_cuda} is the first", hint=hint
+        )
     refusal = expert_refusal(plan, has_experts=isinstance(spec, ModelSpec) and spec.n_experts > 0)
     if refusal:
         raise InfeasiblePlanError(refusal, hint="use --sequence-parallel")

@@ -37,7 +37,7 @@ def account_of(
         return _of_log(found, topology, transport)
     if isinstance(found, TrainingLog):
         return _of_run(found, topology, transport)
-    return _of_cluster(found) if isinstance(found, ImportedCluster) else _of_settings(found)
+    return _of_cluster(found, written) if isinstance(found, ImportedCluster) else _of_settings(found)
 
 
 def _account(kind: str, file: str, report: ImportReport | None) -> dict[str, Any]:
@@ -75,11 +75,11 @@ def _of_run(found: TrainingLog, topology: str, transport: str) -> tuple[dict[str
     return {**document, "use": "--csv FILE --topology NAME, then simulate validate FILE"}, write_measurements(rows)
 
 
-def _of_cluster(found: ImportedCluster) -> tuple[dict[str, Any], str]:
+def _of_cluster(found: ImportedCluster, written: bool) -> tuple[dict[str, Any], str]:
     document = _account(found.kind, found.file, found.report)
     found.spec()  # what is missing is said now and not when the file is used
     use = f"--topology {found.file}" if found.kind != "nvml" else "--out cluster.yaml, then --topology cluster.yaml"
-    return {**document, "cluster": dict(found.data), "use": use}, found.to_yaml()
+    return {**document, "cluster": dict(found.data), "use": use}, found.to_yaml() if written else ""
 
 
 def _of_runs(found: CollectiveTable, key: str) -> Any:

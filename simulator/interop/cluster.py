@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.config import parse_yaml, read_text, resolve_name
+from simulator.config import Locator, parse_yaml, read_text, resolve_name
 from simulator.errors import ConfigError
 from simulator.interop.format import Account, ImportReport
 from simulator.interop.hardware import SLOWER_NVLINK_GB_PER_S, device_of_product, nvlink_gb_per_s, nvlink_section
@@ -43,8 +44,12 @@ class ImportedCluster:
                 f"{self.file}: the file does not tell how fast the NICs between {nodes} nodes are",
                 hint="simulate import FILE --nodes N --nic-bandwidth '200 Gb/s' --out cluster.yaml",
             )
-        data, locator = parse_yaml(self.to_yaml(), f"imported from {self.file}")
-        return spec_of(data, locator, overrides)
+        name = f"imported from {self.file}"
+        try:
+            return spec_of(copy.deepcopy(dict(self.data)), Locator(name, ""), overrides)
+        except ConfigError:  # whose place is a line of the file that would be written
+            data, locator = parse_yaml(self.to_yaml(), name)
+            return spec_of(data, locator, overrides)
 
     def topology(
         self,

@@ -53,9 +53,16 @@ def release_before(table: Mapping[str, float], cuda: str) -> str:
     >>> [release_before({"12.1": 0.7, "12.5": 0.8}, cuda) for cuda in ("11.8", "12.4", "12.6", "")]
     ['12.1', '12.5', '', '']
     """
-    later = [key for key in table if "/" not in key and cuda and _version(cuda) <= _version(key)]
-    return min(later, key=_version, default="")
+    later = [key for key in table if "/" not in key and cuda and release_order(cuda) <= release_order(key)]
+    return min(later, key=release_order, default="")
 
 
-def _version(release: str) -> tuple[int, ...]:
+def release_order(release: str) -> tuple[int, ...]:
+    """Return what releases are sorted by.
+
+    Examples
+    --------
+    >>> release_order("12.10") > release_order("12.9.1")
+    True
+    """
     return tuple(int(part) for part in release.split("."))

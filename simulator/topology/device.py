@@ -28,6 +28,12 @@ from simulator.errors import ConfigError
 #: generations that something here is fitted to or known of; a device file may name others
 ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell", "cdna3", "cdna4", "cpu")
 KernelBasis = Literal["measured", "generation", "datasheet"]
+#: compute capability -> the first CUDA release that compiles for it (NVIDIA, CUDA Toolkit release notes: 9.0, 10.0, 11.0, 11.1,
+#: 11.8, 12.8 and 12.9 name what is new)
+_FIRST_CUDA = {
+    "7.0": "9.0", "7.5": "10.0", "8.0": "11.0", "8.6": "11.1", "8.9": "11.8", "9.0": "11.8", "10.0": "12.8", "12.0": "12.8",
+    "10.3": "12.9",
+}  # fmt: skip
 
 #: relative error assumed for kernel times where a device file states none
 DEFAULT_KERNEL_ERROR = {"measured": 0.08, "generation": 0.15, "datasheet": 0.25}
@@ -99,6 +105,11 @@ class Device:
     def computes(self, dtype: str) -> bool:
         """Whether the device has matrix units for a dtype, rather than a wider one in its place."""
         return dtype in self.peak_flops_per_s or _ELEMENTS.get(dtype, dtype) in self.peak_flops_per_s
+
+    @property
+    def first_cuda(self) -> str:
+        """The first CUDA release that knows the device; empty where that is not known, or it runs without."""
+        return _FIRST_CUDA.get(self.compute_capability, "")
 
 
 #: share of a board's power limit that does not depend on the clock

@@ -12,6 +12,7 @@ from test_nvml import fake_nvml
 
 from simulator.errors import ConfigError, SimulatorError
 from simulator.interop import FORMATS, import_topology, open_topology, recognise
+from simulator.interop.account import account_of
 from simulator.interop.hardware import device_of_product, nvlink_section
 from simulator.interop.hostlist import expand_hostlist
 from simulator.interop.nvml import import_nvml
@@ -540,6 +541,15 @@ def test_what_is_no_picture_is_refused(tmp_path):
         import_topology(written(tmp_path, "hello\n", "x.txt"))
     with pytest.raises(ConfigError, match="Did you mean 'slurm'"):
         import_topology(written(tmp_path, CONF, "x.conf"), "slrm")
+
+
+def test_a_file_is_not_written_to_be_checked(brought, monkeypatch):
+    """Of a graph of a thousand nodes that takes ten times as long as reading it."""
+    cluster = brought("infragraph")
+    monkeypatch.setattr(type(cluster), "to_yaml", lambda _: pytest.fail("written"))
+    document, text = account_of(cluster)
+    assert document["cluster"]["vertices"]
+    assert text == ""
 
 
 def test_infragraph(brought):

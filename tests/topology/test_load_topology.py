@@ -65,6 +65,13 @@ def test_sections_that_contradict_each_other_are_located(tmp_path):
     assert "mine.yaml:1:8: nodes: the torus fabric has room for 16 nodes, not 1000" in message_of(tmp_path, text)
 
 
+def test_groups_that_no_port_is_left_for_are_refused():
+    """Polaris: 16 switches of 18 global ports and 16 NICs; 289 groups have one link between each two, for nodes of 2 NICs."""
+    with pytest.raises(ConfigError, match=f"has room for {289 * 16 * 16 // 2} nodes, not 40000"):
+        load_topology("polaris", 4, overrides={"nodes": "40000"})
+    assert load_topology("polaris", 4, overrides={"nodes": "10000"}).n_gpus == 4
+
+
 def test_too_many_gpus_are_refused_with_the_way_out(tmp_path):
     with pytest.raises(ConfigError, match="--set nodes=1024"):
         load_topology("bigred200", 4096)

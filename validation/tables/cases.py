@@ -21,6 +21,7 @@ from validation.tables.frameworks import (
     blocks_launches,
     cuda_of,
     framework_of,
+    known_to,
     machine_of,
     power_limit_of,
     who_ran,
@@ -433,7 +434,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     pad = 128 * degrees["tp"] if framework in _MEGATRON else 1
     spec, about_model = spec_of(row, pad_vocab_to=pad, fused_style=framework in ("fused", "compiled-ddp"))
     topology, where = machine_of(row.text("source"), machine)
-    cuda, when = cuda_of(row.text("source"), row.text("framework"), row.text("release"))
+    cuda, when = known_to(topology, *cuda_of(row.text("source"), row.text("framework"), row.text("release")))
     assumed += filter(None, (*about_model, where, when))
     recompute, heavier = _recompute(row, spec.layers, degrees["pp"], framework, assumed)
     virtual_pp = _virtual_pp(row, degrees, spec.layers, framework, assumed)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from simulator.config import load_yaml
+from simulator.errors import ConfigError
+from simulator.kernels.constants import release_order
+from simulator.topology import load_topology
 from validation.tables.reader import Row
 
 #: what publications leave out of their tables, by subject (``publications.yaml``)
@@ -150,3 +154,28 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
         return "", ""
     found = _latest(month, PUBLISHED["months"])
     return found, f"cuda {found or 'current'}: published {month[0]}-{month[1]:02}"
+
+
+def known_to(topology: str, cuda: str, why: str) -> tuple[str, str]:
+    """Return a CUDA release that was assumed, or the first that knows the GPUs of a cluster where that is a later one.
+
+    Examples
+    --------
+    >>> known_to("dgx-b200", "12.4", "cuda 12.4: published 2025-01")
+    ('12.8', 'cuda 12.8: the first that knows b200')
+    >>> known_to("selene", "11.1", "cuda 11.1: published 2021-04")
+    ('11.1', 'cuda 11.1: published 2021-04')
+    """
+    device, first = _first_cuda(topology)
+    if not cuda or not first or release_order(cuda) >= release_order(first):
+        return cuda, why
+    return first, f"cuda {first}: the first that knows {device}"
+
+
+@cache
+def _first_cuda(topology: str) -> tuple[str, str]:
+    try:
+        device = load_topology(topology).device(0)
+    except ConfigError:  # a machine that is not shipped
+        return "", ""
+    return device.name, device.first_cuda

@@ -21,6 +21,8 @@ from simulator.topology.fabrics.fabric import FabricGraph, FabricSize, LinkedFab
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route, combine
 
+#: groups, each of which is linked with every other: Slingshot has at most 545
+MOST_GROUPS = 1024
 #: routes with detours that are kept: each takes hundreds of links
 MOST_PATHS = 4096
 
@@ -29,7 +31,7 @@ class Dragonfly(LinkedFabric):
     """Groups of fully connected switches, and links between each two groups."""
 
     kind: Literal["dragonfly"]
-    groups: int | None = Field(default=None, gt=0, le=1024)
+    groups: int | None = Field(default=None, gt=0, le=MOST_GROUPS)
     switches_per_group: int = Field(gt=0, le=256)
     nics_per_switch: int = Field(gt=0)
     local_links: int = Field(default=1, gt=0, le=256)
@@ -63,10 +65,13 @@ class Dragonfly(LinkedFabric):
         return max(1, self.switches_per_group * self.global_ports_per_switch // (n_groups - 1))
 
     def n_nodes_max(self, n_nics: int) -> int | None:
-        """Nodes whose NICs find a port."""
-        if self.groups is None or not n_nics:
+        """Nodes whose NICs find a port, in as many groups as there are or as have a link to each other."""
+        if not n_nics:
             return None
-        return self.groups * self.switches_per_group * self.nics_per_switch // n_nics
+        n_groups = self.groups or MOST_GROUPS
+        if self.global_ports_per_switch is not None:
+            n_groups = min(n_groups, 1 + self.switches_per_group * self.global_ports_per_switch)
+        return n_groups * self.switches_per_group * self.nics_per_switch // n_nics
 
     def build(self, size: FabricSize) -> FabricGraph:
         """Build all groups; NICs fill the switches in order."""
@@ -195,7 +200,7 @@ class DragonflyPlus(LinkedFabric):
     """Groups that are two-level fat trees; the spines of each two groups are linked."""
 
     kind: Literal["dragonfly+"]
-    groups: int | None = Field(default=None, gt=0, le=1024)
+    groups: int | None = Field(default=None, gt=0, le=MOST_GROUPS)
     leaves_per_group: int = Field(gt=0, le=1024)
     nodes_per_leaf: int = Field(gt=0)
     oversubscription: float = Field(default=1.0, gt=0)
@@ -209,7 +214,7 @@ class DragonflyPlus(LinkedFabric):
 
     def n_nodes_max(self, n_nics: int) -> int | None:
         """Nodes that the leaves hold."""
-        return None if self.groups is None else self.groups * self.leaves_per_group * self.nodes_per_leaf
+        return (self.groups or MOST_GROUPS) * self.leaves_per_group * self.nodes_per_leaf
 
     def build(self, size: FabricSize) -> FabricGraph:
         """Build groups of leaves under one bundle of spines, and a trunk between each two groups."""
