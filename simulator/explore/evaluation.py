@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -121,8 +123,22 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-def _numbered(function: Callable[[Item], Answer], index: int, item: Item) -> tuple[int, Answer]:
+def _numbered(function: Callable[[Item], Answer], index: int, item: Item, driver: int) -> tuple[int, Answer]:
+    _end_with(driver)
     return index, function(item)
+
+
+@lru_cache(maxsize=1)  # once for each worker
+def _end_with(driver: int) -> None:
+    """Have a worker end soon after the process that started it, which may be killed before it can end its workers."""
+
+    def watch() -> None:
+        while os.getppid() == driver:
+            time.sleep(1.0)
+        os._exit(1)
+
+    if os.getppid() == driver:  # not the driver itself, nor a worker that another process looks after
+        threading.Thread(target=watch, daemon=True, name="watch of the driver").start()
 
 
 #: what workers take until they have loaded the simulator and answer
@@ -211,7 +227,8 @@ class Pool:
         import joblib
 
         parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, n_jobs=self.n_jobs)
-        yield from parallel(joblib.delayed(_numbered)(function, i, items[i]) for i in range(n_done, len(items)))
+        driver = os.getpid()
+        yield from parallel(joblib.delayed(_numbered)(function, i, items[i], driver) for i in range(n_done, len(items)))
 
     def _starts(self, took_s: Sequence[float], n_left: int) -> bool:
         """Whether workers do the rest of a call of which some items have been done here, and took so many seconds each.

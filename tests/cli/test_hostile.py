@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -313,3 +314,38 @@ def test_killed_work_goes_on_where_it_was_beside_another(tmp_path, words, rows, 
     alone = json.loads(subprocess.run([*words, str(tmp_path / "alone")], check=True, **quiet).stdout)
     assert len(alone[rows]) == n_rows
     assert all(one[rows] == alone[rows] for one in found)
+
+
+DRIVER = """
+import os, sys, time
+from simulator.explore.evaluation import Pool
+
+def work(place):
+    with open(place, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(100)
+
+with Pool(n_jobs=2, at_once=True) as pool:
+    list(pool.run(work, [f"{sys.argv[1]}/{n}" for n in range(4)]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+def test_workers_end_soon_after_a_command_that_is_killed(tmp_path):
+    """They are in the midst of an item of 100 s; idle ones would wait for 300."""
+    command = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)])
+    waited_for(lambda: len([place for place in tmp_path.iterdir() if place.read_text()]) == 2, 60)
+    workers = [Path("/proc", place.read_text()) for place in tmp_path.iterdir()]
+    assert len(workers) == 2
+    assert all(worker.exists() for worker in workers)
+    command.kill()
+    command.communicate()
+    waited_for(lambda: not any(worker.exists() for worker in workers), 20)
+    assert not any(worker.exists() for worker in workers)
+
+
+def waited_for(condition, most_s):
+    """Wait until a condition holds, or so long."""
+    until = time.monotonic() + most_s
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
