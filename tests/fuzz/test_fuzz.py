@@ -15,8 +15,8 @@ def test_every_format_has_a_file_to_start_from():
 
 
 def test_broken_files_end_in_errors_of_ours():
-    found = fuzz(1200, seed=7, share_of_commands=0.0)
-    assert found.n_inputs == 1200
+    found = fuzz(4000, seed=7, share_of_commands=0.0)
+    assert found.n_inputs == 4000
     assert not found.places, "\n".join(f"{name}\n{found.examples[name][2]}" for name in found.places)
 
 
