@@ -41,7 +41,8 @@ class GroupShape:
     #: Latency of a route from GPU to GPU in a node, and from node to node under the transport.
     inside_latency_s: float = 0.0
     between_latency_s: float = 0.0
-    #: Whether its NICs are known to hang on the CPU (``PHB`` and beyond of ``nvidia-smi topo``), not on a PCIe switch with GPUs.
+    #: Whether its NICs are known to hang on the CPU (``PHB`` and beyond of ``nvidia-smi topo``), not on a PCIe switch with GPUs,
+    #: or NCCL takes them to.
     nics_on_cpu: bool = False
     cpu_vendor: str = "other"  #: NCCL's constants depend on it.
     transport: str = ""  #: Name of the transport in the cluster file.

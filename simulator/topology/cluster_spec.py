@@ -125,12 +125,15 @@ class PcieSpec(Sourced):
     """PCI Express: GPUs and NICs hang on switches (or straight on the CPU when ``switches`` is 0).
 
     Where a file says 0, NCCL keeps LL128 for calls that ask for it; where it says nothing, GPUs and NICs are taken to meet.
+    So it does where a virtual machine shows GPUs and NICs without the switches above them (``hidden``), and no
+    ``NCCL_TOPO_FILE`` tells where they hang; what they send takes the switches all the same.
     A node that does not state the generation gets that of its device.
     """
 
     generation: Literal[3, 4, 5, 6] | None = None
     lanes: Literal[1, 2, 4, 8, 16] = 16
     switches: int = Field(default=0, ge=0, le=1024)
+    hidden: bool = False
     latency_s: Latency = Field(default=PCIE_LATENCY_S, alias="latency", ge=0)
 
     @property
@@ -140,8 +143,8 @@ class PcieSpec(Sourced):
 
     @property
     def nics_on_cpu(self) -> bool:
-        """Whether the file says that no switch joins GPUs and NICs."""
-        return self.switches == 0 and "switches" in self.model_fields_set
+        """Whether NCCL finds no switch that joins GPUs and NICs: the file says that there is none, or none is shown."""
+        return self.hidden or (self.switches == 0 and "switches" in self.model_fields_set)
 
 
 class CpuSpec(Sourced):

@@ -401,6 +401,18 @@ def test_nics_are_on_the_cpu_where_the_file_says_so(name, gpus, on_cpu):
     assert shape_of(range(gpus), load_topology(name, gpus)).nics_on_cpu == on_cpu
 
 
+def test_a_virtual_machine_that_hides_its_switches_loses_ll128_and_no_bandwidth():
+    """NCCL without NCCL_TOPO_FILE takes each GPU and NIC to hang on the CPU by itself; bytes go as they did."""
+    seen, hidden = (
+        load_topology("azure-ndm-a100-v4", 256, overrides={"node.pcie.hidden": text}) for text in ("false", "true")
+    )
+    shapes = [shape_of(range(256), topology) for topology in (seen, hidden)]
+    labels = [choose("all_gather", 1 << 28, shape).label for shape in shapes]
+    assert labels == ["ring/ll128", "ring/simple"]
+    assert hidden.route(0, 8) == seen.route(0, 8)
+    assert hidden.route_bandwidth_bytes_per_s(hidden.route(0, 8)) == 25e9
+
+
 def test_efa_before_p5_runs_simple_only():
     """aws-ofi-nccl sets NCCL_PROTO=simple there (its issue 76); P5 is spared (pull request 280)."""
     assert {protocol for _, protocol in candidates("all_reduce", TWO_P4D)} == {"simple"}

@@ -117,6 +117,7 @@ CASES = {
     ("PcieSpec", "generation"): (NO_NVLINK, "node.pcie.generation", 3),
     ("PcieSpec", "lanes"): (NO_NVLINK, "node.pcie.lanes", 4),
     ("PcieSpec", "switches"): (NO_NVLINK, "node.pcie.switches", 4),
+    ("PcieSpec", "hidden"): (H100, "node.pcie.hidden", True),
     ("PcieSpec", "latency"): (NO_NVLINK, "node.pcie.latency", "50 us"),
     ("CpuSpec", "vendor"): (NO_NVLINK, "node.cpu.vendor", "amd"),
     ("CpuSpec", "sockets"): (NO_NVLINK, "node.cpu.sockets", 1),

@@ -433,7 +433,8 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     framework, sharding = _framework(row, degrees, assumed)
     pad = 128 * degrees["tp"] if framework in _MEGATRON else 1
     spec, about_model = spec_of(row, pad_vocab_to=pad, fused_style=framework in ("fused", "compiled-ddp"))
-    topology, where = machine_of(row.text("source"), machine)
+    topology, different, where = machine_of(row.text("source"), machine)
+    changes |= different
     cuda, when = known_to(topology, *cuda_of(row.text("source"), row.text("framework"), row.text("release")))
     assumed += filter(None, (*about_model, where, when))
     recompute, heavier = _recompute(row, spec.layers, degrees["pp"], framework, assumed)

@@ -89,20 +89,24 @@ def blocks_launches(source: str, gpus: int) -> str:
     return next((f"launch_blocking on: {one['why']}" for one in known), "")
 
 
-def machine_of(source: str, topology: str) -> tuple[str, str]:
-    """Return the machine behind a row, and what was assumed about it (empty where the row's own name holds).
+def machine_of(source: str, topology: str) -> tuple[str, dict[str, str], str]:
+    """Return the machine behind a row, what is changed of it, and what was assumed (empty where the row's own name holds).
 
     Examples
     --------
     >>> machine_of("pytorch/ao@1", "dgx-h100")[0]
     'grand-teton-h100-96g'
+    >>> machine_of("microsoft/DeepSpeed@1", "azure-ndm-a100-v4")[:2]
+    ('azure-ndm-a100-v4', {'node.pcie.hidden': 'true'})
     >>> machine_of("NVIDIA/NeMo@1", "dgx-h100")
-    ('dgx-h100', '')
+    ('dgx-h100', {}, '')
     """
     for one in PUBLISHED["machines"]:
         if topology == one["topology"] and _has_all(source.lower(), one["words"]):
-            return one["machine"], f"topology {one['machine']} for {topology}: {one['why']}"
-    return topology, ""
+            machine, changes = one.get("machine", topology), one.get("changes", {})
+            told = "".join(f" with {key}={value}" for key, value in changes.items())
+            return machine, changes, f"topology {machine}{told} for {topology}: {one['why']}"
+    return topology, {}, ""
 
 
 def _latest(moment: Sequence[int], releases: Sequence[dict[str, Any]]) -> str:
