@@ -44,6 +44,7 @@ def preset_of(row: Row) -> tuple[str, dict[str, Any]]:
     plan.pop("dp", None)  # follows from the others, so that they can be changed
     settings: dict[str, Any] = {"topology": case.topology, "model": model}
     settings |= {"transport": case.transport} if case.transport else {}
+    settings |= dict(case.overrides)
     narrow = str(plan["precision"]) if case.plan.precision_spec.quantisation else ""
     title = f"{model} on {case.plan.gpus:,} GPU{'s' * (case.plan.gpus > 1)} of {case.topology}"
     measured = {
