@@ -232,10 +232,10 @@ def format_time(duration_s: float) -> str:
     Examples
     --------
     >>> format_time(0.0123), format_time(27_712.4)
-    ('12.3 ms', '27,712 s')
+    ('12.3 ms', '27712 s')
     """
     if abs(duration_s) >= 10_000:
-        return f"{duration_s:,.0f} s"
+        return f"{duration_s:.0f} s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(duration_s) >= scale:
             return f"{duration_s / scale:.4g} {unit}"
