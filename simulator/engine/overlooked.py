@@ -110,19 +110,18 @@ class _Series(NamedTuple):
 
 def _series(timeline: Timeline) -> list[_Series]:
     """Return all communication and all passes of a run."""
-    found: dict[tuple[int, int, int], tuple[Span, list[int], list[int]]] = {}
+    found: dict[tuple[int, int, int], tuple[Span, dict[int, int]]] = {}
     kinds = {Block, *COMMUNICATIONS}
     for span, n in timeline.counted:
         if n and type(span.op) in kinds:
             what = id(span.op), span.rank, id(span.inner) if span.inner else span.end_ps - span.start_ps
-            held = found.get(what)
-            if held is None:
-                held = found[what] = span, [], []
-            held[1].append(span.start_ps)
-            held[2].append(n)
+            n_times = found.setdefault(what, (span, {}))[1]
+            n_times[span.start_ps] = (
+                n_times.get(span.start_ps, 0) + n
+            )  # those of the period stand for the ones left out, too
     return [
-        _Series(span, np.array(starts_ps, dtype=np.float64), np.array(n_times))
-        for span, starts_ps, n_times in found.values()
+        _Series(span, np.array(list(n_times), dtype=np.float64), np.array(list(n_times.values())))
+        for span, n_times in found.values()
     ]
 
 
@@ -211,9 +210,6 @@ class _Passes:
 
         Traffic of several places that comes at once takes no more than the link.
         """
-        if len(together) == 1:
-            ((met, share),) = together
-            return met.covered_ps * min(1.0, share + float(self._uses[at]) - 1.0)
         parts = [(times_ps, n_times, share) for met, share in together for times_ps, n_times in met.parts]
         edges_ps = np.concatenate([times_ps.T.ravel() for times_ps, _, _ in parts])
         signs = np.concatenate([np.repeat([1.0, -1.0], len(times_ps)) for times_ps, _, _ in parts])

@@ -213,7 +213,7 @@ def _until_known(
     beside = [span._replace(end_ps=_simulated_ps(span.end_ps, cycle)) for span in machine.beside]
     timeline = Timeline(
         simulated=(*machine.recorded(), *beside), members={rank.rank: rank.members for rank in program.ranks},
-        simulated_ps=max(machine.latest_ps, *(span.end_ps for span in beside)) if beside else machine.latest_ps,
+        simulated_ps=max([machine.latest_ps, *(span.end_ps for span in beside)]),
         n_events=machine.clock.n_events, cycle=cycle, cycles=cycles,
     )  # fmt: skip
     return timeline, network

@@ -71,7 +71,6 @@ SMI_INVENTORY = Format(
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _CELLS = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|X")
-_COLUMNS = re.compile(r"GPU\d+|NIC\d+|mlx\d+_\w+|\w*_?bond_?\d+|hfi1_\d+|ib\d+|rdmap\w+|bnxt_\w+")
 _LEGEND = re.compile(r"^\s*(NIC\d+)\s*:\s*(\S+)\s*$")
 
 
@@ -110,10 +109,10 @@ def parse_matrix(text: str, path: str | Path) -> Matrix:
         raise refuse(
             path, 1, "no header line with GPU0 and 'CPU Affinity'", hint="paste the whole output of nvidia-smi topo -m"
         )
-    names = tuple(_COLUMNS.findall(lines[start].split("CPU Affinity")[0]))
+    names = tuple(lines[start].split("CPU Affinity")[0].split())
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
-        raise refuse(path, start + 1, f"the header has {twice} twice")
+        raise refuse(path, start + 1, f"the header has {twice} twice", hint="paste the matrix as it was printed")
     cells: dict[tuple[str, str], str] = {}
     numa: dict[str, str] = {}
     interfaces: dict[str, str] = {}

@@ -82,14 +82,17 @@ def test_a_pass_that_is_watched_overlooks_nothing():
 
 
 @pytest.mark.parametrize("n_omitted", [0, 3, 50])
-def test_periods_left_out_count_as_often_as_they_come(n_omitted):
-    """Every period is a pass of 200 with 30 of traffic beside it."""
+@pytest.mark.parametrize("places", [(30,), (10, 20)])
+def test_periods_left_out_count_as_often_as_they_come(n_omitted, places):
+    """Every period is a pass of 200 with 30 of traffic beside it, of one group or of two."""
     tasks = []
+    n = 1 + len(places)
     for number in range(8):
-        last = (len(tasks) - 2, len(tasks) - 1) if number else ()
-        tasks += [Task(block(), after=last), Task(message(30, "dp"), "dp", last)]
+        last = tuple(range(len(tasks) - n, len(tasks))) if number else ()
+        beside = [Task(message(n_us, "dp", rank=k), f"dp{k}", last) for k, n_us in enumerate(places)]
+        tasks += [Task(block(), after=last), *beside]
     timeline, found = share(
-        tasks, stretch=Stretch(0, len(tasks), 2), n_omitted=n_omitted, period_micro_batches=1 if n_omitted else 0
+        tasks, stretch=Stretch(0, len(tasks), n), n_omitted=n_omitted, period_micro_batches=1 if n_omitted else 0
     )
     assert timeline.makespan_ps == (8 + n_omitted) * 200_000_000
     assert found == pytest.approx(0.15)
@@ -143,10 +146,10 @@ def test_a_pass_that_sends_twice_is_met_twice():
 
 
 def test_an_operation_counts_for_as_long_as_it_lasts_each_time():
-    """Beside another of 20 its 20 take 40, and 20 alone afterwards; all of the 100 of the pass see 40 of both, and 20."""
+    """Beside another of 20 its 20 take 40, and 20 alone afterwards; of the 100 of the pass 60 see traffic that takes the whole link."""
     again = message(20, "dp")
     tasks = [Task(block()), Task(again, "dp"), Task(message(20, "x"), "x"), Task(again, "dp", (1, 2))]
-    assert share(tasks)[1] == pytest.approx((40 + 40 + 20) / 200)
+    assert share(tasks)[1] == pytest.approx((40 + 20) / 200)
 
 
 def test_traffic_of_several_places_that_comes_at_once_takes_no_more_than_the_link():
@@ -164,3 +167,10 @@ def test_a_run_of_years_is_one_as_well(n_us):
     long = Block(name="pass", tasks=(Task(message(n_us), "tp"),))
     _, found = share([Task(long), Task(message(n_us, "dp"), "dp")])
     assert found == pytest.approx(1.0)
+
+
+def test_messages_of_one_place_that_come_at_once_take_no_more_than_the_link():
+    """The same two messages of one rank, on two streams."""
+    tasks = [Task(block()), Task(message(30, "dp"), "dp"), Task(message(40, "dp"), "other")]
+    timeline, found = share(tasks)
+    assert found * timeline.makespan_ps == pytest.approx(70e6)
