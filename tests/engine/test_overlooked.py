@@ -174,3 +174,10 @@ def test_messages_of_one_place_that_come_at_once_take_no_more_than_the_link():
     tasks = [Task(block()), Task(message(30, "dp"), "dp"), Task(message(40, "dp"), "other")]
     timeline, found = share(tasks)
     assert found * timeline.makespan_ps == pytest.approx(70e6)
+
+
+def test_two_messages_at_once_leave_a_pass_no_more_than_one_that_takes_all():
+    """Each may take three quarters of the link, as the pass may: both of 30 are done after 60, in which the pass lacks three quarters."""
+    tasks = [Task(block()), Task(message(30, "dp"), "dp"), Task(message(30, "dp", rank=1), "other")]
+    timeline, found = share(tasks, most=0.75)
+    assert found * timeline.makespan_ps == pytest.approx(0.75 * 60e6)
