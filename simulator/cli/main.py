@@ -170,7 +170,9 @@ def _limits_first(words: list[str]) -> list[str]:
 def _make_streams_safe() -> None:
     """Let a character that the terminal's encoding lacks become a question mark, and a closed stream an error of ours."""
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.set_inheritable(2, True)  # workers have no other
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for the rest of the process
     if sys.stdout is None:
         print("error: standard output is closed", file=sys.stderr)
         sys.exit(SimulatorError.exit_code)

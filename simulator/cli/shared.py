@@ -133,7 +133,7 @@ def keeping(store: Store | None, folder: str | None) -> Iterator[None]:
 
 def say_who_works(scheduler: str) -> None:
     """Say on standard error that jobs are submitted, since they may wait in Slurm's queue for long, and where to watch them."""
-    from simulator.explore.evaluation import check_scheduler
+    from simulator.explore.workers import check_scheduler
 
     check_scheduler(scheduler)
     if scheduler:

@@ -17,9 +17,10 @@ from simulator.config import notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.bounds import Bounds, Layout
 from simulator.explore.energy import PowerModel, power_model
-from simulator.explore.evaluation import Pool, Record, Store, compute, look_up
+from simulator.explore.evaluation import Record, Store, compute, look_up
 from simulator.explore.judged_plans import JudgedPlans
 from simulator.explore.space import AXES, Space
+from simulator.explore.workers import Pool
 from simulator.memory import MemoryReport
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario

@@ -1,26 +1,22 @@
-"""Answers to many scenarios: looked up in a store, or simulated here, on all cores or on a Dask cluster."""
+"""Answers to many scenarios: looked up in a store, or simulated by workers."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-import os
-import threading
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import simulator
 from simulator.answer import to_json
 from simulator.config import data_folders, resolve_name, write_file
-from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
+from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.explore.neighbourhood import Site, objection
+from simulator.explore.workers import Pool, program_digest
 from simulator.interop import load_model, open_topology
 from simulator.models.spec import ModelSpec
 from simulator.scenario import Scenario
@@ -35,13 +31,6 @@ def _topology_text(name: str, overrides: tuple[tuple[str, str], ...], _modified_
     topology = open_topology(name, 1, overrides=dict(overrides))
     file = resolve_name(name, "clusters").read_bytes()
     return topology.spec.model_dump_json() + repr(topology.device(0)) + hashlib.sha256(file).hexdigest()
-
-
-@lru_cache(maxsize=1)  # reads every file of the program
-def _program() -> str:
-    """Return a digest of this very program: answers of another state of it are not taken for its own."""
-    files = sorted(Path(simulator.__file__).parent.rglob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 @lru_cache(maxsize=1)  # reads every file of constants
@@ -66,7 +55,7 @@ def store_key(scenario: Scenario) -> str | None:
         model = load_model(scenario.model)
     except SimulatorError:
         return None
-    parts = (_program(), _written_out(scenario, model).digest(), topology, repr(model), _constants())
+    parts = (program_digest(), _written_out(scenario, model).digest(), topology, repr(model), _constants())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
@@ -85,6 +74,18 @@ def _digest(key: str, record: Record) -> str:
     return hashlib.sha256(f"{key}\n{text}".encode()).hexdigest()[:16]
 
 
+#: far more than any record takes
+_MOST_BYTES = 256 * 2**20
+
+
+def _small_text(path: Path) -> str:
+    """Return what a file holds, unless it is a pipe, a device or larger than any record: those would never end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+        raise ValueError
+    return path.read_text(encoding="utf-8")
+
+
 class Store:
     """Results in a folder on disk, which several processes may use at the same time."""
 
@@ -96,14 +97,19 @@ class Store:
         return self.folder / f"{key}.json"
 
     def get(self, key: str) -> Record | None:
-        """Return a record, or None where there is none, or one that is not what was written under this key."""
+        """Return a record, or None where there is none; one that is not what was written under this key is none, and said."""
+        path = self._path(key)
         try:
-            stored = json.loads(self._path(key).read_text(encoding="utf-8"))
+            stored = json.loads(_small_text(path))
             record: Record = stored["record"]
-            is_whole = stored["digest"] == _digest(key, record)
-        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            if stored["digest"] == _digest(key, record):
+                return record
+        except FileNotFoundError:
             return None
-        return record if is_whole else None
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            pass
+        _LOG.warning("%s: not the record that was written here; its scenario is simulated again", path)
+        return None
 
     def put(self, key: str, record: Record) -> None:
         """Write a record; a reader sees it whole or not at all."""
@@ -117,145 +123,6 @@ class Store:
 def open_store(folder: str | Path) -> Store:
     """Return the store inside the folder of a sweep or a search: both may share one."""
     return Store(Path(folder) / "store")
-
-
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
-
-
-def _numbered(function: Callable[[Item], Answer], index: int, item: Item, driver: int) -> tuple[int, Answer]:
-    _end_with(driver)
-    return index, function(item)
-
-
-@lru_cache(maxsize=1)  # once for each worker
-def _end_with(driver: int) -> None:
-    """Have a worker end soon after the process that started it, which may be killed before it can end its workers."""
-
-    def watch() -> None:
-        while os.getppid() == driver:
-            time.sleep(1.0)
-        os._exit(1)
-
-    if os.getppid() == driver:  # not the driver itself, nor a worker that another process looks after
-        threading.Thread(target=watch, daemon=True, name="watch of the driver").start()
-
-
-#: what workers take until they have loaded the simulator and answer
-START_S = 2.0
-#: short items of a call after which it is estimated how long the others take
-N_TELLING = 4
-
-
-class Pool:
-    """Workers that apply functions to items; use it as a context manager.
-
-    Work begins in this process. Workers are started when what is left of it, by what an item took so far, is worth the time
-    that they take to start; or when several calls have taken twice that time, as waves of a search do.
-
-    Parameters
-    ----------
-    n_jobs : int
-        Processes; 0 means one per core. With 1, everything happens in this process.
-    scheduler : str
-        Address of a Dask scheduler, such as ``tcp://10.0.0.1:8786``, whose workers then do the work; or a Slurm file
-        (:class:`simulator.explore.slurm_workers.SlurmSpec`) that says which jobs to submit.
-    at_once : bool
-        Start workers with the first call: the work is known to be worth it, and its items are long.
-    """
-
-    def __init__(self, *, n_jobs: int = 0, scheduler: str = "", at_once: bool = False) -> None:
-        self.n_jobs = n_jobs or -1  # as joblib counts
-        self.scheduler = scheduler
-        self._stack = ExitStack()
-        self._client: Any = None
-        self._spent_s = 0.0
-        self._n_calls = 0
-        self._has_started = at_once and n_jobs != 1
-
-    def __enter__(self) -> Pool:
-        """Connect; until the pool is left, nothing is said about workers that have grown and are replaced between tasks."""
-        if self.n_jobs != 1:
-            self._stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", message="A worker stopped while some jobs", category=UserWarning)
-        if self.scheduler:
-            from simulator.explore.dask_workers import connected
-
-            self._client = self._stack.enter_context(connected(self.scheduler, _program))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    @cached_property
-    def n_workers(self) -> int:
-        """Items in work at the same time."""
-        if self._client is not None:
-            from simulator.explore.dask_workers import n_threads
-
-            return max(1, n_threads(self._client))
-        if self.n_jobs == 1:
-            return 1
-        import joblib
-
-        return int(joblib.effective_n_jobs(self.n_jobs))
-
-    def run(
-        self, function: Callable[[Item], Answer], items: Sequence[Item], *, batch_size: int | str = "auto"
-    ) -> Iterator[tuple[int, Answer]]:
-        """Apply a function to every item and yield the answers as they come.
-
-        The function is importable by its name, so that it can be sent to other processes, which take so many items at a time.
-        """
-        if self._client is not None:
-            from simulator.explore.dask_workers import spread
-
-            yield from spread(self._client, function, items)
-            return
-        self._n_calls += 1
-        n_done = 0
-        took_s: list[float] = []
-        while n_done < len(items) and not self._starts(took_s, len(items) - n_done):
-            start_s = time.process_time()
-            answer = function(items[n_done])
-            took_s.append(time.process_time() - start_s)
-            self._spent_s += took_s[-1]
-            yield n_done, answer
-            n_done += 1
-        if n_done == len(items):
-            return
-        import joblib
-
-        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, n_jobs=self.n_jobs)
-        driver = os.getpid()
-        yield from parallel(joblib.delayed(_numbered)(function, i, items[i], driver) for i in range(n_done, len(items)))
-
-    def _starts(self, took_s: Sequence[float], n_left: int) -> bool:
-        """Whether workers do the rest of a call of which some items have been done here, and took so many seconds each.
-
-        The first one also loads what the others share, so it says little about them, unless it is as long as starting workers.
-        """
-        if not self._has_started:
-            if self.n_workers == 1 or n_left <= 1:
-                return False
-            known_s = took_s[1:] if len(took_s) >= N_TELLING else [s for s in took_s if s > START_S]
-            left_s = sum(known_s) / len(known_s) * n_left if known_s else 0.0
-            is_worth_it = left_s * (1.0 - 1.0 / self.n_workers) > START_S
-            self._has_started = is_worth_it or (self._n_calls > 1 and self._spent_s > 2.0 * START_S)
-        return self._has_started and n_left > 1
-
-
-def check_scheduler(scheduler: str) -> None:
-    """Complain about a scheduler that cannot be one, even where nothing is left to do."""
-    if scheduler and "://" not in scheduler:
-        if not Path(scheduler).is_file():
-            raise ConfigError(
-                f"--scheduler {scheduler}: neither an address nor a file",
-                hint="tcp://HOST:8786 of a Dask scheduler, or a YAML file with the key 'slurm'",
-            )
-        from simulator.explore.slurm_workers import read_slurm
-
-        read_slurm(scheduler)
 
 
 def failure(error: Exception) -> Record:

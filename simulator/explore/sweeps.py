@@ -17,10 +17,11 @@ from simulator.analysis.metrics import Breakdown
 from simulator.answer import MEMORY_MARGIN, Figures, figures_of, is_tight
 from simulator.config import beside, cell, did_you_mean, notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.evaluation import LookUp, Pool, Record, Store, compute, failure, look_up
+from simulator.explore.evaluation import LookUp, Record, Store, compute, failure, look_up
 from simulator.explore.named_settings import Point, Sweep
 from simulator.explore.spending import Spending, spending
 from simulator.explore.training_run import RunRequest
+from simulator.explore.workers import Pool
 from simulator.plan import ParallelPlan
 from simulator.simulation import topology_of
 from simulator.units import format_bytes, format_time

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -135,6 +136,26 @@ def test_a_store_on_a_full_disk_is_named(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=r"key\.json: cannot be written: No space left"):
             store.put("key", {"status": "ok"})
     assert not os.listdir(tmp_path) and store.get("key") is None
+
+
+def broken_by_digest(path):
+    path.write_text('{"digest": "0", "record": {"status": "ok"}}')
+
+
+def of_a_terabyte(path):
+    path.touch()
+    os.truncate(path, 2**40)
+
+
+@pytest.mark.parametrize(
+    "spoil", [broken_by_digest, os.mkfifo, of_a_terabyte, lambda path: path.symlink_to("/dev/zero"), Path.mkdir]
+)
+def test_a_record_that_is_none_is_said_and_never_waited_for(tmp_path, caplog, spoil):
+    spoil(tmp_path / "key.json")
+    assert Store(tmp_path).get("key") is None
+    assert caplog.messages == [
+        f"{tmp_path / 'key.json'}: not the record that was written here; its scenario is simulated again"
+    ]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
@@ -318,15 +339,18 @@ def test_killed_work_goes_on_where_it_was_beside_another(tmp_path, words, rows, 
 
 DRIVER = """
 import os, sys, time
-from simulator.explore.evaluation import Pool
+from simulator.explore.workers import Pool
 
 def work(place):
     with open(place, "w") as file:
         file.write(str(os.getpid()))
     time.sleep(100)
 
-with Pool(n_jobs=2, at_once=True) as pool:
-    list(pool.run(work, [f"{sys.argv[1]}/{n}" for n in range(4)]))
+try:
+    with Pool(n_jobs=2, at_once=True) as pool:
+        list(pool.run(work, [f"{sys.argv[1]}/{n}" for n in range(4)]))
+except KeyboardInterrupt:
+    sys.exit("interrupted")
 """
 
 
@@ -342,6 +366,26 @@ def test_workers_end_soon_after_a_command_that_is_killed(tmp_path):
     command.communicate()
     waited_for(lambda: not any(worker.exists() for worker in workers), 20)
     assert not any(worker.exists() for worker in workers)
+
+
+def children_of(process):
+    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_workers_that_are_still_loading_end_without_a_word(tmp_path, name):
+    """A terminal sends an interrupt to all processes of a command; and a killed one cannot remove its files."""
+    words = [sys.executable, "-c", DRIVER, str(tmp_path)]
+    command = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    waited_for(lambda: len(children_of(command)) == 4, 60)  # two look after files
+    assert len(children_of(command)) == 4
+    if name == "SIGINT":
+        os.killpg(command.pid, signal.SIGINT)
+    else:
+        command.kill()
+    said = command.communicate(timeout=60)[1]
+    assert said == ("" if name == "SIGKILL" else "interrupted\n")
 
 
 def waited_for(condition, most_s):

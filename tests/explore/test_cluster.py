@@ -18,11 +18,12 @@ import pytest
 from simulator.errors import ConfigError, SimulatorError
 from simulator.explore.best_plans import search
 from simulator.explore.dask_workers import connected, n_threads, spread
-from simulator.explore.evaluation import Pool, Store
+from simulator.explore.evaluation import Store
 from simulator.explore.named_settings import Sweep
 from simulator.explore.slurm_workers import SlurmSpec, read_slurm, start_cluster
 from simulator.explore.space import search_space
 from simulator.explore.sweeps import run_sweep
+from simulator.explore.workers import Pool
 
 BASE = {"topology": "bigred200", "model": "gpt2", "micro_batch": 2, "framework": "deepspeed"}
 QUIET = pytest.mark.filterwarnings(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from simulator.config import cell
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore import evaluation
-from simulator.explore.evaluation import Pool, Store, check_scheduler, evaluate, store_key
+from simulator.explore.evaluation import Store, evaluate, store_key
 from simulator.explore.named_settings import (
     Sweep,
     canonical_name,
@@ -33,6 +33,7 @@ from simulator.explore.named_settings import (
 )
 from simulator.explore.sweeps import column_kinds, columns_of, run_sweep, stream_sweep, usable, write_rows
 from simulator.explore.training_run import RunRequest
+from simulator.explore.workers import Pool, check_scheduler
 from simulator.report.sweep_page import check_output, write_sweep
 from simulator.topology import load_topology
 
@@ -511,7 +512,7 @@ def test_work_goes_to_workers_where_it_is_worth_their_start(monkeypatch, first_s
         def __call__(self, tasks):
             return [(arguments[1], arguments[2]) for _, arguments, _ in tasks]
 
-    monkeypatch.setattr("simulator.explore.evaluation.time.process_time", lambda: now_s[0])
+    monkeypatch.setattr("simulator.explore.workers.time.process_time", lambda: now_s[0])
     monkeypatch.setattr("joblib.Parallel", Workers)
     with Pool(n_jobs=2) as pool:
         assert sorted(pool.run(work, list(range(n_items)))) == [(item, item) for item in range(n_items)]
