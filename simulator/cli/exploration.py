@@ -92,17 +92,18 @@ def _stream(asked: Sweep, out: str, formats: str, plot: str | None, workers: dic
     """Simulate a sweep whose rows go to tables alone, and print what became of it."""
     from dataclasses import asdict
 
+    from simulator.config import listed
     from simulator.errors import ConfigError, InfeasiblePlanError
     from simulator.explore.evaluation import open_store
     from simulator.explore.sweeps import MOST_ROWS, stream_sweep
-    from simulator.report.sweep_page import NO_PLOT, names_of
+    from simulator.report.sweep_page import NO_PLOT
     from simulator.report.terminal import counted
 
     if plot not in (None, NO_PLOT):
         raise ConfigError(f"--plot shows at most {MOST_ROWS:,} rows", hint="leave it out, and plot what the tables say")
     store = open_store(out)
     with keeping(store, out), progress_line() as say:
-        counts, parts = stream_sweep(asked, store, out, names_of(formats), observe=Progress(say).sweep, **workers)
+        counts, parts = stream_sweep(asked, store, out, listed(formats), observe=Progress(say).sweep, **workers)
     if is_json:
         print_json({**asdict(counts), "files": list(map(str, parts))})
     else:
@@ -140,6 +141,7 @@ def search(
     from simulator.answer import margin_of
     from simulator.cli.inputs import clusters_of, settings_of, with_published
     from simulator.cli.whole_run_flags import run_request
+    from simulator.config import listed
     from simulator.explore.best_plans import describe
     from simulator.explore.energy import price_of
     from simulator.explore.evaluation import open_store
@@ -147,7 +149,7 @@ def search(
     from simulator.explore.named_settings import parse_axes, scenario_of
     from simulator.explore.objectives import answer_of, check_objective, search_counts
     from simulator.interop.written_plans import write_all
-    from simulator.report.sweep_page import check_output, names_of, write_search
+    from simulator.report.sweep_page import check_output, write_search
     from simulator.simulation import topology_of
 
     base, counts = settings_of(scenario)
@@ -163,7 +165,7 @@ def search(
     margin = margin_of(memory_margin)
     say_who_works(scheduler)
     store = open_store(out) if out else None
-    judged = JudgedPlans(out) if out and "parquet" in names_of(formats) else None
+    judged = JudgedPlans(out) if out and "parquet" in listed(formats) else None
     with keeping(store, out), progress_line() as say:
         found = search_counts(
             base, axes, counts, top=top, n_jobs=jobs, scheduler=scheduler, observe=Progress(say).search, store=store,

@@ -227,7 +227,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+        message = (
+            f"{error.filename}: {error.strerror}" if error.filename else f"standard output: {error.strerror or error}"
+        )
         complain(f"error: {message}")
         if error.filename is None:  # the output itself
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -53,11 +53,12 @@ def validate(
         return
     if not files:
         raise typer.BadParameter("name measurement files, or measure this machine with --here", param_hint="FILES")
+    from simulator.config import listed
     from validation.tables.error_tables import document, print_tables
     from validation.tables.predicting import check_threshold
     from validation.tables.predicting import validate as run
 
-    columns = [column.strip() for column in by.split(",") if column.strip()]
+    columns = listed(by, f"--by {by}")
     found = run(files, where=where or (), split=split, by=columns, n_processes=processes, quiet=False)
     if json_output:
         print_json(document(found.outcomes, found.by))

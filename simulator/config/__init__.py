@@ -6,7 +6,7 @@ A file may build on another (``extends``), and values may come from the command 
 
 from __future__ import annotations
 
-from simulator.config.names import data_folders, did_you_mean, near_misses, resolve_name, shipped_names
+from simulator.config.names import data_folders, did_you_mean, listed, near_misses, resolve_name, shipped_names
 from simulator.config.notebook_tables import notebook_table
 from simulator.config.specs import (
     Bandwidth,
@@ -63,6 +63,7 @@ __all__ = [
     "did_you_mean",
     "dotted_path",
     "leaves",
+    "listed",
     "load_spec",
     "load_yaml",
     "near_misses",

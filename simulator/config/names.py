@@ -41,6 +41,22 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(repr(hit) for hit in hits)}?" if hits else ""
 
 
+def listed(text: str, given: str = "") -> list[str]:
+    """Return the words that commas part, none of them blank: a variable of a script may have been unset.
+
+    An error shows what was given.
+
+    Examples
+    --------
+    >>> listed("1, 2,4"), listed("")
+    (['1', '2', '4'], [])
+    """
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(words):
+        raise ConfigError(f"{given or repr(text)}: nothing stands beside one of its commas", hint="like a,b,c")
+    return words
+
+
 def data_folders(kind: str) -> list[Path]:
     """Folders with shipped files of a kind (``clusters``, ``devices``): of the package, of the checkout."""
     package = Path(__file__).parents[1]

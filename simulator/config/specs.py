@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from simulator.config.names import did_you_mean
@@ -64,6 +64,18 @@ class Spec(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_for_numbers(cls, data: object) -> object:
+        """Refuse true and false in place of a number: pydantic takes them for 1 and 0."""
+        given: Mapping[Any, Any] = data if isinstance(data, Mapping) else {}
+        for name, field in cls.model_fields.items():
+            key = field.alias or name
+            for path in _truths(given.get(key), key):
+                if not _takes_truth(field.annotation):
+                    raise complaint(ConfigError("must be a number or a word, not true or false"), *path)
+        return data
 
 
 def load_spec(path: str | Path, model: type[SpecT]) -> SpecT:
@@ -160,6 +172,22 @@ def _flatten(annotation: Any) -> Iterator[Any]:
             yield from _flatten(option)
     else:
         yield annotation
+
+
+def _truths(value: object, *at: Key) -> Iterator[KeyPath]:
+    if isinstance(value, bool):
+        yield at
+    elif isinstance(value, Mapping | list | tuple):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _truths(inner, *at, key)
+
+
+def _takes_truth(annotation: Any) -> bool:
+    """Whether a value may hold true or false, or checks itself what it holds."""
+    options = list(_flatten(annotation))
+    return any(one in (bool, Any, object) or _is_model(one) for one in options) or any(
+        _takes_truth(inner) for one in options for inner in typing.get_args(one)
+    )
 
 
 def _field_names(candidate: Any) -> list[str]:

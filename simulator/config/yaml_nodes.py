@@ -88,14 +88,16 @@ def _check_bounds(root: Node, file: str) -> list[Node]:
             if not is_group and node.tag in _NUMBERS and not _is_usable(node):
                 odd.append(node)
             sizes[id(node)] = 1 + sum(size(part) for part in parts) if is_group else 1
+            if sizes[id(node)] > len(sizes) + MOST_ALIASED:
+                raise ConfigError(
+                    f"{file}:{node.start_mark.line + 1}:1: its aliases repeat more than {MOST_ALIASED:,} values",
+                    hint="write out what is meant",
+                )
         elif not sizes[id(node)]:
             raise ConfigError(f"{file}:{node.start_mark.line + 1}:1: refers to itself")
         return sizes[id(node)]
 
-    if size(root) > len(sizes) + MOST_ALIASED:
-        raise ConfigError(
-            f"{file}: its aliases repeat more than {MOST_ALIASED:,} values", hint="write out what is meant"
-        )
+    size(root)
     return odd
 
 

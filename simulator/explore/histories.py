@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import InfeasiblePlanError
+from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.units import format_duration
 
 _Floats = NDArray[np.float64]
 #: failures in one history beyond which it is not played; a year of a job that fails every quarter of an hour has two thirds
 _MOST_FAILURES = 50_000
+#: histories, each with times of all its spare nodes
+_MOST_PLAYED = 2_000_000
 #: a link that goes down within so many seconds is the one that just did
 _SAME_S = 1e-3
 
@@ -124,14 +126,25 @@ class _Failures:
         return is_node, is_domain
 
 
-def play_histories(process: FailureProcess, n_histories: int, seed: int = 0) -> Histories:
-    """Play a run many times."""
+def _check_extent(process: FailureProcess, n_histories: int) -> None:
+    """Refuse what would take hours or gigabytes."""
     if process.useful_s > _MOST_FAILURES * process.mtbf_s:
         raise InfeasiblePlanError(
             f"--histories: a played run of {format_duration(process.useful_s)} meets {process.useful_s / process.mtbf_s:,.0f} failures "
             f"or more, and {_MOST_FAILURES:,} are played at most",
             hint="leave --histories out for the means alone, or ask about a shorter run",
         )
+    most = _MOST_PLAYED // max(1, process.n_spares or 0)
+    if n_histories > most:
+        spare = f" with {process.n_spares:,} spare nodes" if process.n_spares else ""
+        raise ConfigError(
+            f"--histories {n_histories}: at most {most:,}{spare}", hint="a thousand tell quantiles to 1 %"
+        )
+
+
+def play_histories(process: FailureProcess, n_histories: int, seed: int = 0) -> Histories:
+    """Play a run many times."""
+    _check_extent(process, n_histories)
     rng = np.random.default_rng(seed)
     spares, failures = _Spares(process, n_histories), _Failures(process, n_histories, rng)
     left_s = np.full(n_histories, process.useful_s * process.stalls)

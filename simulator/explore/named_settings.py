@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simulator.config import did_you_mean, load_yaml
+from simulator.config import did_you_mean, listed, load_yaml
 from simulator.errors import ConfigError, SimulatorError
 from simulator.interop import open_topology
 from simulator.interop.plan_files import PLAN_FILES, needs_ranks, plan_settings
@@ -159,7 +159,7 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     ('sharding', ('zero1', 'zero3'))
     """
     name, separator, values = text.partition("=")
-    words = [word.strip() for word in values.split(",") if word.strip()]
+    words = listed(values, f"--axis {text}")
     if not separator or not words:
         raise ConfigError(f"--axis {text}: write name=value,value", hint="for example --axis gpus=1,2,4,8")
     key = canonical_name(name)
@@ -199,7 +199,7 @@ def read_sweep(path: str | Path) -> Sweep:
                 if section == "base":
                     base[key] = convert(key, given)
                 else:
-                    values = given if isinstance(given, list) else str(given).split(",")
+                    values = given if isinstance(given, list) else listed(str(given))
                     axes[key] = unique(convert(key, value) for value in values)
                     if not axes[key]:
                         raise ConfigError("no values", hint="leave it out, or write a list: [1, 2, 4]")

@@ -211,8 +211,14 @@ def parse_nodes(text: str, known: Mapping[str, int] | None = None) -> list[int]:
 def read_free_nodes(path: str, cluster: Topology) -> list[int]:
     """Read a file of free nodes, one list on each line; ``sinfo -t idle -h -o %N`` writes one."""
     known = host_numbers(cluster)
-    lines = [line.partition("#")[0].strip() for line in read_text(path).splitlines()]
-    nodes = sorted({node for line in lines if line for node in parse_nodes(line, known)})
+    found: set[int] = set()
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if text := line.partition("#")[0].strip():
+            try:
+                found |= set(parse_nodes(text, known))
+            except ConfigError as error:
+                raise ConfigError(f"{path}:{number}:1: {error.message}", hint=error.hint) from None
+    nodes = sorted(found)
     if not nodes or nodes[-1] >= cluster.n_nodes:
         raise ConfigError(
             f"{path}: nodes {nodes[:3] or ''} ...: {cluster.name} has nodes 0 to {cluster.n_nodes - 1}",

@@ -35,6 +35,8 @@ from simulator.units import format_time, to_s
 
 Floats = NDArray[np.float64]
 
+#: steps of replicas whose times are kept: 400 MiB
+_MOST_PLAYED = 50_000_000
 #: numbers that the arrays of one round hold: 256 MiB
 _MOST_NUMBERS = 1 << 25
 #: a job that is slower than this counts as straggling, as published
@@ -522,6 +524,11 @@ def straggle(
 ) -> tuple[Straggling, Played]:
     """Play a plan with uneven steps, from a result that was simulated in detail."""
     model = StepModel(result)
+    if n_jobs * n_steps * result.plan.dp > _MOST_PLAYED:
+        raise ConfigError(
+            f"--histories {n_jobs}, --steps {n_steps}, {result.plan.dp} replicas: {_MOST_PLAYED:,} steps of replicas are played at most",
+            hint="a hundred jobs of twenty steps tell means to a few per cent",
+        )
     even_s = model.even_s(causes.lengths, seed)
     played = model.play(causes, n_jobs=n_jobs, n_steps=n_steps, seed=seed)
     rows = []

@@ -70,7 +70,7 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
         inner.fault("model_type", f"{family!r} is not known", hint=f"{hint}known: {', '.join(FAMILIES)}; {RECORD}")
     for key in _LAYERS:
         if inner.has(key) and inner.integer(key) > MOST_LAYERS:
-            inner.fault(key, f"no model has more than {MOST_LAYERS} layers")
+            inner.fault(key, f"{inner.integer(key):,} layers: no model has more than {MOST_LAYERS:,}")
     row = f"_within_{known}" if inner is not reader and f"_within_{known}" in ROWS else known
     fields = _with_layers_of_their_own(inner, read_family(inner, row))
     if inner.boolean("add_cross_attention"):

@@ -95,12 +95,16 @@ class _Walker(Expander):
     def run(self, nodes: Sequence[Node]) -> bool | None:
         """Walk statements; return whether the last succeeded, None where that is not known."""
         for node in nodes:
-            self.steps += 1
-            if self.steps > MOST_STEPS:
-                self.refuse(node.line, f"more than {MOST_STEPS} statements")
+            self._step(node)
             self.line = node.line
             self.status = self.one(node)
         return self.status
+
+    def _step(self, node: Node) -> None:
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            hint = "does a loop wait for something? what it starts can be a script of its own"
+            self.refuse(node.line, f"this is the statement after the first {MOST_STEPS:,} that it would run", hint=hint)
 
     def one(self, node: Node) -> bool | None:
         """Walk one statement."""
@@ -171,9 +175,7 @@ class _Walker(Expander):
 
     def loop_while(self, node: Node) -> bool | None:
         while self.run(node.branches[0][0]) is (not node.negated):
-            self.steps += 1
-            if self.steps > MOST_STEPS:
-                self.refuse(node.line, f"more than {MOST_STEPS} statements")
+            self._step(node)
             if self._pass(node.body):
                 break
         return True

@@ -81,9 +81,15 @@ class Expander:
         finally:
             self.depth -= 1
 
-    def refuse(self, line: int, message: str) -> NoReturn:
+    def refuse(self, line: int, message: str, *, hint: str = "") -> NoReturn:
         """Raise the error of a line."""
-        raise ConfigError(f"{self.file}:{line}:1: {message}")
+        raise ConfigError(f"{self.file}:{line}:1: {message}", hint=hint)
+
+    def check_length(self, value: Value, line: int, name: str) -> None:
+        """Refuse a value of more than a mebibyte, which no argument of a job has."""
+        if (len(value) if isinstance(value, str) else sum(map(len, value))) > MOST_CHARACTERS:
+            hint = "is it repeated in a loop? set it to what the job gets"
+            self.refuse(line, f"{name} grows beyond {MOST_CHARACTERS >> 20} MiB", hint=hint)
 
     # -- variables -------------------------------------------------------------------------------------------------
 
@@ -94,7 +100,9 @@ class Expander:
         name, index, adds, raw = match.groups()
         is_array = raw.startswith("(")
         value: Value = (
-            self.expand(split_words(raw[1:-1], self.file, line)) if is_array else self.expand_quoted(raw, as_word=True)
+            self.expand(split_words(raw[1:-1], self.file, line))
+            if is_array
+            else self.expand_quoted(raw, as_word=True, name=name)
         )
         before = self.script.variables.get(name)
         if index is not None:
@@ -105,10 +113,7 @@ class Expander:
             self.script.variables[name] = [before[0] + str(value), *before[1:]] if before else [str(value)]
         else:
             self.script.variables[name] = (str(before or "") + str(value)) if adds else value
-        kept = self.script.variables.get(name, "")
-        size = len(kept) if isinstance(kept, str) else sum(map(len, kept))
-        if size > MOST_CHARACTERS:
-            self.refuse(line, f"{name} grows beyond {MOST_CHARACTERS >> 20} MiB")
+        self.check_length(self.script.variables.get(name) or "", line, name)
 
     def _assign_element(self, name: str, index: str, value: str) -> None:
         held = self.script.variables.get(name)
@@ -185,12 +190,11 @@ class Expander:
                 current = part or None
         return fields + ([current] if current is not None else [])
 
-    def expand_quoted(self, raw: str, *, as_word: bool = False) -> str:
+    def expand_quoted(self, raw: str, *, as_word: bool = False, name: str = "a value") -> str:
         """Expand a text to one: of a here-document, or, with its quotation marks taken away, of a word."""
         pieces = self.pieces(raw) if as_word else self.pieces('"' + raw.replace('"', '\\"') + '"')
         found = "".join(" ".join(text) if isinstance(text, list) else text for text, _, _ in pieces)
-        if len(found) > MOST_CHARACTERS:
-            self.refuse(self.line, f"a value grows beyond {MOST_CHARACTERS >> 20} MiB")
+        self.check_length(found, self.line, name)
         return found
 
     def pieces(self, raw: str) -> Iterator[tuple[str | list[str], bool, bool]]:

@@ -57,7 +57,7 @@ def parse_xml(text: str, path: str | Path) -> Element:
     class Bounded(ElementTree.TreeBuilder):
         """Builds elements, and counts them and their depth."""
 
-        depth = elements = 0
+        depth = elements = line = 0
 
         def start(self, tag: str, attrs: dict[str, str], /) -> Element:
             self.depth, self.elements = self.depth + 1, self.elements + 1
@@ -67,7 +67,9 @@ def parse_xml(text: str, path: str | Path) -> Element:
                     if self.depth > MOST_DEPTH
                     else f"more than {MOST_ELEMENTS} elements"
                 )
-                raise ConfigError(f"{path}: {what}")
+                raise ConfigError(
+                    f"{path}:{self.line}:1: {what}", hint="no description of a machine is: is it damaged?"
+                )
             return super().start(tag, attrs)
 
         def end(self, tag: str, /) -> Element:
@@ -76,8 +78,12 @@ def parse_xml(text: str, path: str | Path) -> Element:
 
     if "<!ENTITY" in text:
         raise ConfigError(f"{path}: defines entities, which no description of a machine does")
+    elements = Bounded()
+    parser = ElementTree.XMLParser(target=elements)
     try:
-        return ElementTree.fromstring(text, ElementTree.XMLParser(target=Bounded()))
+        for elements.line, text_line in enumerate(text.splitlines(keepends=True), 1):
+            parser.feed(text_line)
+        return parser.close()
     except ElementTree.ParseError as error:
         line, column = error.position
         raise ConfigError(f"{path}:{line}:{column + 1}: not XML: {error.msg.split(':')[0]}") from None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.answer import Figures
-from simulator.config import check_place
+from simulator.config import check_place, listed
 from simulator.explore.objectives import PlanRow, SearchAnswer, as_printed
 from simulator.explore.sweeps import RESOLVED, SweepResult, check_formats, write_rows
 from simulator.report.answer_tables import FIGURES, figures, money_columns, per_gpu, ranking, without_answer
@@ -118,14 +118,9 @@ def _against(row: Row) -> str:
 NO_PLOT = "none"
 
 
-def names_of(formats: str) -> list[str]:
-    """Return the names in ``csv,jsonl``."""
-    return [name.strip() for name in formats.split(",") if name.strip()]
-
-
 def check_output(formats: str, plot: str | None, *folders: str | None) -> None:
     """Complain about what cannot be written, before hours of work: formats, the ending of a plot, folders that are files."""
-    check_formats(names_of(formats))
+    check_formats(listed(formats, f"--format {formats}"))
     if plot and plot != NO_PLOT:
         check_page(plot)
     for folder in folders:
@@ -141,7 +136,7 @@ def write_sweep(result: SweepResult, folder: str | Path, formats: str, plot: str
     plot : str, optional
         A page (``.html``) or images (``.svg``, ``.png``, ``.pdf``); ``none`` for no plots.
     """
-    files = write_rows(result.rows, folder, "sweep", names_of(formats))
+    files = write_rows(result.rows, folder, "sweep", listed(formats, f"--format {formats}"))
     if plot == NO_PLOT:
         return files
     shared = {name: value for name, value in result.sweep.base.items() if name not in result.sweep.axes}
@@ -186,7 +181,7 @@ def _row(where: Mapping[str, Any], row: PlanRow, rank: int | None, label: str) -
 def write_search(answer: SearchAnswer, folder: str | None, formats: str, plot: str | None) -> list[Path]:
     """Write ``search.csv`` and so on and ``search.html`` into a folder, where one is given; else only the plots asked for."""
     rows = search_rows(answer)
-    files = write_rows(rows, folder, "search", names_of(formats)) if folder else []
+    files = write_rows(rows, folder, "search", listed(formats, f"--format {formats}")) if folder else []
     target = plot or (str(Path(folder) / "search.html") if folder else NO_PLOT)
     if target == NO_PLOT:
         return files

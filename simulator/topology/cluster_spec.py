@@ -77,6 +77,10 @@ class NvSwitchSpec(Sourced):
     multicast: bool = False
 
 
+#: assumed: those built have 4 (HGX) or 8 (Instinct), and no GPU has so many links
+MOST_MESHED = 64
+
+
 class NvMeshSpec(Sourced):
     """GPUs wired directly, each to every other by the same number of NVLinks (HGX boards with four)."""
 
@@ -191,6 +195,9 @@ class NodeSpec(Sourced):
     def _consistent(self) -> NodeSpec:
         if isinstance(self.nvlink, NvHybridCubeMeshSpec) and self.gpus != len(HYBRID_CUBE_MESH):
             raise complaint(ConfigError(f"a hybrid cube mesh has 8 GPUs, not {self.gpus}"), "gpus")
+        if isinstance(self.nvlink, NvMeshSpec) and self.gpus > MOST_MESHED:
+            text = f"a mesh has links between every two of at most {MOST_MESHED} GPUs, not {self.gpus}"
+            raise complaint(ConfigError(text, hint="nvlink.kind: switch joins more"), "gpus")
         if isinstance(self.nvlink, NvMatrixSpec) and self.gpus != len(self.nvlink.matrix):
             rows = len(self.nvlink.matrix)
             raise complaint(ConfigError(f"the NVLink matrix has {rows} rows for {self.gpus} GPUs"), "gpus")

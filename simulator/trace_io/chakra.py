@@ -19,6 +19,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -428,11 +429,12 @@ def write(trace: Trace, directory: str | Path, *, prefix: str = "trace", compres
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for rank, waits_for in zip(trace.ranks, _dependencies(trace), strict=True):
-        path = folder / f"{prefix}.{rank.rank}.et{'.gz' if compress else ''}"
-        with created(path) as file:
-            _write_rank(rank, trace.world_size, numbers, file, waits_for)
-        paths.append(path)
+    with ExitStack() as whole:
+        for rank, waits_for in zip(trace.ranks, _dependencies(trace), strict=True):
+            path = folder / f"{prefix}.{rank.rank}.et{'.gz' if compress else ''}"
+            with created(path, whole) as file:
+                _write_rank(rank, trace.world_size, numbers, file, waits_for)
+            paths.append(path)
     return tuple(paths)
 
 

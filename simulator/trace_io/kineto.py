@@ -16,6 +16,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -449,11 +450,12 @@ def write(trace: Trace, directory: str | Path, *, compress: bool = True) -> tupl
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for rank in trace.ranks:
-        path = folder / f"rank{rank.rank}.pt.trace.json{'.gz' if compress else ''}"
-        with created(path) as file:
-            _write_rank(rank, trace.world_size, file)
-        paths.append(path)
+    with ExitStack() as whole:
+        for rank in trace.ranks:
+            path = folder / f"rank{rank.rank}.pt.trace.json{'.gz' if compress else ''}"
+            with created(path, whole) as file:
+                _write_rank(rank, trace.world_size, file)
+            paths.append(path)
     return tuple(paths)
 
 

@@ -9,7 +9,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -154,9 +154,12 @@ class _Stored(io.BufferedIOBase):
 
 
 @contextmanager
-def created(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing, gzipped without a date where the name says so: one trace gives the same bytes again."""
-    with beside(path) as place, open(place, "wb") as file:
+def created(path: str | Path, whole: ExitStack | None = None) -> Iterator[IO[bytes]]:
+    """Open a file for writing, gzipped without a date where the name says so: one trace gives the same bytes again.
+
+    It takes its name when it is closed, or, of several files that are one trace, at the end of the whole.
+    """
+    with ExitStack() as alone, open((whole or alone).enter_context(beside(path)), "wb") as file:
         if not str(path).endswith(".gz"):
             yield file
             return

@@ -1,6 +1,7 @@
 """Inputs that would eat the machine, or that a broken script gives: a clear error, at once, and never a traceback."""
 
 import gzip
+import importlib
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from simulator.config import cell, write_file
 from simulator.errors import ConfigError
 from simulator.explore.evaluation import Store
 from simulator.models.spec import ModelSpec
+from simulator.trace_io import read
 from simulator.trace_io.sources import created
 
 JOB = ["--topology", "bigred200", "--model", "gpt2", "--gpus", "4"]
@@ -36,9 +38,9 @@ def refused(monkeypatch, capsys, *words):
         ("config.json", '{"model_type": "gpt2", "n_layer": 100000000, "n_embd": 64, "n_head": 2}', "no model has more than"),
         ("config.json", '{"model_type": "llama4", "num_hidden_layers": 100000000}', "no model has more than"),
         ("run.sh", "pretrain_gpt.py --num-layers 100000000 --hidden-size 64 --num-attention-heads 2", "num-layers: 100000000"),
-        ("run.sh", "#!/bin/bash\nX=aaaaaaaaaa\n" + 'X="$X$X"\n' * 40 + "echo $X\n", "run.sh:19:1: a value grows beyond"),
+        ("run.sh", "#!/bin/bash\nX=aaaaaaaaaa\n" + 'X="$X$X"\n' * 40 + "echo $X\n", "run.sh:19:1: X grows beyond"),
         ("config.json", '{"model_type": "gpt2", "n_layer": 2, "n_embd": 1000000000000, "n_head": 2}', "config.json: model"),
-        ("topo.xml", '<system version="1">' + "<pci>" * 20_000, "nested more than"),
+        ("topo.xml", '<system version="1">' + "\n<pci>" * 20_000, "topo.xml:101:1: nested more than"),
         ("config.json", '{"model_type": "gpt2", "n_layer": ' + "9" * 400 + "}", "too many digits"),
         ("all_reduce.json", '{"nccl_version": 1, "results": [' + "9" * 5000 + "]}", "too many digits"),
         ("all_reduce.json", '{"nccl_version": 1, "results": ' + "[" * 20_000, "nested too deeply"),
@@ -48,6 +50,28 @@ def test_files_that_would_eat_the_machine(monkeypatch, capsys, tmp_path, name, t
     path = tmp_path / name
     path.write_text(text)
     assert message in refused(monkeypatch, capsys, "import", path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep", *JOB, "--gpus", "1,,2"], "nothing stands beside one of its commas"),
+        (["sweep", *JOB, "--axis", "tp=1,2", "--format", "csv,"], "--format csv,: nothing stands beside"),
+        ([*JOB, "--tokens", "1e9", "--mtbf", "1 h/node", "--histories", "999999999"], "--histories 999999999: at most"),
+        (["stragglers", *JOB, "--spread", "0.02", "--histories", "999999999"], "--histories 999999999"),
+        ([*JOB, "--set", "node.gpus=true"], "node.gpus: must be a number or a word, not true or false"),
+        ([*JOB, "--set", "node.nics.count=false"], "node.nics.count: must be a number or a word"),
+        ([*JOB, "--set", "node.gpus=1000"], "node.gpus: a mesh has links between every two of at most 64 GPUs"),
+    ],
+)
+def test_numbers_that_are_none_or_too_many(monkeypatch, capsys, words, message):
+    assert message in refused(monkeypatch, capsys, *words)
+
+
+def test_a_file_of_free_nodes_is_named_with_its_line(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "free"
+    path.write_text("n[000-003]\nn[9999999999-0]\n")
+    assert f"{path}:2:1: " in refused(monkeypatch, capsys, *JOB, "--nodes-free", path)
 
 
 @pytest.mark.parametrize("option", ["--plan", "--megatron", "--deepspeed", "--report", "--trace", "--model"])
@@ -123,6 +147,26 @@ def test_half_a_trace_is_no_trace(tmp_path, name):
         file.write(b"after")
     data = path.read_bytes()
     assert (gzip.decompress(data) if name.endswith(".gz") else data) == b"after" and os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("form", ["chakra", "kineto"])
+def test_some_files_of_a_trace_are_no_trace(tmp_path, monkeypatch, form):
+    """The disk is full at the last of two ranks."""
+    trace = read(Path(__file__).parents[2] / "traces" / "ddp-2")
+    writer = importlib.import_module(f"simulator.trace_io.{form}")
+    write_rank = writer._write_rank
+
+    def full(rank, *rest):
+        if rank.rank:
+            raise OSError(28, "No space left on device")
+        write_rank(rank, *rest)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(writer, "_write_rank", full)
+        with pytest.raises(ConfigError, match=r"1\.[\w.]+: cannot be written: No space left"):
+            writer.write(trace, tmp_path)
+    assert not os.listdir(tmp_path)
+    assert sorted(writer.write(trace, tmp_path)) == sorted(tmp_path.iterdir())
 
 
 def test_a_store_on_a_full_disk_is_named(tmp_path, monkeypatch):
@@ -268,6 +312,18 @@ def test_a_closed_output_is_an_error_and_an_ascii_terminal_is_not():
     assert (closed.returncode, closed.stderr) == (3, "error: standard output is closed\n")
     narrow = run("topology show bigred200", PYTHONIOENCODING="ascii")
     assert (narrow.returncode, narrow.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_an_output_that_is_full_is_named():
+    full = run("models list", "> /dev/full")
+    assert (full.returncode, full.stderr) == (3, "error: standard output: No space left on device\n")
+
+
+def test_workers_of_a_command_without_standard_error_have_one():
+    code = "from simulator.cli.main import _make_streams_safe as safe; safe(); import os; print(os.get_inheritable(2))"
+    ended = subprocess.run(f"{sys.executable} -c '{code}' 2>&-", shell=True, capture_output=True, text=True, check=True)
+    assert ended.stdout == "True\n"
 
 
 def test_json_stays_one_document(monkeypatch, capsys):

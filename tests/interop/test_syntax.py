@@ -23,8 +23,8 @@ MERGE = "a0: &a0 {k0: 1}\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (BOMB, "aliases repeat"),
-        (MERGE, "aliases repeat"),
+        (BOMB, "file.yaml:6:1: its aliases repeat"),
+        (MERGE, r"file.yaml:\d+:1: its aliases repeat"),
         ("a: &a [*a]", "refers to itself"),
         ("a: " + "9" * 400, "1:4: .*not a usable number"),
         ("a: .nan", "not a usable number"),
