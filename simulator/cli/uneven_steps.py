@@ -59,7 +59,7 @@ def stragglers(
     with progress_line(is_quiet=json_output) as say:
         result = simulate(scenario_of(base), detail=True, progress=say)
         say("playing")
-        found, played = straggle(result, causes, n_jobs=histories, n_steps=steps, seed=result.scenario.seed)
+        found, played = straggle(result, causes, n_jobs=histories, n_steps=steps, seed=result.scenario.seed, say=say)
     if json_output:
         print_json(found)
     else:

@@ -13,7 +13,7 @@ as the time over that of a job whose operations all take the mean of their peers
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
@@ -45,8 +45,10 @@ STRAGGLES = 1.1
 _MOST_ROWS, MOST_STEPS = 64, 60
 
 
-#: how many times as slow kernels are, where it is worked out how long passes last; straight lines between
-_FACTORS = np.concatenate((np.linspace(0.0, 4.0, 401), [6.0, 10.0, 100.0, 1e4]))
+#: how often the engine is asked, while kernels become twice as slow, how long passes last; straight lines between
+_N_BETWEEN = 6
+#: shares of their work below which kernels are taken not to shorten a pass any more
+_SHORTEST = 1.0 / 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +231,9 @@ class _Drawn:
 class StepModel:
     """The passes of one step that was simulated in detail, to be played with other durations."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: Result, say: Callable[[str], None] = lambda _: None) -> None:
         plan = result.plan
-        self.plan = plan
+        self.plan, self._say = plan, say
         self.table: Table = table_of(plan)
         if any(action.is_paired for row in self.table for action in row):
             raise InfeasiblePlanError(
@@ -240,10 +242,11 @@ class StepModel:
             )
         placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
         self.turns: list[Turn] = turns(self.table, placement)
-        stages = {report.rank: report.stage for report in result.memory.stages}
-        self.passes_s = _passes_s(result, self.table, stages)
-        #: shares of a stage's passes that compute, that attention takes, and in which the GPU waits for launches
-        self.compute, self.attention, self.lasting = _shares(result, stages)
+        self._stages = {report.rank: report.stage for report in result.memory.stages}
+        self.passes_s = _passes_s(result, self.table, self._stages)
+        self._known_s = {0: self.passes_s}
+        #: shares of a stage's passes that compute, and that attention takes
+        self.compute, self.attention = _shares(result, self._stages)
         base_s = float(self._play([[np.full(1, one) for one in row] for row in self.passes_s], 1)[0])
         self.iteration_s = result.metrics.iteration_time_s
         #: time of a step that its passes do not explain
@@ -386,12 +389,31 @@ class StepModel:
     def _pass_s(self, stage: int, index: int, tokens: Floats | float, squares: Floats | float, slow: Floats) -> Floats:
         """Seconds of a pass with these shares of its tokens and of their squares, on GPUs so many times as slow.
 
-        Slow kernels first fill the gaps in which the GPU waits for its host, which launches as fast as ever, and fast ones widen them.
+        Slow kernels first fill the gaps in which the GPU waits for its host, which launches as fast as ever, and fast ones widen
+        them.
         """
         compute, attention = self.compute[stage], self.attention[stage]
         scaled = slow * ((compute - attention) * tokens + attention * squares)
-        factor = scaled / compute if compute else np.ones_like(scaled)
-        return self.passes_s[stage][index] * np.interp(factor, _FACTORS, self.lasting[stage])
+        factor = np.maximum(_SHORTEST, scaled / compute if compute else np.ones_like(scaled))
+        places = _N_BETWEEN * np.log2(factor)
+        known = range(math.floor(places.min()), math.ceil(places.max()) + 1)
+        lasting: Floats = np.interp(
+            factor, [2.0 ** (n / _N_BETWEEN) for n in known], [self._uniform_s(n)[stage][index] for n in known]
+        )
+        return lasting
+
+    def _uniform_s(self, place: int) -> list[list[float]]:
+        """Seconds of all passes, as the engine plays them, where all kernels take so many steps of :data:`_N_BETWEEN` longer."""
+        if place not in self._known_s:
+            result, factor = self._result, 2.0 ** (place / _N_BETWEEN)
+            faults = result.scenario.faults
+            slow = dict.fromkeys(range(self.plan.gpus), 1.0) | dict(faults.slow_ranks)
+            faults = replace(faults, slow_ranks=tuple((rank, factor * one) for rank, one in slow.items()))
+            self._say(f"kernels that take {factor:.2f} times as long")
+            scenario = replace(result.asked, faults=faults)
+            played = simulate_on(scenario, result.topology, result.spec, detail=True, say=self._say)
+            self._known_s[place] = _passes_s(played, self.table, self._stages)
+        return self._known_s[place]
 
     def even_s(self, lengths: Lengths | None = None, seed: int = 0) -> float:
         """Seconds of a step whose micro-batches all have the mean length."""
@@ -432,44 +454,22 @@ def _passes_s(result: Result, table: Table, stages: dict[int, int]) -> list[list
     return found
 
 
-def _shares(result: Result, stages: dict[int, int]) -> tuple[list[float], list[float], list[Floats]]:
-    """Return which shares of the passes of each stage compute, and are attention, and how long they last on slow kernels.
-
-    The latter is relative to what they last, for each of :data:`_FACTORS`.
-    """
+def _shares(result: Result, stages: dict[int, int]) -> tuple[list[float], list[float]]:
+    """Return which shares of the passes of each stage compute, and are attention."""
     n_stages = result.plan.pp
-    whole, attention = (np.zeros(n_stages) for _ in range(2))
-    kernels: list[list[tuple[int, int, int]]] = [[] for _ in range(n_stages)]  # start, wait for the host, and work
+    whole, compute, attention = (np.zeros(n_stages) for _ in range(3))
     for outer, n in result.timeline.counted:
         if outer.stream != COMPUTE or outer.rank not in stages:
             continue
         for span in outer.expand():
             phase = getattr(span.op, "phase", "")
             if phase in ("forward", "backward", "recompute") and not isinstance(span.op, COMMUNICATIONS):
-                waits_ps, work_ps = span.host_wait_ps + span.host_idle_ps, span.duration_ps - span.host_idle_ps
-                kernels[stages[outer.rank]].append((span.start_ps, n * waits_ps, n * work_ps))
+                compute[stages[outer.rank]] += n * (span.duration_ps - span.host_idle_ps)
                 attention[stages[outer.rank]] += n * span.duration_ps * (kind_of(span.op).name == "attention")
     for rank, passes in passes_of(result.timeline, table_of(result.plan), stages).items():
         whole[stages[rank]] += sum(one.end_ps - one.start_ps for one in passes if one.kind != "O")
-    compute = [sum(work_ps for _, _, work_ps in found) for found in kernels]
-    shares = (np.minimum(1.0, part / whole).tolist() for part in (np.array(compute), attention))
-    return *shares, [_lasting(sorted(found), ps) for found, ps in zip(kernels, whole.tolist(), strict=True)]
-
-
-def _lasting(kernels: Sequence[tuple[int, int, int]], whole_ps: float) -> Floats:
-    """Return how long passes last whose kernels take so many times as long, relative to what they last.
-
-    A kernel starts when its host has launched it or the one before it has ended: times are max-plus linear, ``max(launch of a kernel +
-    work from there on)`` over all kernels (Baccelli et al., "Synchronization and Linearity", 1992). What is neither work nor a
-    wait for the host stays what it is.
-    """
-    _, waits_ps, work_ps = np.array([(0, 0, 0), *kernels], dtype=np.float64).T
-    before_ps = np.cumsum(work_ps) - work_ps
-    launched_ps = before_ps + np.cumsum(waits_ps)
-    rest_ps = max(0.0, whole_ps - float(waits_ps.sum() + work_ps.sum()))
-    from_there_ps = work_ps.sum() - before_ps
-    ends_ps = np.array([float((launched_ps + factor * from_there_ps).max()) for factor in _FACTORS])
-    return (rest_ps + ends_ps) / (rest_ps + float(waits_ps.sum() + work_ps.sum()))
+    found, of_it = (np.minimum(1.0, part / whole).tolist() for part in (compute, attention))
+    return found, of_it
 
 
 def _gpu_factors(
@@ -520,10 +520,16 @@ class _Delays:
 
 
 def straggle(
-    result: Result, causes: Causes, *, n_jobs: int = 100, n_steps: int = 20, seed: int = 0
+    result: Result,
+    causes: Causes,
+    *,
+    n_jobs: int = 100,
+    n_steps: int = 20,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Straggling, Played]:
     """Play a plan with uneven steps, from a result that was simulated in detail."""
-    model = StepModel(result)
+    model = StepModel(result, say)
     if n_jobs * n_steps * result.plan.dp > _MOST_PLAYED:
         raise ConfigError(
             f"--histories {n_jobs}, --steps {n_steps}, {result.plan.dp} replicas: {_MOST_PLAYED:,} steps of replicas are played at most",
