@@ -15,13 +15,12 @@ from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
 from simulator.calibration.tables import plain_yaml
 from simulator.errors import CalibrationError
 from simulator.kernels.attention import WIDE_HEADS, AttentionConstants, attention_times_s
-from simulator.kernels.constants import NOTES
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
 from simulator.kernels.pointwise import ALIASES, PointwiseConstants, pointwise_time_s
 from simulator.kernels.roofline import ExpertConstants, KernelConstants
 from simulator.kernels.scan import ScanConstants, scan_time_s
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape, ScanShape
-from simulator.topology.device import Device, load_device
+from simulator.topology.device import NOTES, Device, load_device
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -11,6 +11,9 @@ from simulator.cli.options import PLAIN_JSON, Text, report_option
 from simulator.cli.shared import print_json, say, say_written
 from simulator.errors import ConfigError
 
+#: passes of a schedule's table: a picture of more shows nothing
+_MOST_DRAWN = 20_000
+
 
 def topology(
     action: Annotated[str, typer.Argument(help="show or list")],
@@ -82,6 +85,11 @@ def schedule(
     """Print the table of a pipeline schedule and draw it with unit times."""
     from simulator.schedules import build_table, placement_of, render
 
+    if stages * micro_batches * chunks > _MOST_DRAWN:
+        raise ConfigError(
+            f"--stages {stages}, --micro-batches {micro_batches}, --chunks {chunks}: at most {_MOST_DRAWN:,} of their products are drawn",
+            hint=f"a schedule repeats itself: --micro-batches {4 * min(stages, 64)} shows it",
+        )
     table = build_table(name, stages, micro_batches, n_chunks=chunks)
     placement = placement_of(name, stages, chunks)
     say(render(table, placement), hang=" | ")

@@ -184,9 +184,11 @@ def _settings(texts: Sequence[str] | None, *, sizes: bool = False) -> dict[str, 
 def _speed(times_as_long: float, flag: str) -> float:
     """The speed of what takes so many times as long; 0 takes no time."""
     from simulator.errors import ConfigError
+    from simulator.replay.what_if import MOST_FACTOR
 
-    if not 0 <= times_as_long < float("inf"):
-        raise ConfigError(f"{flag} {times_as_long:g}: not a factor on a time", hint="2 takes twice as long")
+    if not 0 <= times_as_long <= MOST_FACTOR:
+        text = f"{flag} {times_as_long:g}: not a factor on a time, from 0 to {MOST_FACTOR:g}"
+        raise ConfigError(text, hint="2 takes twice as long")
     return 1 / times_as_long if times_as_long else float("inf")
 
 

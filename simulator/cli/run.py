@@ -268,9 +268,10 @@ def _write_files(
 ) -> None:
     last = results[-1]
     if options["trace"]:
-        from simulator.trace_io.perfetto import write
+        from simulator.trace_io.perfetto import check_length, write
         from simulator.trace_io.tracks import memory_counters
 
+        check_length(last.timeline, options["trace"])
         counters = {rank: memory_counters(points) for rank, points in memory_over_time(last, whole=True).items()}
         write(last.timeline, options["trace"], memory=counters, device=last.topology.device(0).name)
         say_written(options["trace"])

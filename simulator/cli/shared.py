@@ -157,17 +157,21 @@ def progress_line(*, is_quiet: bool = False) -> Iterator[Callable[[str], None]]:
         yield lambda what: status.update(escape(what))
 
 
+#: after which work says how far it is
+_FIRST_S = 2.0
 #: scenarios after which the time that is left can be told
 _ENOUGH = 3
 
 
 class Progress:
-    """Says on standard error how far a piece of work is: in place on a terminal, in lines every ten seconds elsewhere."""
+    """Says on standard error how far a piece of work is: in place on a terminal, elsewhere in lines every ten seconds from two on."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._started_s = self._said_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._is_terminal = sys.stderr.isatty()
+        self._every_s = 0.1 if self._is_terminal else 10.0
+        self._said_s = self._started_s - max(0.0, self._every_s - _FIRST_S)
 
     def sweep(self, *, n_done: int, n_failed: int, n_stored: int, n_total: int) -> None:
         """Say how many scenarios are simulated, and how long the others will take."""
@@ -202,8 +206,7 @@ class Progress:
 
     def show(self, line: str, *, is_last: bool = False) -> None:
         """Say a line where it is time to, or where it is the last."""
-        every_s = 0.1 if self._is_terminal else 10.0
-        if not is_last and time.monotonic() - self._said_s < every_s:
+        if not is_last and time.monotonic() - self._said_s < self._every_s:
             return
         self._said_s = time.monotonic()
         if self._is_terminal:

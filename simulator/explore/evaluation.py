@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -175,15 +175,18 @@ class LookUp:
     pending: list[Pending]  #: The others.
 
 
-def look_up(scenarios: Sequence[Scenario], store: Store | None) -> LookUp:
-    """Divide scenarios into those whose answers are stored and those that must be simulated."""
+def look_up(scenarios: Sequence[Scenario], store: Store | None, told: Callable[[int], None] = lambda _: None) -> LookUp:
+    """Divide scenarios into those whose answers are stored and those that must be simulated; tell how many are, so far."""
+    n_known = 0
     known: dict[str, tuple[list[int], Record]] = {}
     pending: dict[str, Pending] = {}
     for position, scenario in enumerate(scenarios):
+        told(n_known)  # each of many clusters is opened for its key
         key = store_key(scenario)
         name = key or f"unnamed {position}"
         if name in known:
             known[name][0].append(position)
+            n_known += 1
             continue
         if name in pending:
             pending[name].positions.append(position)
@@ -193,6 +196,7 @@ def look_up(scenarios: Sequence[Scenario], store: Store | None) -> LookUp:
             pending[name] = Pending(scenario=scenario, key=key, positions=[position])
         else:
             known[name] = ([position], record)
+            n_known += 1
     return LookUp(known=list(known.values()), pending=list(pending.values()))
 
 

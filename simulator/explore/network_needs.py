@@ -35,6 +35,8 @@ from simulator.units import format_time
 
 #: a network so much faster counts as free
 FREE = 1024.0
+#: least efficiency that can be asked for: below it the training is not worth a cluster
+LEAST_TARGET = 0.01
 
 
 class UndisturbedCosts(ModelCosts):
@@ -346,8 +348,8 @@ def requirement(
     with_curve : bool
         Whether to simulate the curve of efficiency against bandwidth too.
     """
-    if not 0.0 < target < 1.0:
-        raise ConfigError(f"target {target}: an efficiency between 0 and 1, exclusive", hint="--target 0.9")
+    if not LEAST_TARGET <= target < 1.0:
+        raise ConfigError(f"target {target}: an efficiency from {LEAST_TARGET} to below 1", hint="--target 0.9")
     topology = topology_of(scenario)
     spec = load_model(scenario.model)
     resolved = resolve(scenario, topology, spec)

@@ -167,10 +167,16 @@ def _simulated(
     if not sweep.axes:
         raise ConfigError("there is nothing to sweep", hint="--axis gpus=1,2,4,8, or --spec sweep.yaml")
     counts, points = Counts(), sweep.points()
+
+    def told(n_known: int) -> None:
+        if observe is not None:
+            n_done, n_failed, n_stored = counts.n_computed, counts.n_failed, counts.n_stored + n_known
+            observe(n_done=n_done, n_failed=n_failed, n_stored=n_stored, n_total=sweep.n_points)
+
     with ExitStack() as stack:
         pool: Pool | None = None
         while piece := list(itertools.islice(points, n_together)):
-            found = look_up([point.scenario for point in piece if point.scenario is not None], store)
+            found = look_up([point.scenario for point in piece if point.scenario is not None], store, told)
             n_later = sweep.n_points - counts.n_rows - len(piece)
             if found.pending and pool is None:
                 is_one = len(found.pending) == 1 and not n_later

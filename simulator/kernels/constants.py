@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from simulator.config import did_you_mean
 from simulator.errors import ConfigError
-from simulator.topology.device import Device
+from simulator.topology.device import NOTES, Device
 
 ConstantsT = TypeVar("ConstantsT")
-
-#: keys that document a section and are no constants
-NOTES = ("source", "fit")
 
 
 def read_constants(device: Device, family: str, kind: type[ConstantsT]) -> ConstantsT:
@@ -24,24 +21,40 @@ def read_constants(device: Device, family: str, kind: type[ConstantsT]) -> Const
 def section_of(device: Device, family: str) -> Mapping[str, Any]:
     """Return a family's section of the device file, empty where it has none."""
     section = device.kernels.get(family, {})
+    _check_mapping(device, family, section)
+    return section  # type: ignore[no-any-return]
+
+
+def parts_of(device: Device, where: str, section: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the sections inside a section, by name; ``where`` is its path below ``kernels``."""
+    for name, part in section.items():
+        if name not in NOTES:
+            _check_mapping(device, f"{where}.{name}", part)
+            yield name, part
+
+
+def _check_mapping(device: Device, where: str, section: object) -> None:
     if not isinstance(section, Mapping):
-        raise ConfigError(f"device {device.name}: kernels.{family} is not a mapping")
-    return section
+        place = device.place_of("kernels", *where.split("."))
+        raise ConfigError(f"{place}: kernels.{where}: {str(section)[:40]!r} is not a section of constants")
 
 
 def build_constants(device: Device, where: str, section: Mapping[str, Any], kind: type[ConstantsT]) -> ConstantsT:
     """Build constants from a section; ``where`` is its path below ``kernels``."""
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    known = {one.name: one.default is MISSING for one in fields(kind)}  # type: ignore[arg-type]
     values = {key: value for key, value in section.items() if key not in NOTES}
     for key, value in values.items():
-        place = f"device {device.name}: kernels.{where}.{key}"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if key in known and (isinstance(value, Mapping) if known[key] else is_number):
+            continue
+        place = f"{device.place_of('kernels', *where.split('.'), key)}: kernels.{where}.{key}"
         if key not in known:
             raise ConfigError(
                 f"{place}: unknown constant.{did_you_mean(key, known)}",
                 hint=f"known constants: {', '.join(sorted(known))}",
             )
-        if isinstance(value, bool) or not isinstance(value, int | float | Mapping):
-            raise ConfigError(f"{place}: {value!r} is not a number", hint="write it like 1.5e-6 or 0.8")
+        what = "a mapping of numbers" if known[key] else "a number"
+        raise ConfigError(f"{place}: {str(value)[:40]!r} is not {what}", hint="write it like 1.5e-6 or 0.8")
     return kind(**values)
 
 

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import comb
-from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.kernels.constants import NOTES, build_constants, section_of
+from simulator.kernels.constants import build_constants, parts_of, section_of
 from simulator.program.op import Routed
-from simulator.topology.device import Device
+from simulator.topology.device import NOTES, Device
 
 #: sharpness of the maximum of the two bounds
 _NORM = 4.0
@@ -117,11 +116,13 @@ class Dispatcher:
         unknown = set(section) - {*_DEFAULTS, *NOTES}
         if unknown:
             raise ConfigError(
-                f"device {device.name}: kernels.dispatcher.{min(unknown)} is unknown", hint="dispatch, combine"
+                f"{device.place_of('kernels', 'dispatcher', min(unknown))}: kernels.dispatcher.{min(unknown)} is unknown",
+                hint="dispatch, combine",
             )
+        section_in = dict(parts_of(device, "dispatcher", section))
         parts: dict[str, DispatchConstants] = {}
         for name, default in _DEFAULTS.items():
-            own: Mapping[str, Any] = section.get(name, {})
+            own = section_in.get(name, {})
             parts[name] = build_constants(device, f"dispatcher.{name}", {**default, **own}, DispatchConstants)
         return cls(**parts)
 

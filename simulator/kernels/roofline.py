@@ -10,7 +10,7 @@ from simulator.errors import ConfigError
 from simulator.identity import ByIdentity
 from simulator.kernels.attention import AttentionConstants, AttentionFamily, attention_times_s
 from simulator.kernels.conditions import CONDITIONS, Conditions
-from simulator.kernels.constants import NOTES, build_constants, read_constants, section_of
+from simulator.kernels.constants import build_constants, parts_of, read_constants, section_of
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s, under_release
 from simulator.kernels.pointwise import PointwiseConstants, pointwise_time_s
 from simulator.kernels.scan import ScanConstants, scan_time_s
@@ -65,11 +65,9 @@ def _attention(device: Device, cuda: str) -> AttentionFamily:
             direction: build_constants(
                 device, f"attention.{name}.{direction}", values, AttentionConstants
             ).under_release(cuda)
-            for direction, values in directions.items()
-            if isinstance(values, Mapping)
+            for direction, values in parts_of(device, f"attention.{name}", directions)
         }
-        for name, directions in section.items()
-        if name not in NOTES and isinstance(directions, Mapping)
+        for name, directions in parts_of(device, "attention", section)
     }
     fallback = {
         "forward": AttentionConstants(),

@@ -124,7 +124,7 @@ def replay_confidence(
 
 
 #: largest factor on times, and longest delay in seconds: nanoseconds of hours times this still are int64
-_MOST = 1e6
+MOST_FACTOR = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,19 +157,19 @@ class WhatIf:
     def __post_init__(self) -> None:
         machine = self.machine
         for name, speed in (("kernels", machine.kernel_speed), ("host", machine.host_speed)):
-            if not speed >= 1 / _MOST:
+            if not speed >= 1 / MOST_FACTOR:
                 raise TraceError(f"{name}: {speed:g} is not a factor on their speed", hint="0.5 takes twice as long")
         for kind, factor in machine.bandwidth.items():
-            if not (factor >= 1 / _MOST and isfinite(factor)):
+            if not (factor >= 1 / MOST_FACTOR and isfinite(factor)):
                 raise TraceError(
-                    f"bandwidth {factor:g} of {kind}: not a factor from {1 / _MOST:g}", hint="2 doubles it"
+                    f"bandwidth {factor:g} of {kind}: not a factor from {1 / MOST_FACTOR:g}", hint="2 doubles it"
                 )
         for rank, amount in (*machine.faults.slow_ranks, *self.delays):
-            if not 0 <= amount <= _MOST:
+            if not 0 <= amount <= MOST_FACTOR:
                 raise TraceError(
                     f"a straggler on rank {rank} is late by a factor or a time in seconds, not by {amount:g}"
                 )
-        if not abs(self.latency_s) <= _MOST:
+        if not abs(self.latency_s) <= MOST_FACTOR:
             raise TraceError(f"latency {self.latency_s:g} s: not a time that a transfer can take")
         if self.bucket_bytes is not None and self.bucket_bytes <= 0:
             raise TraceError(f"buckets of {self.bucket_bytes} bytes: a bucket holds something", hint="like 25MB")

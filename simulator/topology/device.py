@@ -20,6 +20,7 @@ from simulator.config import (
     complaint,
     did_you_mean,
     load_spec,
+    load_yaml,
     near_misses,
     resolve_name,
 )
@@ -77,6 +78,8 @@ class Device:
     kernel_error: float = DEFAULT_KERNEL_ERROR["datasheet"]
     #: Where each group of numbers comes from.
     sources: Mapping[str, str] = field(hash=False, default_factory=dict)
+    #: The file that it was read from, for messages.
+    file: str = field(default="", compare=False, repr=False)
 
     @property
     def most_power_w(self) -> float:
@@ -105,6 +108,12 @@ class Device:
     def computes(self, dtype: str) -> bool:
         """Whether the device has matrix units for a dtype, rather than a wider one in its place."""
         return dtype in self.peak_flops_per_s or _ELEMENTS.get(dtype, dtype) in self.peak_flops_per_s
+
+    def place_of(self, *path: str) -> str:
+        """Return where a value stands in the device's file, or its name where it was read from none."""
+        if not self.file:
+            return f"device {self.name}"
+        return str(load_yaml(self.file)[1].value(path))
 
     @property
     def first_cuda(self) -> str:
@@ -163,6 +172,37 @@ def _architecture(name: str) -> str:
     return name
 
 
+#: keys that document a section and are no constants
+NOTES = ("source", "fit")
+#: no launch, block or row takes a second, and nothing is so much better than its datasheet; rates are in bytes per second
+_MOST_S, _MOST_SHARE, _MOST = 1.0, 100.0, 1e15
+
+
+def _constants(section: Mapping[str, Any], *at: str) -> Mapping[str, Any]:
+    """Refuse what is no number, or one that no constant has, in all that was fitted, whichever job asks for it."""
+    for key, value in section.items():
+        if key in NOTES:
+            continue
+        path = (*at, str(key))
+        if isinstance(value, Mapping):
+            _constants(value, *path)
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            text = f"{str(value)[:40]!r} is not a number"
+            raise complaint(ConfigError(text, hint="write it like 1.5e-6 or 0.8"), *path)
+        named = path[-2:]
+        is_share = any("efficiency" in one or "bandwidth" in one for one in named)
+        is_time = any(one.endswith("_s") and not one.endswith("per_s") for one in named)
+        most = _MOST_SHARE if is_share else _MOST_S if is_time else _MOST
+        if not 0 <= value <= most or (is_share and not value):
+            least = "above 0" if is_share else "at least 0"
+            raise complaint(ConfigError(f"{value:g}: a constant is {least} and at most {most:g}"), *path)
+    return section
+
+
+Constants = Annotated[dict[str, Any], AfterValidator(_constants)]
+
+
 class DeviceFile(Spec):
     """Schema of a device file."""
 
@@ -178,9 +218,9 @@ class DeviceFile(Spec):
     power_limit_w: Power = Field(alias="power_limit", gt=0)
     peak_flops_per_s: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"], Compute] = Field(alias="peak")
     pcie_bandwidth_bytes_per_s: Bandwidth = Field(alias="pcie_bandwidth", gt=0)
-    kernels: dict[str, Any] = Field(default_factory=dict)
-    host: dict[str, Any] = Field(default_factory=dict)
-    interference: dict[str, Any] = Field(default_factory=dict)
+    kernels: Constants = Field(default_factory=dict)
+    host: Constants = Field(default_factory=dict)
+    interference: Constants = Field(default_factory=dict)
     kernel_basis: KernelBasis = "datasheet"
     kernel_error: float | None = Field(default=None, gt=0)
     sources: dict[str, str] = Field(default_factory=dict)
@@ -196,4 +236,5 @@ def load_device(name_or_path: str | Path) -> Device:
 def _load(path: Path, _modified_ns: int) -> Device:
     spec = load_spec(path, DeviceFile)
     values = {name: getattr(spec, name) for name in DeviceFile.model_fields}
-    return Device(**{**values, "kernel_error": spec.kernel_error or DEFAULT_KERNEL_ERROR[spec.kernel_basis]})
+    error = spec.kernel_error or DEFAULT_KERNEL_ERROR[spec.kernel_basis]
+    return Device(**{**values, "kernel_error": error, "file": str(path)})

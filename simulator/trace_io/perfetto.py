@@ -26,6 +26,8 @@ from simulator.trace_io.tracks import Counter, Process, Slice, Track, thinned, t
 
 #: endings of files that Perfetto shows
 _SHOWN = (".json", ".json.gz", ".pftrace", ".perfetto-trace", ".pb")
+#: operations that fit into the memory of a laptop while they are laid out
+_MOST_WRITTEN = 5_000_000
 _SEQUENCE = 1
 _SEQ_CLEARED, _SEQ_NEEDS_STATE = 1, 2
 _ROOT, _EXPLICIT, _NO_MERGE = 0, 3, 2
@@ -55,6 +57,7 @@ def write(
     memory : mapping of int to iterable of Counter, optional
         Shown below the tracks of a rank.
     """
+    check_length(timeline, path)
     name = str(path)
     if name.endswith(_SHOWN):
         write_shown(_with_counters(timeline_processes(timeline, labels=labels), counters, memory or {}), path)
@@ -74,6 +77,16 @@ def check_trace(path: str | Path) -> None:
             hint="use .json, .json.gz, .pftrace, .et, or a name without suffix for a folder of Kineto files",
         )
     check_place(path, is_folder=not Path(path).suffix)
+
+
+def check_length(timeline: Timeline, path: str | Path) -> None:
+    """Complain about a timeline of more operations than fit into memory, before the work."""
+    n_spans = sum(n for _, n in timeline.counted)
+    if n_spans > _MOST_WRITTEN:
+        raise TraceError(
+            f"{path}: {n_spans:,} operations: at most {_MOST_WRITTEN:,} are written",
+            hint="a smaller --global-batch has the same steady state",
+        )
 
 
 def _with_counters(

@@ -13,15 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from simulator import ParallelPlan, Scenario, simulate
 from simulator.cli.main import main
+from simulator.cli.shared import Progress
 from simulator.config import cell, write_file
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, TraceError
 from simulator.explore.evaluation import Store
 from simulator.models.spec import ModelSpec
 from simulator.trace_io import read
+from simulator.trace_io.perfetto import write as write_trace
 from simulator.trace_io.sources import created
 
 JOB = ["--topology", "bigred200", "--model", "gpt2", "--gpus", "4"]
+ROOT = Path(__file__).parents[2]
+TRACE = str(ROOT / "traces" / "ddp-2")
 
 
 def refused(monkeypatch, capsys, *words):
@@ -61,11 +66,63 @@ def test_files_that_would_eat_the_machine(monkeypatch, capsys, tmp_path, name, t
         (["stragglers", *JOB, "--spread", "0.02", "--histories", "999999999"], "--histories 999999999"),
         ([*JOB, "--set", "node.gpus=true"], "node.gpus: must be a number or a word, not true or false"),
         ([*JOB, "--set", "node.nics.count=false"], "node.nics.count: must be a number or a word"),
+        (
+            ["schedule", "1f1b", "--stages", "1000", "--micro-batches", "100000"],
+            "--micro-batches 100000, --chunks 1: at most",
+        ),
+        (["requirements", *JOB, "--target", "1e-300"], "target 1e-300: an efficiency from 0.01"),
+        (["replay", TRACE, "--kernels", "1e300"], "--kernels 1e+300: not a factor on a time, from 0 to 1e+06"),
         ([*JOB, "--set", "node.gpus=1000"], "node.gpus: a mesh has links between every two of at most 64 GPUs"),
     ],
 )
 def test_numbers_that_are_none_or_too_many(monkeypatch, capsys, words, message):
     assert message in refused(monkeypatch, capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "message"),
+    [
+        ("      '1': 0.28", "      '1': a lot", "50:12: kernels.gemm.alignment_efficiency.1: 'a lot' is not a number"),
+        ("      '1': 0.28", "      '1': 1e300", "50:12: kernels.gemm.alignment_efficiency.1: 1e+300: a constant is above 0"),
+        ("    launch_s: ", "    launch_s: -1.0 #", "23:15: kernels.gemm.launch_s: -1: a constant is at least 0"),
+        ("    launch_s: ", "    launch_s: {a: 1} #", "23:15: kernels.gemm.launch_s: \"{'a': 1}\" is not a number"),
+        ("    tile_s: ", "    tyle_s: ", "24:13: kernels.gemm.tyle_s: unknown constant. Did you mean 'tile_s'?"),
+        ("    dram_bandwidth: ", "    dram_bandwidth: 0 #", "31:21: kernels.gemm.dram_bandwidth: 0: a constant is above 0"),
+        ("  dispatch_optimizer_s: ", "  dispatch_optimizer_s: 5 us #", "host.dispatch_optimizer_s: '5 us' is not a number"),
+        ("  attention:", "  attention:\n    torch_flew: 5", "kernels.attention.torch_flew: '5' is not a section of constants"),
+    ],
+)  # fmt: skip
+def test_constants_of_a_device_that_are_none(monkeypatch, capsys, tmp_path, line, changed, message):
+    """Each is named with its place in the user's file, whether this job's kernels ask for it or not."""
+    shipped = (ROOT / "topologies" / "devices" / "a100-sxm4-40g.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(shipped.replace(line, changed, 1))
+    cluster = tmp_path / "cluster.yaml"
+    text = (ROOT / "topologies" / "clusters" / "bigred200.yaml").read_text()
+    cluster.write_text(text.replace("device: a100-sxm4-40g", "device: ./mine.yaml"))
+    said = refused(monkeypatch, capsys, "--topology", cluster, "--model", "gpt2", "--gpus", "4")
+    assert f"{tmp_path / 'mine.yaml'}:" in said and message in said
+
+
+def test_a_trace_that_no_memory_holds_is_refused_before_it_is_laid_out(tmp_path):
+    timeline = simulate(
+        Scenario(
+            topology="selene",
+            model="gpt3-175b",
+            plan=ParallelPlan(gpus=128, tp=8, pp=16, micro_batch=1, global_batch=1_000_000),
+        )
+    ).timeline
+    with pytest.raises(TraceError, match=r"t\.json: [\d,]+ operations: at most 5,000,000 are written"):
+        write_trace(timeline, tmp_path / "t.json")
+    assert not os.listdir(tmp_path)
+
+
+def test_work_says_how_far_it_is_after_two_seconds_and_then_every_ten(monkeypatch, capsys):
+    now_s = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    progress = Progress(print)
+    for n_done, now_s[0] in enumerate((101.0, 101.9, 102.1, 103.0, 111.9, 112.2, 113.0)):
+        progress.sweep(n_done=n_done, n_failed=0, n_stored=0, n_total=100)
+    assert [line.partition(" ")[0] for line in capsys.readouterr().err.splitlines()] == ["2/100", "5/100"]
 
 
 def test_a_file_of_free_nodes_is_named_with_its_line(monkeypatch, capsys, tmp_path):
@@ -152,7 +209,7 @@ def test_half_a_trace_is_no_trace(tmp_path, name):
 @pytest.mark.parametrize("form", ["chakra", "kineto"])
 def test_some_files_of_a_trace_are_no_trace(tmp_path, monkeypatch, form):
     """The disk is full at the last of two ranks."""
-    trace = read(Path(__file__).parents[2] / "traces" / "ddp-2")
+    trace = read(TRACE)
     writer = importlib.import_module(f"simulator.trace_io.{form}")
     write_rank = writer._write_rank
 

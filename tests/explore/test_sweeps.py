@@ -317,7 +317,9 @@ def test_an_observer_sees_every_answer(store):
     seen = []
     sweep = Sweep(base=BASE, axes={"gpus": (1, 2, 3000)})
     run_sweep(sweep, store, n_jobs=1, observe=lambda **counts: seen.append(counts))
-    assert [counts["n_done"] for counts in seen] == [0, 1, 2, 3]
+    looked_up, answered = seen[:3], seen[3:]
+    assert [counts["n_done"] for counts in looked_up] == [0, 0, 0]
+    assert [counts["n_done"] for counts in answered] == [0, 1, 2, 3]
     assert seen[-1] == {"n_done": 3, "n_failed": 1, "n_stored": 0, "n_total": 3}
 
 
@@ -524,3 +526,13 @@ def test_workers_leave_the_filters_of_warnings_as_they_were():
     with joblib.parallel_config(backend="threading"), Pool(n_jobs=2, at_once=True) as pool:
         assert sorted(pool.run(abs, [-3, -1])) == [(0, 3), (1, 1)]
     assert warnings.filters == before
+
+
+def test_a_sweep_tells_how_far_it_is_while_clusters_are_opened_for_its_keys(tmp_path):
+    """Each bandwidth is a cluster of its own; what is known from before counts while it is looked up."""
+    sweep = Sweep(base={**BASE, "gpus": 1}, axes={"node.nics.bandwidth": ("100 Gb/s", "200 Gb/s", "400 Gb/s")})
+    store, told = Store(tmp_path), []
+    for _ in range(2):
+        run_sweep(sweep, store, n_jobs=1, observe=lambda **counts: told.append((counts["n_done"], counts["n_stored"])))
+    assert told[:3] == [(0, 0)] * 3 and (3, 0) in told
+    assert told[-4:-1] == [(0, 0), (0, 1), (0, 2)] and told[-1] == (0, 3)
