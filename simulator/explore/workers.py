@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, lru_cache
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +45,18 @@ def _end_with(driver: int) -> None:
         threading.Thread(target=watch, daemon=True, name="watch of the driver").start()
 
 
+@lru_cache(maxsize=1)  # once
+def _ignore_lost_items() -> None:
+    """Say nothing of a thread of joblib's that finds its items gone, as it does where work is ended as it begins."""
+    hook = threading.excepthook
+
+    def told(failed: threading.ExceptHookArgs) -> None:
+        if not (failed.exc_type is KeyError and failed.thread and failed.thread.name.startswith("ExecutorManager")):
+            hook(failed)
+
+    threading.excepthook = told
+
+
 @contextmanager
 def _starting() -> Iterator[None]:
     """Start processes that leave an interrupt to this one, also while they load: a terminal sends it to all of them.
@@ -52,7 +65,10 @@ def _starting() -> Iterator[None]:
     """
     before = os.environ.get("PYTHONWARNINGS")
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before, "ignore:resource_tracker")))
+    _ignore_lost_items()
     holds_back = hasattr(signal, "pthread_sigmask")  # not on Windows
+    if holds_back:
+        resource_tracker.ensure_running()  # before: where it starts, it lets interrupts in again (bpo-33613)
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if holds_back else set()
     try:
         yield
@@ -152,8 +168,14 @@ class Pool:
 
         ends = {"initializer": _end_with, "initargs": (os.getpid(),)}
         parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, n_jobs=self.n_jobs, **ends)
-        with _starting():
-            answers = parallel(joblib.delayed(_numbered)(function, i, items[i]) for i in range(n_done, len(items)))
+        answers: Any = None
+        try:
+            with _starting():
+                answers = parallel(joblib.delayed(_numbered)(function, i, items[i]) for i in range(n_done, len(items)))
+        except KeyboardInterrupt as interrupt:  # held back until the workers had begun
+            if answers is not None:
+                answers.throw(interrupt)  # ends them
+            raise
         yield from answers
 
     def _starts(self, took_s: Sequence[float], n_left: int) -> bool:

@@ -481,6 +481,28 @@ def test_workers_end_soon_after_a_command_that_is_killed(tmp_path):
     assert not any(worker.exists() for worker in workers)
 
 
+HELD = """
+import joblib, signal
+
+class Interrupted(joblib.Parallel):
+    def __call__(self, tasks):
+        answers = super().__call__(tasks)
+        os.kill(os.getpid(), signal.SIGINT)
+        return answers
+
+joblib.Parallel = Interrupted
+"""
+
+
+def test_an_interrupt_that_comes_while_workers_start_ends_them(tmp_path):
+    """It is held back until they have, and would then find nobody who waits for them; their items take 100 s."""
+    code = DRIVER.replace("\ntry:", f"{HELD}\ntry:")
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (1, "interrupted\n")
+
+
 def children_of(process):
     return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
 
