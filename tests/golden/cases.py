@@ -81,7 +81,7 @@ def collectives(n: int, seed: int = 2) -> Iterator[list[str]]:
 
 
 def explorations() -> Iterator[list[str]]:
-    """Yield searches, sweeps, requirements and explanations."""
+    """Yield searches, sweeps, requirements, uneven steps and explanations."""
     for topology, model in (
         ("bigred200", "gpt-350m"), ("dgx-a100-80g", "gpt-1.3b"), ("polaris", "llama2-7b"), ("dgx-h100", "mixtral-8x7b"),
     ):  # fmt: skip
@@ -124,6 +124,13 @@ def explorations() -> Iterator[list[str]]:
             "zero2",
         ]
         yield ["requirements", *base, "--micro-batch", "1"]
+        for cause in (
+            "--lengths=lognormal:300,1.5",
+            "--slow-gpus=0.05=1.3",
+            "--spread=0.02",
+            "--pause=200 ms/50 steps",
+        ):
+            yield ["stragglers", *base, "--micro-batch", "2", "--global-batch", "64", "--histories", "5", cause]
         yield [*base, "--micro-batch", "1", "--explain"]
         yield [*base, "--micro-batch", "2", "--tp", "2", "--explain", "--framework", "megatron-core"]
 
