@@ -349,7 +349,9 @@ def requirement(
         Whether to simulate the curve of efficiency against bandwidth too.
     """
     if not LEAST_TARGET <= target < 1.0:
-        raise ConfigError(f"target {target}: an efficiency from {LEAST_TARGET} to below 1", hint="--target 0.9")
+        raise ConfigError(
+            f"target {target}: an efficiency between 0 and 1, at least {LEAST_TARGET}", hint="--target 0.9"
+        )
     topology = topology_of(scenario)
     spec = load_model(scenario.model)
     resolved = resolve(scenario, topology, spec)

@@ -70,7 +70,7 @@ def test_files_that_would_eat_the_machine(monkeypatch, capsys, tmp_path, name, t
             ["schedule", "1f1b", "--stages", "1000", "--micro-batches", "100000"],
             "--micro-batches 100000, --chunks 1: at most",
         ),
-        (["requirements", *JOB, "--target", "1e-300"], "target 1e-300: an efficiency from 0.01"),
+        (["requirements", *JOB, "--target", "1e-300"], "target 1e-300: an efficiency between 0 and 1, at least 0.01"),
         (["replay", TRACE, "--kernels", "1e300"], "--kernels 1e+300: not a factor on a time, from 0 to 1e+06"),
         ([*JOB, "--set", "node.gpus=1000"], "node.gpus: a mesh has links between every two of at most 64 GPUs"),
     ],
@@ -451,8 +451,10 @@ def test_killed_work_goes_on_where_it_was_beside_another(tmp_path, words, rows, 
 
 
 DRIVER = """
-import os, sys, time
+import os, signal, sys, time
 from simulator.explore.workers import Pool
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts the tests may ignore interrupts
 
 def work(place):
     with open(place, "w") as file:
@@ -482,7 +484,7 @@ def test_workers_end_soon_after_a_command_that_is_killed(tmp_path):
 
 
 HELD = """
-import joblib, signal
+import joblib
 
 class Interrupted(joblib.Parallel):
     def __call__(self, tasks):
