@@ -395,25 +395,25 @@ class StepModel:
         compute, attention = self.compute[stage], self.attention[stage]
         scaled = slow * ((compute - attention) * tokens + attention * squares)
         factor = np.maximum(_SHORTEST, scaled / compute if compute else np.ones_like(scaled))
-        places = _N_BETWEEN * np.log2(factor)
-        known = range(math.floor(places.min()), math.ceil(places.max()) + 1)
+        steps = _N_BETWEEN * np.log2(factor)
+        known = range(math.floor(steps.min()), math.ceil(steps.max()) + 1)
         lasting: Floats = np.interp(
             factor, [2.0 ** (n / _N_BETWEEN) for n in known], [self._uniform_s(n)[stage][index] for n in known]
         )
         return lasting
 
-    def _uniform_s(self, place: int) -> list[list[float]]:
-        """Seconds of all passes, as the engine plays them, where all kernels take so many steps of :data:`_N_BETWEEN` longer."""
-        if place not in self._known_s:
-            result, factor = self._result, 2.0 ** (place / _N_BETWEEN)
+    def _uniform_s(self, step: int) -> list[list[float]]:
+        """Seconds of all passes, as the engine plays them where all kernels take ``2 ** (step / _N_BETWEEN)`` times as long."""
+        if step not in self._known_s:
+            result, factor = self._result, 2.0 ** (step / _N_BETWEEN)
             faults = result.scenario.faults
             slow = dict.fromkeys(range(self.plan.gpus), 1.0) | dict(faults.slow_ranks)
             faults = replace(faults, slow_ranks=tuple((rank, factor * one) for rank, one in slow.items()))
             self._say(f"kernels that take {factor:.2f} times as long")
             scenario = replace(result.asked, faults=faults)
             played = simulate_on(scenario, result.topology, result.spec, detail=True, say=self._say)
-            self._known_s[place] = _passes_s(played, self.table, self._stages)
-        return self._known_s[place]
+            self._known_s[step] = _passes_s(played, self.table, self._stages)
+        return self._known_s[step]
 
     def even_s(self, lengths: Lengths | None = None, seed: int = 0) -> float:
         """Seconds of a step whose micro-batches all have the mean length."""
@@ -468,8 +468,8 @@ def _shares(result: Result, stages: dict[int, int]) -> tuple[list[float], list[f
                 attention[stages[outer.rank]] += n * span.duration_ps * (kind_of(span.op).name == "attention")
     for rank, passes in passes_of(result.timeline, table_of(result.plan), stages).items():
         whole[stages[rank]] += sum(one.end_ps - one.start_ps for one in passes if one.kind != "O")
-    found, of_it = (np.minimum(1.0, part / whole).tolist() for part in (compute, attention))
-    return found, of_it
+    compute_shares, attention_shares = (np.minimum(1.0, part / whole).tolist() for part in (compute, attention))
+    return compute_shares, attention_shares
 
 
 def _gpu_factors(

@@ -89,6 +89,7 @@ def test_numbers_that_are_none_or_too_many(monkeypatch, capsys, words, message):
         ("    tile_s: ", "    tyle_s: ", "24:13: kernels.gemm.tyle_s: unknown constant. Did you mean 'tile_s'?"),
         ("    dram_bandwidth: ", "    dram_bandwidth: 0 #", "31:21: kernels.gemm.dram_bandwidth: 0: a constant is above 0"),
         ("  dispatch_optimizer_s: ", "  dispatch_optimizer_s: 5 us #", "host.dispatch_optimizer_s: '5 us' is not a number"),
+        ("  dispatch_optimizer_s: ", "  dispatch_optimizer_s: 2.0 #", "dispatch_optimizer_s: 2: a constant is at least 0 and at most 1"),
         ("  attention:", "  attention:\n    torch_flew: 5", "kernels.attention.torch_flew: '5' is not a section of constants"),
     ],
 )  # fmt: skip

@@ -253,6 +253,18 @@ def test_kernels_that_wait_for_no_launch_shorten_a_step_as_they_lengthen_it(
     assert played.step_s[0, 0] == pytest.approx(other_s, rel=within)
 
 
+def test_a_rank_that_is_slow_already_becomes_slower_with_all() -> None:
+    """The engine with both factors on that rank, without what its optimizer takes longer."""
+    plan = ParallelPlan(gpus=2, tp=2, micro_batch=4, global_batch=8, sequence_length=2048, framework="megatron-core")
+    scenario = Scenario(topology="dgx-h100", model="gpt-1.3b", plan=plan, faults=Faults(slow_ranks=((0, 1.25),)))
+    result = simulate(scenario, detail=True)
+    both = replace(scenario, faults=Faults(slow_ranks=((0, 1.25 * 1.5), (1, 1.5))))
+    optimizer_s = result.answer["breakdown"]["optimizer_s"]
+    played = StepModel(result).play(Causes(slow_gpus=(1.0, 1.5)), n_jobs=1, n_steps=1)
+    expected_s = simulate(both).metrics.iteration_time_s - 0.5 * optimizer_s
+    assert played.step_s[0, 0] == pytest.approx(expected_s, rel=0.01)
+
+
 def test_of_one_job_nothing_is_said_about_the_others() -> None:
     one = in_words(straggle(answer(), Causes(spread=0.02), n_jobs=1, n_steps=1)[0])
     assert "over 1 job of 1 step," in one and "of the jobs" not in one
