@@ -23,6 +23,7 @@ from simulator.config.specs import (
 )
 from simulator.config.text import (
     MOST_DIGITS,
+    DepthError,
     Fault,
     KeyPath,
     Locator,
@@ -46,6 +47,7 @@ __all__ = [
     "Bandwidth",
     "Bytes",
     "Compute",
+    "DepthError",
     "Fault",
     "Frequency",
     "KeyPath",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -270,8 +271,28 @@ def _parse_json(text: str, locator: Locator) -> Any:
         place = Place(file=locator.file, line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
         hint = f"numbers are finite and have at most {MOST_DIGITS} digits"
         raise_faults([Fault(place=place, path=(), message=f"not JSON that can be read: {error}", hint=hint)], locator)
-    except ValueError as error:
-        raise ConfigError(f"{locator.file}: not JSON that can be read: {error}") from None
+    except DepthError as error:
+        error.refuse("JSON", locator)
+
+
+class DepthError(ValueError):
+    """Brackets within brackets, more than a reader in Python follows."""
+
+    def __init__(self, text: str) -> None:
+        depth = deepest = self.at = 0
+        for found in re.finditer(r'"(?:\\.|[^"\\])*"|[][{}]', text):
+            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+            if depth > deepest:
+                deepest, self.at = depth, found.start()
+        self.before = text[: self.at]
+        super().__init__("nested too deeply" + f", {deepest:,} levels" * (deepest > 1))
+
+    def refuse(self, syntax: str, locator: Locator) -> NoReturn:
+        """Say where the innermost bracket opens."""
+        line, column = self.before.count("\n") + 1, self.at - self.before.rfind("\n")
+        place = Place(file=locator.file, line=line, column=column)
+        message = f"not {syntax} that can be read: {self}"
+        raise_faults([Fault(place=place, path=(), message=message, hint="nest less deeply")], locator)
 
 
 class _NumberError(ValueError):
@@ -304,7 +325,7 @@ def parse_json(
     try:
         return json.loads(text, object_pairs_hook=pairs, parse_int=_whole, parse_float=_finite, parse_constant=constant)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise DepthError(text) from None
 
 
 def _whole(text: str) -> int:

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from simulator.config.text import MOST_DIGITS, Fault, KeyPath, Locator, Place, raise_faults
+from simulator.config.text import MOST_DIGITS, DepthError, Fault, KeyPath, Locator, Place, raise_faults
 from simulator.errors import ConfigError
 
 #: what aliases and merge keys of YAML may add to the nodes that are written
@@ -75,10 +75,14 @@ def _place(node: Node, file: str) -> Place:
     return Place(file=file, line=start.line + 1, column=start.column + 1, width=max(1, width))
 
 
-def _check_bounds(root: Node, file: str) -> list[Node]:
+def _check_bounds(root: Node, locator: Locator) -> list[Node]:
     """Refuse what aliases blow up and what refers to itself; return numbers that cannot be meant."""
     sizes: dict[int, int] = {}
     odd: list[Node] = []
+
+    def refuse(node: Node, message: str) -> NoReturn:
+        fault = Fault(place=_place(node, locator.file), path=(), message=message, hint="write out what is meant")
+        raise_faults([fault], locator)
 
     def size(node: Node) -> int:
         if id(node) not in sizes:
@@ -89,12 +93,9 @@ def _check_bounds(root: Node, file: str) -> list[Node]:
                 odd.append(node)
             sizes[id(node)] = 1 + sum(size(part) for part in parts) if is_group else 1
             if sizes[id(node)] > len(sizes) + MOST_ALIASED:
-                raise ConfigError(
-                    f"{file}:{node.start_mark.line + 1}:1: its aliases repeat more than {MOST_ALIASED:,} values",
-                    hint="write out what is meant",
-                )
+                refuse(node, f"its aliases repeat more than {MOST_ALIASED:,} values")
         elif not sizes[id(node)]:
-            raise ConfigError(f"{file}:{node.start_mark.line + 1}:1: refers to itself")
+            refuse(node, "refers to itself")
         return sizes[id(node)]
 
     size(root)
@@ -140,7 +141,7 @@ def construct(text: str, locator: Locator, *, later_wins: bool) -> Any:
         root = yaml.compose(io.StringIO(text))
         if root is None:
             return None
-        odd = _check_bounds(root, locator.file)
+        odd = _check_bounds(root, locator)
         locator.scan(root)
         if odd:
             _refuse(odd, locator)
@@ -154,6 +155,6 @@ def construct(text: str, locator: Locator, *, later_wins: bool) -> Any:
         message = f"not YAML: {error.problem or error.context}"
         raise_faults([Fault(place=place, path=(), message=message)], locator)
     except RecursionError:
-        raise ConfigError(f"{locator.file}: not YAML that can be read: nested too deeply") from None
+        DepthError(text).refuse("YAML", locator)
     except (YAMLError, ValueError, TypeError) as error:  # TypeError: a list or a mapping as a key
         raise ConfigError(f"{locator.file}: not YAML: {str(error).splitlines()[0]}") from None

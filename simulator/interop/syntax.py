@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.config import MOST_DIGITS, KeyPath, dotted_path, read_text
+from simulator.config import MOST_DIGITS, DepthError, KeyPath, Locator, dotted_path, read_text
 from simulator.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
-    except (RecursionError, ValueError):
-        raise ConfigError(
-            f"{path}: not TOML that can be read: nested too deeply, or a number has too many digits"
-        ) from None
+    except RecursionError:
+        DepthError(text).refuse("TOML", Locator(str(path), text))
+    except ValueError:
+        raise ConfigError(f"{path}: not TOML that can be read: a number has too many digits") from None
     _check(data, str(path), ())
     return data
 

@@ -165,6 +165,8 @@ class Reader:
                 self.missing(keys)
             return default
         known = list(one_of)
+        if not isinstance(value, str) and not known:
+            self.fault(self.spelling(keys), f"{_shown(value)} is not text")
         if not isinstance(value, str) or (known and value not in known):
             near = near_misses(str(value), known)
             hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}" if known else ""

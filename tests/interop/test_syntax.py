@@ -23,9 +23,9 @@ MERGE = "a0: &a0 {k0: 1}\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (BOMB, "file.yaml:6:1: its aliases repeat"),
-        (MERGE, r"file.yaml:\d+:1: its aliases repeat"),
-        ("a: &a [*a]", "refers to itself"),
+        (BOMB, r"(?s)file.yaml:6:5: its aliases repeat.*a5: &a5.*hint"),
+        (MERGE, r"file.yaml:15:7: its aliases repeat"),
+        ("a: &a [*a]", r"(?s)file.yaml:1:4: refers to itself\n +1 . a: &a \[\*a\]\n.*hint"),
         ("a: " + "9" * 400, "1:4: .*not a usable number"),
         ("a: .nan", "not a usable number"),
         ("a: -.inf", "not a usable number"),
@@ -42,6 +42,22 @@ def test_yaml_that_blows_up(text, message):
 def test_json_that_blows_up(text):
     with pytest.raises(ConfigError, match="not JSON"):
         parse_yaml(text, "file.json", as_json=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("f.json", '{"a": "[[",\n "b": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+        ("f.toml", "a = 1\nb = " + "[" * 3000 + "]" * 3000),
+    ],
+)
+def test_nesting_has_a_place(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    read = load_toml if name == "f.toml" else load_yaml
+    depth = text.count("[") - 2 * (name == "f.json") + text.count("{")
+    with pytest.raises(ConfigError, match=rf"{name}:2:\d+: .*nested too deeply, {depth:,} levels"):
+        read(path)
 
 
 def test_ordinary_aliases_are_read():
