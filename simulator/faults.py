@@ -131,9 +131,7 @@ def _split(text: str, flag: str, example: str) -> tuple[str, float]:
     except ValueError:
         factor = math.nan
     if not separator or not name.strip() or not 0.0 < factor < math.inf:
-        raise ConfigError(
-            f"{flag} {text}: write what is slow, and how many times as long it takes", hint=f"{flag} {example}"
-        )
+        raise ConfigError(f"{flag} {text}: expected NAME=FACTOR, the factor on its time", hint=f"{flag} {example}")
     return name.strip(), factor
 
 

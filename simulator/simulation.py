@@ -79,7 +79,7 @@ def n_predictions(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
 
 
 def _n_documents(plan: ParallelPlan, sequence_length: int) -> int:
-    """Documents of which kernels are told that they lie in one sequence; 1 where it is one, or where nothing tells them apart."""
+    """Documents per sequence that the kernels know about; 1 where it is one, or where nothing tells them apart."""
     is_told = plan.attention == "flash" and plan.cp == 1 and 2 * plan.attended_length <= sequence_length
     return max(1, round(sequence_length / plan.document_length)) if is_told and plan.document_length else 1
 
@@ -341,7 +341,7 @@ def _most_tasks(program: Program) -> int:
 
 
 def _are_alone(timeline: Timeline, costs: ModelCosts, topology: Topology, scenario: Scenario) -> bool:
-    """Whether passes that ran by themselves may as well have done so: others take too little of their links to matter."""
+    """Whether simulating passes in isolation was a valid approximation: others take too little of their links to matter."""
     network, capacity_bytes_per_s = NETWORKS[scenario.network](topology), topology.arrays.bandwidth_bytes_per_s
     return overlooked_share(timeline, costs, network, capacity_bytes_per_s) <= NEGLIGIBLE
 

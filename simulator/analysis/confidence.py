@@ -98,7 +98,7 @@ def kind_of(plan: ParallelPlan) -> str:
         return "pipeline"
     if plan.tp > 1 or plan.cp > 1:
         return "tensor"
-    if plan.sharding in ("zero3", "hsdp"):
+    if plan.shards_parameters:
         return "sharded"
     return "one GPU" if plan.gpus == 1 else "data"
 

@@ -309,7 +309,7 @@ def _waits(trace: Trace, joins: Joins) -> list[list[_Wait]]:
 
 
 def _estimate(rank: RankTrace, known: set[int], waits: list[_Wait]) -> None:
-    """Where partners are missing take the shortest kernel of a kind for its transfer, if there are three or more."""
+    """Where the other ranks were not recorded, take the shortest kernel of each kind for its transfer, if there are three or more."""
     classes: dict[tuple[str, int, str], list[int]] = {}
     for op in np.flatnonzero(rank.ops.kind == COMMUNICATION):
         if int(op) not in known:

@@ -268,8 +268,8 @@ def determined(
         worst = int(np.argmax(errors))
         if errors[worst] <= LARGEST_ERROR:
             break
-        share = f"±{errors[worst]:.0%}" if errors[worst] < 10.0 else "nothing"
-        reasons[places[free.pop(worst)]] = f"the rows tell {share} of it beside the others"
+        share = f"only to ±{errors[worst]:.0%}" if errors[worst] < 10.0 else "not at all"
+        reasons[places[free.pop(worst)]] = f"the rows determine it {share} once the others are fitted"
     return [places[index] for index in free], reasons
 
 

@@ -61,7 +61,7 @@ def collective(
         benchmark_table, name, machine, sizes, dtype=dtype, transport=transport, algorithm=nccl_algo,
         protocol=nccl_proto, gpus_per_process=gpus_per_process, nccl=nccl,
     )  # fmt: skip
-    _warn(name, machine, given, network)
+    _warn(name, machine, given)
     used = (transport or machine.default_transport) if machine.n_nodes > 1 else ""
     if network == "all":
         _compare(name, machine, {kind: predict(network=kind) for kind in NETWORKS}, used, plot, as_json=json_output)
@@ -103,7 +103,7 @@ def _draw(plot: str | None, name: str, machine: Topology, series: Mapping[str, S
         say_written(*bandwidth_page(name, machine.name, series).save(plot))
 
 
-def _warn(name: str, machine: Topology, given: Mapping[str, str], network: str) -> None:
+def _warn(name: str, machine: Topology, given: Mapping[str, str]) -> None:
     """Name choices that change nothing."""
     from simulator.analysis.idle_inputs import idle_choices
     from simulator.cli.shared import write_warnings

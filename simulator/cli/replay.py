@@ -182,7 +182,7 @@ def _settings(texts: Sequence[str] | None, *, sizes: bool = False) -> dict[str, 
 
 
 def _speed(times_as_long: float, flag: str) -> float:
-    """The speed of what takes so many times as long; 0 takes no time."""
+    """The speed for a factor on the duration; a factor of 0 takes no time."""
     from simulator.errors import ConfigError
     from simulator.replay.what_if import MOST_FACTOR
 

@@ -91,7 +91,7 @@ def _left_out_of_searches(result: Result) -> list[str]:
 
 
 def _request(options: dict[str, Any], said: set[str]) -> RunRequest | None:
-    """Return what is asked about a whole run, if anything is; what reads it is loaded only then."""
+    """Return the request about a whole run, if there is one; its parser is imported only then."""
     if all(options[name] is None or options[name] is False for name in RUN_OPTIONS):  # not 0, which is refused
         return None
     from simulator.cli.whole_run_flags import run_request

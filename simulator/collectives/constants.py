@@ -26,11 +26,15 @@ FALLBACK = {
     "blackwell": "hopper",
     "cdna4": "cdna3",
     "cdna2": "cdna3",
+    "cdna1": "cdna3",
+    "gcn5": "cdna3",
     "cpu": "ampere",
 }
 
-#: newest generation with constants of its own: stands in for those that were not measured
-NEWEST_GENERATION = "hopper"
+#: what NCCL takes other GPUs for, by their compute capability (NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc``, ``compCapIndex``)
+_TAKEN_AS = {"turing": "volta", "ada": "ampere"}
+#: newest generation of each vendor whose constants were measured: stands in for those that were not
+_NEWEST = {"NVIDIA": "blackwell", "AMD": "cdna4"}
 
 #: payload of a line of LL128: 120 of 128 bytes
 LL128_WIRE_SHARE = 120 / 128
@@ -129,7 +133,7 @@ class Inside:
     launch_grouped_s: float
     #: Rate at which one ring passes from a GPU to one of another socket, through host memory.
     sockets_bytes_per_s: float
-    #: Share of the time of a ring's bytes while which latencies of its steps pass: half where a chunk moves in two slices.
+    #: Share of a ring's transfer time that hides the latency of its steps: half where a chunk moves in two slices.
     overlap: Triple = (0.0, 0.0, 0.0)
 
     def over(self, route_s: float) -> Inside:
@@ -287,6 +291,18 @@ def shipped() -> dict[str, Any]:
     return dict(data)
 
 
+def priced_as(architecture: str, vendor: str) -> str:
+    """Return the generation whose row of NCCL's tables, and whose constants, a GPU is priced by.
+
+    Examples
+    --------
+    >>> priced_as("hopper", "NVIDIA"), priced_as("ada", "NVIDIA"), priced_as("rubin", "NVIDIA"), priced_as("cdna2", "AMD")
+    ('hopper', 'ampere', 'blackwell', 'cdna2')
+    """
+    known = architecture in shipped()["inside"] or architecture in FALLBACK
+    return architecture if known else _TAKEN_AS.get(architecture) or _NEWEST.get(vendor, _NEWEST["NVIDIA"])
+
+
 def constants_for(
     table: Mapping[str, Any],
     classes: tuple[str, str, str],
@@ -305,8 +321,7 @@ def constants_for(
         ``{"inside": ..., "between": ...}`` of a cluster, laid over everything.
     """
     generation, wiring, protocol = classes
-    measured = generation in table["inside"] or generation in FALLBACK
-    inside = layered(table["inside"], generation if measured else NEWEST_GENERATION, wiring, nccl)
+    inside = layered(table["inside"], generation, wiring, nccl)
     between = layered(table["between"], protocol, generation, nccl)
     if overrides:
         inside = merge(inside, overrides.get("inside", {}))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from simulator.collectives.constants import merge
+from simulator.collectives.constants import merge, priced_as
 from simulator.errors import ConfigError, UnroutableError
 from simulator.topology.graph import Topology
 from simulator.topology.node import socket_of
@@ -28,7 +28,9 @@ class GroupShape:
     n_ranks: int
     n_nodes: int
     ranks_per_node: int
-    generation: str  #: ``volta``, ``ampere``, ``hopper``, ``blackwell``, ``cpu``.
+    generation: (
+        str  #: As :func:`~simulator.collectives.constants.priced_as` names it: ``volta``, ``hopper``, ``cdna3`` ...
+    )
     wiring: str  #: Of the GPUs of a node, as NCCL's graph search tells them apart: ``switch``, ``mesh``, ``cube`` or ``pcie``.
     #: What one of its GPUs can send to the others on its node over NVLink, per direction; the PCIe rate without NVLink.
     nvlink_bytes_per_s: float
@@ -86,13 +88,13 @@ def shape_of(
     places = [rank % topology.gpus_per_node for rank in members]
     wiring, nvlink = _inside(node, places)
     whole = _inside(node, list(range(node.gpus)))[1] if wiring != "pcie" else 0.0
-    section = topology.collectives
+    section, device = topology.collectives, topology.device(group[0])
     overrides = _overrides(section.get("constants") or {}, topology.transports.get(name))
     return GroupShape(
         n_ranks=len(group),
         n_nodes=len(per_node),
         ranks_per_node=local,
-        generation=topology.device(group[0]).architecture,
+        generation=priced_as(device.architecture, device.vendor),
         wiring=wiring,
         nvlink_bytes_per_s=nvlink,
         node_nvlink_bytes_per_s=whole,

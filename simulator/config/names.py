@@ -53,7 +53,9 @@ def listed(text: str, given: str = "") -> list[str]:
     """
     words = [word.strip() for word in text.split(",")] if text.strip() else []
     if not all(words):
-        raise ConfigError(f"{given or repr(text)}: nothing stands beside one of its commas", hint="like a,b,c")
+        raise ConfigError(
+            f"{given or repr(text)}: an empty item: a comma with nothing before or after it", hint="like a,b,c"
+        )
     return words
 
 

@@ -139,7 +139,7 @@ class Watch:
         return self._known[-1 - n_periods * len(self._beats)]
 
     def _repeats(self, n_periods: int) -> bool:
-        """Whether what lies between the last look and the one so many periods before will happen again and again."""
+        """Whether what happened between these two checkpoints repeats indefinitely."""
         before, now = self._before(n_periods), self._known[-1]
         if before.state is None or before.state != now.state:
             return False

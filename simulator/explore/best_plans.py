@@ -620,7 +620,7 @@ def _left_out(space: Space, sharding: str) -> str:
     for axis, value in {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "sharding": sharding}.items():
         if value not in space.allowed.get(axis, (value,)):
             return f"{axis}={','.join(map(str, space.allowed[axis]))} leaves it out: it has {axis}={value}"
-    return f"{space.base.framework} does not run it with {sharding}, or no other value that is allowed goes with it"
+    return f"{space.base.framework} does not run it with {sharding}, or none of the other allowed values can be combined with it"
 
 
 def pareto(plans: Sequence[Ranked]) -> list[Ranked]:

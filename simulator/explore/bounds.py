@@ -562,8 +562,7 @@ class Bounds:
         dense, experts = split_parameters(layers, plan)
         shards = self.communicators(plan, stage).size("shard") if plan.sharding != "none" else 1
         n_elements = -(-dense // shards) + -(-experts // plan.expert_shards(shards))
-        n_tensors = sum(len(layer.parameters) for layer in layers)
-        return durations.op_s(optimizer_run(n_elements, n_tensors, plan, owned_matrices(layers, plan, shards)))[0]
+        return durations.op_s(optimizer_run(n_elements, plan, owned_matrices(layers, plan, shards)))[0]
 
 
 def _passes_in(row: Row, _: int) -> Counter[tuple[Kind, int]]:

@@ -183,7 +183,7 @@ def failed_stretches(odds: Sequence[float], back: float, back_shared: float = 0.
 
 
 def _share_going_back(domain_share: float, restarts: float) -> float:
-    """Return after which share of the failed stretches a failure of such a share comes before the run goes on.
+    """Return the share of failed stretches in which a failure of a whole domain comes before training resumes.
 
     A restart that lasts so many mean times between failures is disturbed with ``q = 1 - exp(-restarts)``, again and again; none of
     the failures is one of them with ``(1 - d) (1 - q) / (1 - (1 - d) q)``, which leaves ``d / (d + (1 - d) (1 - q))``.

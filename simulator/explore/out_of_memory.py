@@ -170,7 +170,7 @@ class _Memory:
 
 
 def _pairs(ways: Sequence[_Way], site: Site, memory_of: _Memory) -> list[_Way]:
-    """Return what two changes need, each of which needs less than nothing at all, those that suffice."""
+    """Return the pairs of memory-saving changes that suffice, with what each pair needs."""
     found: dict[ParallelPlan, _Way] = {}
     for first in ways:
         later = (

@@ -352,7 +352,7 @@ def read_flags(
     found = KEYS.read(reader)
     settings = _settings(found, nodes, gpus_per_node)
     if found["deepspeed-config"] is not None:
-        settings |= _beside(found, written or {}, settings)
+        settings |= _beside(found, written or {})
     has_model = found.given("num-layers", "encoder-num-layers") and found.given("hidden-size")
     spec = model_of(found, family, settings) if has_model or not (is_partial or written is None) else None
     settings |= _stages(found, settings, spec.layers if spec is not None else 0, stages)
@@ -420,7 +420,7 @@ def _settings(found: Found, nodes: int | None, gpus_per_node: int | None) -> dic
 _BEFORE_CORE = ("data-impl", "DDP-impl", "activations-checkpoint-method", "checkpoint-activations", "local-rank")
 
 
-def _beside(found: Found, written: Mapping[str, str], settings: dict[str, Any]) -> dict[str, Any]:
+def _beside(found: Found, written: Mapping[str, str]) -> dict[str, Any]:
     """Return what the DeepSpeed file decides that the script writes itself, or that lies beside it."""
     name, reader = str(found["deepspeed-config"]), found.reader
     file = Path(reader.file).parent / posixpath.basename(name)

@@ -26,7 +26,7 @@ def _describe(found: Found) -> Described:
     reader, stage = found.reader, found.reader.data.get("optimizer.zero_stage")
     if stage not in (None, 0, 1, 2, 3) or isinstance(stage, bool):
         reader.fault("optimizer.zero_stage", f"{stage!r:.40} is not 0, 1, 2 or 3")
-    settings: dict[str, Any] = {"framework": "megatron", "attention": "flash"} | KEYS.fields(found, "plan")
+    settings: dict[str, Any] = {"framework": "nanotron", "attention": "flash"} | KEYS.fields(found, "plan")
     settings["global_batch"] = settings["micro_batch"] * found["tokens.batch_accumulation_per_replica"] * settings["dp"]
     settings["gpus"] = settings["dp"] * settings["tp"] * settings["pp"] * settings["cp"]
     settings["sharding"] = f"zero{stage}" if stage else "none"

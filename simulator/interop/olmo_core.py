@@ -21,7 +21,8 @@ KEYS = shipped_table("olmo_core")
 
 def _describe(found: Found) -> Described:
     """Return what a configuration says."""
-    settings: dict[str, Any] = {"framework": "fsdp2", "attention": "flash"} | KEYS.fields(found, "plan")
+    settings: dict[str, Any] = {"attention": "flash"} | KEYS.fields(found, "plan")
+    settings["framework"] = "torchtitan-compile" if found["train_module.compile_model"] else "torchtitan"
     _batches(found, settings)
     settings["sharding"] = {"fsdp": "zero3", "hsdp": "hsdp"}.get(found["train_module.dp_config.name"], "none")
     if settings["sharding"] != "hsdp":
@@ -33,8 +34,6 @@ def _describe(found: Found) -> Described:
     settings["recompute"] = {"none": "none", "full": "full"}.get(mode, "selective")
     if mode not in ("none", "full"):
         found.reader.miss("train_module.ac_config.mode", f"{mode} is taken as recomputation of attention")
-    if found["train_module.compile_model"]:
-        settings["host"] = "compiled"
     spec = _spec(found, settings, Path(found.reader.file).stem)
     return spec, settings, None
 

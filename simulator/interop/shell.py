@@ -104,7 +104,7 @@ class _Walker(Expander):
         self.steps += 1
         if self.steps > MOST_STEPS:
             hint = "does a loop wait for something? what it starts can be a script of its own"
-            self.refuse(node.line, f"this is the statement after the first {MOST_STEPS:,} that it would run", hint=hint)
+            self.refuse(node.line, f"the script would run more than {MOST_STEPS:,} statements", hint=hint)
 
     def one(self, node: Node) -> bool | None:
         """Walk one statement."""

@@ -23,7 +23,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
 
 
 class UnknownError(Exception):
-    """The value hangs on what only a run would tell; ``name`` says on what, where that is one variable."""
+    """The value is known only at run time; ``name`` is the variable it depends on, where that is one."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name

@@ -90,7 +90,7 @@ def _megatron(found: Found) -> dict[str, Any]:
         "precision": next((word for word in ("fp8", "fp16") if word in found["mixed_precision"]), "bf16"),
         "overlap": found["overlap_grad_reduce"],
         "overlap_parameter_gather": found["overlap_param_gather"],
-        "sequence_parallel": found["sequence_parallel"],
+        "sequence_parallel": found["sequence_parallel"] and found["tensor_parallel_size"] > 1,  # as Megatron does
         "virtual_pp": virtual,
         "schedule": "1f1b-interleaved" if virtual > 1 else "1f1b",
     }  # fmt: skip
@@ -155,11 +155,7 @@ def _fsdp(found: Found) -> dict[str, Any]:
         "shard_grad_op" if reshard is False else "full_shard",
     )
     settings: dict[str, Any] = {
-        "framework": "fsdp2"
-        if found["fsdp_version"] == 2 or found.given("dp_shard_size")
-        else "hf-fsdp"  # the Trainer's own checkpointing stands outside the units
-        if _is_on(found["gradient_checkpointing"])
-        else "fsdp",
+        "framework": "fsdp2" if found["fsdp_version"] == 2 or found.given("dp_shard_size") else "hf-fsdp",
         "sharding": _STRATEGIES[named],
     }
     if found["dp_shard_size"] and found["dp_replicate_size"] > 1:

@@ -339,9 +339,9 @@ def _parameter_bytes(held: int, n_parameters: int, plan: ParallelPlan, shard_siz
     """Bytes of the parameters that stay: none if they live on the host; a second, less finely sharded copy if there is one."""
     if plan.offload_parameters == "cpu":
         return 0
-    if plan.secondary_group is None or not plan.shards_parameters or plan.sharding == "zero2":
+    if plan.secondary_group is None or not plan.has_second_copy:
         return held
-    return held + 2 * n_parameters // min(plan.secondary_group, shard_size)
+    return held + plan.gathered_bytes * n_parameters // min(plan.secondary_group, shard_size)
 
 
 def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int) -> int:
@@ -355,13 +355,13 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int
         return 0
     if plan.synchronises_once:
         return plan.gathered_bytes * sum(layer.n_parameters for layer in layers)
-    has_whole_experts = plan.ep > 1 and shard_size // plan.ep <= 1
+    has_whole_experts = plan.has_expert_axes and plan.expert_shards(shard_size) <= 1
     by_layer = {
         id(layer): layer.n_parameters - (layer.n_expert_parameters if has_whole_experts else 0)
         for layer in distinct(layers)
     }
     units = [by_layer[id(layer)] for layer in layers]
-    if plan.sharding == "zero2":
+    if plan.keeps_gathered:
         return plan.gathered_bytes * sum(units)
     limits = plan.zero3_limits
     if limits is not None:

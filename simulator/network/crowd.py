@@ -107,7 +107,7 @@ class Crowd:
         return places.tobytes(), self._remaining.tobytes(), self._rates.tobytes(), self._factors.tobytes()
 
     def rename(self, step: int) -> None:
-        """Let all messages stand for those so many later."""
+        """Shift every message by a number of positions."""
         self._names = [(handle, index + step) for handle, index in self._names]
 
     def _unsettle(self, level_bytes_per_s: float) -> None:

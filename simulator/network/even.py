@@ -123,7 +123,7 @@ class EvenNetwork(FlowNetwork):
 
 
 class _Whole(NamedTuple):
-    """A flow that stands for several as the messages of all of them, and whose each message is."""
+    """Expand a flow that represents several into the messages of all of them, with the owner of each."""
 
     given: Flow
     flow: Flow

@@ -85,7 +85,7 @@ class FlowNetwork:
 
     A flow first spends its latency, in which it loads nothing, then moves its bytes at a rate that is
     recomputed whenever a flow of its connected component (flows that share links, transitively) begins to
-    load links or ends. Links that what feeds them cannot fill hold nobody up and join nothing (:func:`ample_links`). A flow that
+    load links or ends. Links that their inputs cannot saturate delay no flow and connect no components (:func:`ample_links`). A flow that
     shares no other link is priced once. Rates of a combination of
     flows are remembered: programs repeat themselves. Where more flows than :data:`CROWDED` share links, all are taken as one
     component. A flow of infinitely many bytes never ends and is no event; its rates are in :attr:`endless`.

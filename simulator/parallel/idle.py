@@ -91,12 +91,12 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
         ),
         (_FSDP, not is_fsdp, "only FSDP's sharding has it"),
         (("limit_all_gathers",), not facts.gathers_in_flight, "streams wait for room, not the host"),
-        (("backward_prefetch", "limit_all_gathers"), plan.sharding == "zero2", "parameters stay gathered for backward"),
+        (("backward_prefetch", "limit_all_gathers"), plan.keeps_gathered, "parameters stay gathered for backward"),
         (_ELEMENTS, not is_zero3, "only DeepSpeed's ZeRO-3 has it"),
         (("prefetch_elements", *_FSDP[:2]), not plan.overlaps, "nothing is gathered ahead without overlap"),
         (("max_reuse_elements",), plan.recompute != "full", f"recompute={plan.recompute}"),
         (("secondary_group",), not plan.shards_parameters, "parameters are not sharded"),
-        (("secondary_group",), plan.sharding == "zero2", "parameters stay gathered for backward"),
+        (("secondary_group",), plan.keeps_gathered, "parameters stay gathered for backward"),
     ]
 
 

@@ -388,9 +388,8 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
         done = (_collective(tasks, communicators, "copies", n_bytes, done),)
     if plan.sums_norm:
         done = (_collective(tasks, communicators, "model", 4, done),)
-    n_tensors = sum(len(layer.trained) for layer in layers)
     matrices = owned_matrices(layers, plan, communicators.size("shard"))
-    run = optimizer_run(lowering.data.n_optimizer_elements, n_tensors, plan, matrices)
+    run = optimizer_run(lowering.data.n_optimizer_elements, plan, matrices)
     optimizer = tasks.add(run, COMPUTE, done)
     lowering.data.after_step(tasks, optimizer)
 

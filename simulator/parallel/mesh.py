@@ -73,7 +73,7 @@ class Mesh:
     def secondary_group(self) -> int:
         """Ranks that share the second copy of sharded parameters; 0 where there is none."""
         plan = self.plan
-        if not plan.secondary_group or not plan.shards_parameters or plan.sharding == "zero2":
+        if plan.secondary_group is None or not plan.has_second_copy:
             return 0
         return min(plan.secondary_group, self.sharding_group)
 

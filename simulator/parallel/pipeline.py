@@ -236,7 +236,7 @@ class StageLowering:
         return known
 
     def _gather(self, action: Action, received: tuple[int, ...]) -> int:
-        """Put the tensor together again of which every tensor-parallel rank has received its share.
+        """Gather a tensor of which every tensor-parallel rank has received its share.
 
         It stands in the order of the stream that computes, as at the start of a block: behind the pass before.
         """

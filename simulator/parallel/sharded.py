@@ -81,7 +81,11 @@ class FullySharded(DataParallel):
         if ready and self.plan.framework_spec.data_parallel.copies_gathered:
             name = f"gather copy-out {'forward' if kind == 'F' else 'backward'}"
             n_elements = self.layers[position].n_parameters
-            ready = (self.pointwise(tasks, name, n_elements, 1 if self.plan.quantized_weights else 2, 2, ready),)
+            ready = (
+                self.pointwise(
+                    tasks, name, n_elements, self.plan.sent_parameter_bytes, self.plan.gathered_bytes, ready
+                ),
+            )
             self._copied += ready
         self._gather_following(tasks, position, kind, micro_batch, self.n_ahead(position, kind))
         return ready
@@ -167,7 +171,7 @@ class FullySharded(DataParallel):
     def _keeps(self, position: int) -> bool:
         """Whether what forward gathered of a unit stays for backward."""
         is_last = self.plan.framework_spec.data_parallel.keeps_last_unit and position == self._units[-1]
-        return is_last or self.plan.sharding == "zero2"
+        return is_last or self.plan.keeps_gathered
 
     def _limit(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
         """Return what a gather waits for, so that there is room for it.
@@ -196,7 +200,7 @@ class FullySharded(DataParallel):
             n_ranks = self.communicators.size(axis)
             is_away = self.plan.offload_parameters == "cpu"
             for n_elements in self.messages(tensors) if tensors and (n_ranks > 1 or is_away) else ():
-                width = 1 if self.plan.quantized_weights else self.plan.gathered_bytes
+                width = self.plan.sent_parameter_bytes
                 n_bytes, needs = n_elements * width, after
                 if is_away:
                     shard_bytes = n_elements * self.host_bytes(width) // n_ranks

@@ -98,8 +98,8 @@ def _newton_schulz(shape: GemmShape) -> list[GemmShape]:
     return step * NEWTON_SCHULZ_STEPS
 
 
-def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan, matrices: Sequence[GemmShape] = ()) -> KernelRun:
-    """Return the optimizer step over ``n_elements`` parameters held in ``n_tensors`` tensors, of which Muon has ``matrices``.
+def optimizer_run(n_elements: int, plan: ParallelPlan, matrices: Sequence[GemmShape] = ()) -> KernelRun:
+    """Return the optimizer step over ``n_elements`` parameters, of which Muon has ``matrices``.
 
     Adam reads and writes master weight and two moments, in fp32 unless the plan says otherwise,
     reads the gradient, and in pure 16-bit precision writes

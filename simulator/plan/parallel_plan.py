@@ -530,6 +530,11 @@ class ParallelPlan:
         return 2 if self.precision_spec.is_16_bit or (self.precision_spec.is_autocast and self.shards_parameters) else 4
 
     @property
+    def sent_parameter_bytes(self) -> int:
+        """Bytes of one parameter element in the messages of a gather."""
+        return 1 if self.quantized_weights else self.gathered_bytes
+
+    @property
     def precision_spec(self) -> Precision:
         """The entry of :data:`PRECISIONS` that the plan names."""
         return PRECISIONS[self.precision]
@@ -538,6 +543,16 @@ class ParallelPlan:
     def shards_parameters(self) -> bool:
         """Whether parameters are gathered unit by unit: ZeRO-3, FSDP's strategies, HSDP."""
         return self.sharding in self.framework_spec.data_parallel.gathers_units
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """Whether what forward gathered stays for backward: FSDP's ``SHARD_GRAD_OP``."""
+        return self.shards_parameters and self.sharding == "zero2"
+
+    @property
+    def has_second_copy(self) -> bool:
+        """Whether backward gathers from a second, less finely sharded copy of the parameters."""
+        return self.secondary_group is not None and self.shards_parameters and not self.keeps_gathered
 
     @property
     def synchronises_once(self) -> bool:

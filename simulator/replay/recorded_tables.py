@@ -31,6 +31,7 @@ from simulator.topology import Topology
 from simulator.trace_io.perfetto import write_shown
 from simulator.trace_io.reconstruct import reconstruct
 from simulator.trace_io.selection import Selection, select
+from simulator.trace_io.sources import SHOWN_ENDINGS
 from simulator.trace_io.trace_record import CollectiveCall, Trace
 from simulator.trace_io.tracks import Slice, Track, earliest_ns, trace_processes
 from simulator.units import to_s
@@ -191,8 +192,8 @@ def table_of(found: Difference) -> RecordedTable:
 def write_overlay(trace: Trace, analysis: str, path: str | Path) -> None:
     """Write the trace for a viewer with what an analysis found: the critical path as a track, counters as counters."""
     name = str(path)
-    if not name.endswith((".pftrace", ".perfetto-trace", ".pftrace.gz", ".json", ".json.gz")):
-        raise TraceError(f"{name}: the suffix names no format for viewers", hint="use .pftrace or .json")
+    if not name.endswith(SHOWN_ENDINGS):
+        raise TraceError(f"{name}: the suffix names no format for viewers", hint=f"use {', '.join(SHOWN_ENDINGS)}")
     if analysis == "critical-path":
         found = replay(reconstruct(trace))
         offsets = found.compiled.reconstruction.joins.offset_ns

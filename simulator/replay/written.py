@@ -10,12 +10,13 @@ from simulator.replay.what_if import Outcome
 from simulator.trace_io.formats import refuse_overwriting
 from simulator.trace_io.formats import write as write_trace
 from simulator.trace_io.perfetto import write, write_beside
+from simulator.trace_io.sources import SHOWN_ENDINGS
 from simulator.trace_io.tracks import Process, earliest_ns, trace_processes
 
 
 def check_target(path: str, sources: Sequence[str]) -> None:
     """Check where a replay is to be written before any work is done."""
-    suffixes = (".pftrace", ".perfetto-trace", ".pb", ".json", ".json.gz", ".tar", ".et")
+    suffixes = (*SHOWN_ENDINGS, ".tar", ".et")
     if Path(path).suffix and not path.endswith(suffixes):
         raise ConfigError(
             f"--trace {path}: the suffix names no format", hint=f"one of {', '.join(suffixes)}, or a folder"

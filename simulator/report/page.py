@@ -74,7 +74,7 @@ class Report:
 def check_page(path: str | Path) -> None:
     """Complain about a page or pictures that could not be written, before the work."""
     if not image_ending(path) and not Path(path).suffix and (Path(path).is_file() or not Path(path).exists()):
-        raise ConfigError(f"{path}: what shall it be?", hint="end it in .html, or in .svg or .png")
+        raise ConfigError(f"{path}: the suffix names no format", hint="end it in .html, or in .svg or .png")
     check_images(path)
     check_place(path)
 

@@ -173,7 +173,7 @@ def sends_block(plan: ParallelPlan) -> bool:
     if plan.overlap_p2p is not None:
         hides = plan.overlap_p2p
     may_block = find_schedule(plan.schedule, plan.virtual_pp).blocks_sends
-    return framework.synchronous_p2p and may_block and not hides and plan.sharding not in ("zero3", "hsdp")
+    return framework.synchronous_p2p and may_block and not hides and not plan.shards_parameters
 
 
 def placement_of(name: str, n_stages: int, virtual_pp: int = 1) -> Placement:

@@ -27,7 +27,9 @@ from simulator.config import (
 from simulator.errors import ConfigError
 
 #: generations that something here is fitted to or known of; a device file may name others
-ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell", "cdna3", "cdna4", "cpu")
+ARCHITECTURES = (
+    "volta", "turing", "ampere", "ada", "hopper", "blackwell", "gcn5", "cdna1", "cdna2", "cdna3", "cdna4", "cpu"
+)  # fmt: skip
 KernelBasis = Literal["measured", "generation", "datasheet"]
 #: compute capability -> the first CUDA release that compiles for it (NVIDIA, CUDA Toolkit release notes: 9.0, 10.0, 11.0, 11.1,
 #: 11.8, 12.8 and 12.9 name what is new)

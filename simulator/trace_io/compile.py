@@ -100,7 +100,7 @@ def _second_step(plan: RankPlan) -> int:
 
 
 def _counterparts(plan: RankPlan, begin: int) -> dict[int, int]:
-    """Operation of before a position that something behind it waits for -> the one that stands for it in another lap."""
+    """Map each operation before a position that a later one waits for to its counterpart in another lap."""
     lanes: dict[str, list[int]] = {}
     n_before: dict[str, int] = {}
     for position, op in enumerate(plan.order.tolist()):

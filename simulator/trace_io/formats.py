@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError, TraceError
-from simulator.trace_io.sources import Member, Progress, members
+from simulator.trace_io.sources import CHROME_ENDINGS, PERFETTO_ENDINGS, Member, Progress, members
 from simulator.trace_io.trace_record import RankTrace, Trace
 
 _TRACE_EVENT = re.compile(rb'"ph"\s*:\s*"|"traceEvents"\s*:')
@@ -166,7 +166,6 @@ class Format:
 
 #: recordings of one run that do not overlap are at most this far apart: hosts that keep time agree within seconds
 _LATEST_S = 600.0
-_PERFETTO = (".pftrace", ".perfetto-trace", ".pftrace.gz")
 #: the formats; the order is the preference where a folder holds several of one run
 FORMATS: dict[str, Format] = {
     "pipeline_ops": Format(read_job=_pipeline_ops),
@@ -178,7 +177,7 @@ FORMATS: dict[str, Format] = {
     "chrome": Format(
         read_ranks=_streamed("chrome_json", passes=()),
         write=_writer("chrome_json", is_shown=True),
-        suffixes=(".json", ".json.gz"),
+        suffixes=CHROME_ENDINGS,
         loses=_VIEWERS_LOSE,
     ),
     "nsys": Format(read_ranks=_nsys),
@@ -201,7 +200,7 @@ _ONE_CLOCK = ("nsys", "chrome")
 #: those that can be written
 WRITTEN: dict[str, Format] = {name: form for name, form in FORMATS.items() if form.write is not None} | {
     "perfetto": Format(
-        write=_writer("perfetto", "write_processes", is_shown=True), suffixes=_PERFETTO, loses=_VIEWERS_LOSE
+        write=_writer("perfetto", "write_processes", is_shown=True), suffixes=PERFETTO_ENDINGS, loses=_VIEWERS_LOSE
     )
 }
 

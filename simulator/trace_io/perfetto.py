@@ -21,11 +21,9 @@ from simulator.errors import TraceError
 from simulator.timeline import Timeline
 from simulator.trace_io import chakra, chrome_json, kineto
 from simulator.trace_io.from_timeline import from_timeline
-from simulator.trace_io.sources import created
+from simulator.trace_io.sources import CHROME_ENDINGS, SHOWN_ENDINGS, created
 from simulator.trace_io.tracks import Counter, Process, Slice, Track, thinned, timeline_processes
 
-#: endings of files that Perfetto shows
-_SHOWN = (".json", ".json.gz", ".pftrace", ".perfetto-trace", ".pb")
 #: operations that fit into the memory of a laptop while they are laid out
 _MOST_WRITTEN = 5_000_000
 _SEQUENCE = 1
@@ -59,7 +57,7 @@ def write(
     """
     check_length(timeline, path)
     name = str(path)
-    if name.endswith(_SHOWN):
+    if name.endswith(SHOWN_ENDINGS):
         write_shown(_with_counters(timeline_processes(timeline, labels=labels), counters, memory or {}), path)
     elif name.endswith(".et"):
         trace = from_timeline(timeline, device=device, everybody=True)
@@ -71,10 +69,10 @@ def write(
 
 def check_trace(path: str | Path) -> None:
     """Complain about a trace that could not be written, before the work."""
-    if Path(path).suffix and not str(path).endswith((*_SHOWN, ".et")):
+    if Path(path).suffix and not str(path).endswith((*SHOWN_ENDINGS, ".et")):
         raise TraceError(
             f"{path}: the suffix names no trace format",
-            hint="use .json, .json.gz, .pftrace, .et, or a name without suffix for a folder of Kineto files",
+            hint=f"use {', '.join(SHOWN_ENDINGS)}, .et, or a name without suffix for a folder of Kineto files",
         )
     check_place(path, is_folder=not Path(path).suffix)
 
@@ -101,7 +99,7 @@ def _with_counters(
 
 def write_shown(processes: Iterable[Process], path: str | Path) -> None:
     """Write processes as Chrome JSON where the name asks for it, else as Perfetto protobuf."""
-    as_json = str(path).endswith((".json", ".json.gz"))
+    as_json = str(path).endswith(CHROME_ENDINGS)
     (chrome_json.write if as_json else write_processes)(processes, path)
 
 

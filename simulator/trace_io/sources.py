@@ -19,6 +19,10 @@ from simulator.errors import TraceError
 from simulator.trace_io.trace_record import MAX_RANKS
 from simulator.units import format_bytes
 
+#: endings of what Perfetto shows: Chrome's JSON and its own protobuf
+CHROME_ENDINGS = (".json", ".json.gz")
+PERFETTO_ENDINGS = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".pb")
+SHOWN_ENDINGS = PERFETTO_ENDINGS + CHROME_ENDINGS
 #: what a damaged file or archive raises while it is read
 DAMAGE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)
 _GZIP = b"\x1f\x8b"

@@ -60,8 +60,8 @@ def test_files_that_would_eat_the_machine(monkeypatch, capsys, tmp_path, name, t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sweep", *JOB, "--gpus", "1,,2"], "nothing stands beside one of its commas"),
-        (["sweep", *JOB, "--axis", "tp=1,2", "--format", "csv,"], "--format csv,: nothing stands beside"),
+        (["sweep", *JOB, "--gpus", "1,,2"], "an empty item: a comma with nothing"),
+        (["sweep", *JOB, "--axis", "tp=1,2", "--format", "csv,"], "--format csv,: an empty item"),
         ([*JOB, "--tokens", "1e9", "--mtbf", "1 h/node", "--histories", "999999999"], "--histories 999999999: at most"),
         (["stragglers", *JOB, "--spread", "0.02", "--histories", "999999999"], "--histories 999999999"),
         ([*JOB, "--set", "node.gpus=true"], "node.gpus: must be a number or a word, not true or false"),

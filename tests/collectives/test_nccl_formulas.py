@@ -556,3 +556,16 @@ def test_the_plug_in_speaks_for_one_gpu_of_each_node_and_not_for_two_nodes_four_
         shape = shape_of(group, topology, nccl=nccl)
         for n_bytes in (2**20, 64 * 2**20, GIB):
             assert choose("all_reduce", n_bytes, shape) == choose("all_reduce", n_bytes, replace(shape, tuner=""))
+
+
+@pytest.mark.parametrize(
+    ("own", "taken"), [("rubin", "blackwell"), ("ada", "ampere"), ("turing", "volta")], ids=["newer", "8.9", "7.5"]
+)
+def test_a_generation_without_a_row_is_priced_by_one_other_throughout(own, taken):
+    """NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc``: below compute capability 8.0 Volta's row, below 9.0 Ampere's; the last from 10.0 on."""
+    topology = load_topology("aws-p5")
+
+    def shape(architecture):
+        return shape_of(range(16), topology.with_device(replace(topology.device(0), architecture=architecture)))
+
+    assert shape(own) == shape(taken) != shape("hopper")

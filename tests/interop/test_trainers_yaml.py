@@ -4,6 +4,7 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.interop import import_any, recognise
+from simulator.plan.framework import FRAMEWORK_ALIASES
 
 TORCHTUNE = """output_dir: /tmp/out
 tokenizer:
@@ -241,7 +242,7 @@ def test_nanotron(tmp_path):
     expected = {
         "dp": 4, "tp": 4, "pp": 2, "gpus": 32, "micro_batch": 2, "global_batch": 2 * 8 * 4, "sequence_length": 8192, "schedule": "1f1b",
         "sequence_parallel": True, "asynchronous_tp": True, "sharding": "zero1", "precision": "bf16", "gradient_bytes": 4,
-        "recompute": "none",
+        "recompute": "none", "framework": "nanotron",
     }  # fmt: skip
     assert {name: found.settings[name] for name in expected} == expected
     assert found.spec.n_parameters == 8_030_261_248
@@ -275,8 +276,8 @@ def test_nanotron_faults_have_a_line(tmp_path):
 def test_olmo_core(tmp_path):
     found = read(tmp_path, "olmo-core")
     expected = {
-        "sharding": "hsdp", "sharding_group": 8, "precision": "bf16", "gradient_bytes": 4, "recompute": "full", "host": "compiled",
-        "micro_batch": 2, "global_batch": 1024, "sequence_length": 4096,
+        "sharding": "hsdp", "sharding_group": 8, "precision": "bf16", "gradient_bytes": 4, "recompute": "full",
+        "framework": FRAMEWORK_ALIASES["olmo-core"], "micro_batch": 2, "global_batch": 1024, "sequence_length": 4096,
     }  # fmt: skip
     assert {name: found.settings[name] for name in expected} == expected
     assert found.spec.n_parameters == 7_298_617_344  # OLMo-2-7B: allenai/OLMo-2-1124-7B on the hub

@@ -181,6 +181,14 @@ def test_experts_without_replicas_are_not_gathered(ep, n_gathered):
     assert memory([layer(experts=EXPERTS)] * 5, dp=8, sharding="zero3", **settings)["buffers"] == 2 * n_gathered
 
 
+def test_whole_experts_of_tensor_parallel_layers_have_replicas_of_their_own():
+    """64 GPUs as dp 8 and tp 8, experts over 8 of them, each whole on one: 8 ranks share every expert, and gather it."""
+    settings = {"dp": 8, "tp": 8, "sharding": "zero3", "framework": "megatron-core"}
+    over_8_ranks = memory([layer(experts=EXPERTS)] * 5, ep=8, etp=1, **settings)["buffers"]
+    no_copies = memory([layer(experts=EXPERTS)] * 5, ep=64, etp=1, **settings)["buffers"]
+    assert over_8_ranks == no_copies * (DENSE + EXPERTS) // DENSE
+
+
 def test_of_units_of_different_size_the_largest_counts_for_each_under_the_limiter():
     """And no more than all units together."""
     layers = [layer(dense=n) for n in (1_000_000, 5_000_000, 2_000_000, 4_000_000, 4_000_000)]
@@ -283,6 +291,10 @@ def test_a_second_copy_is_sharded_over_its_own_group():
     """ZeRO++ hpZ (arXiv:2306.10209, section 3.2): a second 16-bit copy over the ranks of a node."""
     found = memory([layer()], dp=16, sharding="zero3", framework="deepspeed", secondary_group=8)
     assert found["parameters"] == 2 * DENSE // 16 + 2 * DENSE // 8
+    wide = memory([layer()], dp=16, sharding="zero3", framework="fsdp2", precision="fp32", secondary_group=8)
+    assert (
+        wide["parameters"] == 4 * DENSE // 16 + 4 * DENSE // 8
+    )  # backward gathers it as wide as forward gathers the shards
     capped = memory([layer()], dp=4, sharding="zero3", framework="deepspeed", secondary_group=8)
     assert capped["parameters"] == 2 * DENSE // 4 + 2 * DENSE // 4
 

@@ -36,7 +36,7 @@ def layer(*items, name="block"):
 
 def products_of(n_flops_of):
     plan = ParallelPlan(framework="megatron-core", optimizer="muon")
-    run = optimizer_run(10, 1, plan, n_flops_of)
+    run = optimizer_run(10, plan, n_flops_of)
     return [kernel.shape for kernel in run.kernels if isinstance(kernel.shape, GemmShape)]
 
 
@@ -62,7 +62,7 @@ def test_the_step_reads_and_writes_one_moment_of_a_matrix():
     """
     plan = ParallelPlan(framework="megatron-core", optimizer="muon", sharding="zero1")
     n_matrix, n_others = 32 * 128, 1000
-    step = optimizer_run(n_matrix + n_others, 2, plan, (gradient(32, 128),)).kernels[-1].shape
+    step = optimizer_run(n_matrix + n_others, plan, (gradient(32, 128),)).kernels[-1].shape
     states = 8 * n_matrix + 12 * n_others
     assert step.written_bytes == pytest.approx(states + 2 * (n_matrix + n_others), rel=1e-9)
     assert step.read_bytes == pytest.approx(states + 4 * (n_matrix + n_others), rel=1e-9)
@@ -139,7 +139,7 @@ def test_a_product_of_the_optimizer_is_a_plain_launch_and_no_module():
     plan = ParallelPlan(framework="megatron-core", optimizer="muon", gpus=8, micro_batch=1, global_batch=8).resolve(8)
     scenario = Scenario(topology="dgx-a100-80g", model="gpt2", plan=plan)
     costs = ModelCosts(load_topology("dgx-a100-80g", 8), scenario)
-    run = optimizer_run(32 * 128, 1, plan, (gradient(32, 128),))
+    run = optimizer_run(32 * 128, plan, (gradient(32, 128),))
     assert [kernel.name for kernel in run.kernels[-2:]] == ["newton_schulz", "adamw_fused"]
     assert len({costs.issue_ps(kernel, 0) for kernel in run.kernels}) == 1
 

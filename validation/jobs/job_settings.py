@@ -71,11 +71,6 @@ class Settings:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
 
-    @property
-    def is_training(self) -> bool:
-        """Whether this trains a model."""
-        return self.job in TRAINING
-
 
 def axis_of(job: str) -> str:
     """Along which axis all ranks of a job work: ``tp``, ``pp`` or ``dp``."""
