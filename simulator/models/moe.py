@@ -417,14 +417,15 @@ def _grouped(
 ) -> Tensor:
     """Append one product per local expert, batched; rows are spread evenly, over fewer experts where they do not suffice.
 
-    What is ``fused`` was quantised by the kernel that made it.
+    What is ``fused`` was quantised by the kernel that made it. Narrow kernels need rows in whole blocks: each expert's are padded.
     """
-    setting = style.setting
+    setting, recipe = style.setting, _narrowing(style)
     each = max(1, -(-n_rows // n_local))
+    block = 1 if recipe is None else recipe.padded_rows
     n_pieces = 1 if setting.fuses_experts or style.groups_experts else n_local
     shape = GemmShape(
         batch=max(1, round(n_rows / each)),
-        m=each,
+        m=-(-each // block) * block,
         n=rows,
         k=columns,
         dtype=setting.gemm_dtype,
@@ -435,7 +436,7 @@ def _grouped(
         in_turn=n_pieces > 1 and not style.spreads_experts,
     )
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
-    if _narrowing(style) is not None:
+    if recipe is not None:
         sums_bias = fused == "input" and style.spec.expert_bias and not setting.lora_rank
         return style.quantised_product(
             x, weight, shape, fused=fused, result_bytes=_epilogue_bytes(style, fused),

@@ -85,11 +85,29 @@ def _core(items: Sequence[LayerItem], mark: int, *, is_forward: bool) -> list[in
 
 
 def _paced(shape: AttentionShape, plan: ParallelPlan) -> AttentionShape:
-    """Return the attention of the rank with most work: half of all keys where the load is balanced, else the last tokens'."""
+    """Return the attention of the rank with most work: its queries against the keys that they see at the mean."""
     if not shape.causal:
         return shape
-    n_keys = shape.seq_k // 2 if plan.cp_load_balance else shape.seq_k - shape.seq_q // 2
-    return replace(shape, causal=False, seq_k=max(1, n_keys))
+    return replace(shape, causal=False, seq_k=max(1, round(_seen_pairs(shape, plan) / shape.seq_q)), window=0)
+
+
+def _seen_pairs(shape: AttentionShape, plan: ParallelPlan) -> float:
+    """Return the pairs of a query of a rank and a key that it sees: of the last rank unless the load is balanced."""
+    whole = _under_mask(shape.seq_k, shape.window)
+    if plan.cp_load_balance:
+        return whole * shape.seq_q / shape.seq_k
+    return whole - _under_mask(shape.seq_k - shape.seq_q, shape.window)
+
+
+def _under_mask(n_tokens: int, window: int) -> float:
+    """Return the pairs under a causal mask, within a window where there is one.
+
+    Examples
+    --------
+    >>> _under_mask(8, 0), _under_mask(8, 4)
+    (32.0, 24.0)
+    """
+    return n_tokens**2 / 2.0 - (max(0, n_tokens - window) ** 2 / 2.0 if window else 0.0)
 
 
 def _all_gather(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_forward: bool) -> Iterator[Item]:
@@ -111,19 +129,33 @@ def _ring(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_f
             n_sent = chunk_bytes * ((step < plan.cp - 1) + (not is_forward and step > 0))
             if n_sent:
                 yield Exchange("send_recv", "cp", n_sent, overlaps=1)
-            yield _ring_step(kernel, plan, step)
+            if (part := _ring_step(kernel, plan, step)) is not None:
+                yield part
         if is_forward:
             yield _merge(kernel, plan.cp - 1)
         else:  # the gradient of its own keys and values comes home
             yield Exchange("send_recv", "cp", chunk_bytes)
 
 
-def _ring_step(shape: AttentionShape, plan: ParallelPlan, step: int) -> AttentionShape:
-    """Return one step: its own tokens under the mask, then whole chunks, of which a balanced rank needs half."""
-    chunk = shape.seq_q
-    if not shape.causal or step == 0:
+def _ring_step(shape: AttentionShape, plan: ParallelPlan, step: int) -> AttentionShape | None:
+    """Return one step: its own tokens under the mask, then other chunks, of which a balanced rank needs half; None if none is seen.
+
+    Under a window the chunks just before a rank's own are all that is seen.
+    """
+    chunk, is_split = (
+        shape.seq_q,
+        plan.cp_load_balance,
+    )  # a balanced rank has a chunk of the beginning and one of the end
+    if not shape.causal or (step == 0 and not shape.window):
         return replace(shape, seq_k=chunk)
-    return replace(shape, seq_k=max(1, chunk // 2) if plan.cp_load_balance else chunk, causal=False)
+    most = chunk**2 / (2.0 if is_split else 1.0)
+    if not shape.window:
+        return replace(shape, seq_k=max(1, round(most / chunk)), causal=False)
+    own = 2 * _under_mask(chunk // 2, shape.window) if is_split else _under_mask(chunk, shape.window)
+    others = max(0.0, _seen_pairs(shape, plan) - own)
+    own += max(0.0, others - most * (plan.cp - 1))
+    n_seen = own if step == 0 else min(most, others - most * (step - 1))
+    return replace(shape, seq_k=max(1, round(n_seen / chunk)), causal=False, window=0) if n_seen > 0 else None
 
 
 def _merge(shape: AttentionShape, n_merges: int) -> PointwiseShape:

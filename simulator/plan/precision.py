@@ -25,6 +25,8 @@ class Quantisation:
     #: transformed columns one by one (``NVFP4Quantizer::quantize_impl``).
     launches: int = 1
     wide_wgrad: bool = False  #: Whether the weight gradient is computed in 16 bits nevertheless.
+    #: Rows to a multiple of which an expert's tokens are padded (NVIDIA/Megatron-LM, ``moe_router_padding_for_fp8``).
+    padded_rows: int = 16
     is_gathered: bool = True  #: Whether tensor-parallel ranks quantise what they gather for a product.
 
 
@@ -82,9 +84,11 @@ PRECISIONS: dict[str, Precision] = {
         _quantised("fp8_rowwise", "fp8", _ROWWISE),
         _quantised("fp8_rowwise_gw_hp", "fp8", replace(_ROWWISE, wide_wgrad=True)),
         _quantised("fp8_block", "fp8_block", Quantisation(kernel="quantize", element_bytes=1.0 + 4 / 128)),
-        _quantised("mxfp8", "mxfp8", Quantisation(kernel="quantize_mxfp8", element_bytes=1.0 + 1 / 32)),
+        _quantised("mxfp8", "mxfp8", Quantisation(kernel="quantize_mxfp8", element_bytes=1.0 + 1 / 32, padded_rows=32)),
         _quantised(
-            "nvfp4", "nvfp4", Quantisation(kernel="quantize_nvfp4", element_bytes=0.5 + 1 / 16, reads=2, launches=4)
+            "nvfp4",
+            "nvfp4",
+            Quantisation(kernel="quantize_nvfp4", element_bytes=0.5 + 1 / 16, reads=2, launches=4, padded_rows=32),
         ),
     )
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
@@ -151,10 +151,13 @@ class PcieSpec(Sourced):
         return self.hidden or (self.switches == 0 and "switches" in self.model_fields_set)
 
 
+CpuVendor = Literal["amd", "intel", "arm", "power", "other"]
+
+
 class CpuSpec(Sourced):
     """The host processors; NCCL's costs depend on the vendor."""
 
-    vendor: Literal["amd", "intel", "arm", "power", "other"] = "other"
+    vendor: CpuVendor = "other"
     model: str = ""
     sockets: int = Field(default=1, gt=0, le=64)
     memory_bytes: Bytes | None = Field(default=None, alias="memory", gt=0)
@@ -247,7 +250,25 @@ class SitesSpec(Sourced):
     latency_s: Latency = Field(default=0.0, alias="latency", ge=0)
 
 
-class ClusterSpec(OperatedSpec, Sourced):
+class CommunicationSpec(OperatedSpec):
+    """What a file says of communication beside its links."""
+
+    transports: dict[str, TransportSpec] = Field(default_factory=dict)
+    default_transport: str | None = None
+    efficiency: dict[str, Any] = Field(default_factory=dict)
+    collectives: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _default_is_known(self) -> Self:
+        if self.default_transport is not None and self.default_transport not in self.transports:
+            guess = did_you_mean(self.default_transport, self.transports)
+            known = ", ".join(self.transports) or "none"
+            text = f"{self.default_transport!r} is not among the transports ({known}).{guess}"
+            raise complaint(ConfigError(text), "default_transport")
+        return self
+
+
+class ClusterSpec(CommunicationSpec, Sourced):
     """A whole cluster file."""
 
     version: Literal[1] = 1
@@ -258,18 +279,9 @@ class ClusterSpec(OperatedSpec, Sourced):
     node: NodeSpec
     fabric: FabricSpec = Field(default_factory=lambda: FABRICS["none"](kind="none"))
     sites: SitesSpec | None = None
-    transports: dict[str, TransportSpec] = Field(default_factory=dict)
-    default_transport: str | None = None
-    efficiency: dict[str, Any] = Field(default_factory=dict)
-    collectives: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> ClusterSpec:
-        if self.default_transport is not None and self.default_transport not in self.transports:
-            guess = did_you_mean(self.default_transport, self.transports)
-            known = ", ".join(self.transports) or "none"
-            text = f"{self.default_transport!r} is not among the transports ({known}).{guess}"
-            raise complaint(ConfigError(text), "default_transport")
         if self.nodes > 1 and self.fabric.kind != "none" and self.node.nics is None:
             text = f"a {self.fabric.kind} fabric between {self.nodes} nodes needs node.nics"
             raise complaint(ConfigError(text), "node")

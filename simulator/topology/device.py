@@ -108,7 +108,13 @@ class Device:
         return self.peak_flops_per_s["fp16" if dtype in ("fp8", *_ELEMENTS) else "fp32"]
 
     def computes(self, dtype: str) -> bool:
-        """Whether the device has matrix units for a dtype, rather than a wider one in its place."""
+        """Whether the device has matrix units for a dtype, rather than a wider one in its place.
+
+        A generation that is not known computes in what its file has a peak for.
+        """
+        scaled = _SCALES_BLOCKS.get(dtype)
+        if scaled and self.architecture in ARCHITECTURES and self.architecture not in scaled:
+            return False
         return dtype in self.peak_flops_per_s or _ELEMENTS.get(dtype, dtype) in self.peak_flops_per_s
 
     def place_of(self, *path: str) -> str:
@@ -163,6 +169,9 @@ def sustained_scale(power_limit_w: float, reference_w: float) -> float:
     )
 
 
+#: formats of scaled blocks -> generations whose matrix units take the scales (NVIDIA/TransformerEngine,
+#: ``check_mxfp8_support``: compute capability 10.0; AMD, "CDNA 4 Architecture": OCP's MX formats, and no NVFP4)
+_SCALES_BLOCKS = {"mxfp8": ("blackwell", "cdna4"), "mxfp4": ("blackwell", "cdna4"), "nvfp4": ("blackwell",)}
 #: products of scaled blocks -> type of their elements
 _ELEMENTS = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
 

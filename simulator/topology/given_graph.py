@@ -14,7 +14,9 @@ from simulator.config import Bandwidth, KeyPath, Latency, Locator, Place, Spec, 
 from simulator.errors import ConfigError, UnroutableError
 from simulator.topology.cluster_spec import (
     ClusterSpec,
+    CommunicationSpec,
     CpuSpec,
+    CpuVendor,
     DeviceName,
     NicSpec,
     NodeSpec,
@@ -26,9 +28,17 @@ from simulator.topology.cluster_spec import (
     pcie_generation,
 )
 from simulator.topology.graph import Topology
-from simulator.topology.link import FABRIC_KINDS, HOST_KINDS, NVLINK_KINDS, Graph, LinkArrays, LinkTable, graph_of
+from simulator.topology.link import (
+    FABRIC_KINDS,
+    HOST_KINDS,
+    NVLINK_KINDS,
+    Graph,
+    LinkArrays,
+    LinkKind,
+    LinkTable,
+    graph_of,
+)
 from simulator.topology.node import InnerRoutes
-from simulator.topology.operation_spec import OperatedSpec
 from simulator.topology.routing import Route, Router, combine, maximum_flow_bytes_per_s
 
 #: attributes of a networkx graph that drawing and other tools use, and that mean nothing here
@@ -45,7 +55,7 @@ class VertexSpec(Spec):
     node: int | None = Field(default=None, ge=0)
     nics: tuple[str, ...] = ()
     multicast: bool = False
-    vendor: Literal["amd", "intel", "arm", "power", "other"] = "other"
+    vendor: CpuVendor = "other"
 
 
 class EdgeSpec(Spec):
@@ -53,14 +63,14 @@ class EdgeSpec(Spec):
 
     source: str
     target: str
-    kind: Literal["nvlink", "nvswitch", "pcie", "socket", "nic", "fabric", "wan"] | None = None
+    kind: LinkKind | None = None
     bandwidth_bytes_per_s: Bandwidth = Field(alias="bandwidth", gt=0)
     latency_s: Latency = Field(default=0.0, alias="latency", ge=0)
     lanes: int = Field(default=1, gt=0)
     both_ways: bool = True
 
 
-class GraphSpec(OperatedSpec):
+class GraphSpec(CommunicationSpec):
     """A file with ``vertices`` and ``edges``."""
 
     version: Literal[1] = 1
@@ -72,10 +82,6 @@ class GraphSpec(OperatedSpec):
     pxn: bool = False
     vertices: dict[str, VertexSpec]
     edges: tuple[EdgeSpec, ...]
-    transports: dict[str, TransportSpec] = Field(default_factory=dict)
-    default_transport: str | None = None
-    efficiency: dict[str, Any] = Field(default_factory=dict)
-    collectives: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> GraphSpec:

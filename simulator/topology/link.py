@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 #: kinds of links, from the inside of a node outwards
-LINK_KINDS = ("nvlink", "nvswitch", "pcie", "socket", "nic", "fabric", "wan")
+LinkKind = Literal["nvlink", "nvswitch", "pcie", "socket", "nic", "fabric", "wan"]
+LINK_KINDS: tuple[str, ...] = get_args(LinkKind)
 NVLINK_KINDS = ("nvlink", "nvswitch")
 #: between switches
 FABRIC_KINDS = ("fabric", "wan")

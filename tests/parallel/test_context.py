@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.errors import InfeasiblePlanError
@@ -132,3 +134,30 @@ def test_one_rank_exchanges_nothing_whatever_is_marked():
     marked = [item for _, part in items_of(layer_of(plan_of(2, "p2p")), "F") for item in part]
     alone = exchange_context(marked, plan_of(1, "p2p"))
     assert len(alone) == len(marked) - 1 and not any(isinstance(item, Exchange) for item in alone)
+
+
+def brute_pairs(window, cp, rank):
+    """Pairs of a query of a balanced rank and a key that it sees, counted over a mask of 64 tokens."""
+    n, half = 64, 64 // (2 * cp)
+    queries = [*range(rank * half, (rank + 1) * half), *range((2 * cp - 1 - rank) * half, (2 * cp - rank) * half)]
+    return sum(1 for q in queries for key in range(n) if q - window < key <= q)
+
+
+@pytest.mark.parametrize("window", [8, 24, 48])
+@pytest.mark.parametrize("kind", ["p2p", "all_gather", "a2a"])
+@pytest.mark.parametrize("cp", [2, 4])
+def test_a_window_limits_what_ranks_that_share_a_sequence_compute(window, kind, cp):
+    """Against masks of 64 tokens in which each is 128 of the real ones, half of which its own mask hides; the mean of the ranks."""
+    spec = replace(SPEC, sliding_window=window * SEQUENCE // 64, pattern=("w-",) * SPEC.layers)
+    plan = plan_of(cp, kind)
+    setting = Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused")
+    layer = build_model(spec, setting).layers[1]
+    found = sum(
+        item.n_flops
+        for _, part in items_of(layer, "F")
+        for item in exchange_context(part, plan)
+        if isinstance(item, AttentionShape)
+    )
+    pairs = sum(brute_pairs(window, cp, rank) for rank in range(cp)) / cp
+    pair_flops = 4 * MICRO_BATCH * SPEC.heads * SPEC.head_dim * (SEQUENCE // 64) ** 2
+    assert found == pytest.approx(pair_flops * pairs, rel=0.05)

@@ -11,6 +11,7 @@ from simulator.models.setting import Setting
 from simulator.plan import PRECISIONS, ParallelPlan
 from simulator.plan.framework import FRAMEWORK_ALIASES, Framework
 from simulator.simulation import model_for
+from simulator.topology.device import load_device
 
 QUANTISED = [name for name, precision in PRECISIONS.items() if precision.quantisation]
 
@@ -399,3 +400,27 @@ def test_fused_experts_leave_sms_to_the_exchange_beside_them():
         products = kernels(model_for(spec, replace(plan, **changes)), GemmShape)
         assert {i.left_sms for i in products if i.name == "grouped_gemm"} == {left}
         assert {i.left_sms for i in products if i.name != "grouped_gemm"} == {0}
+
+
+@pytest.mark.parametrize(("precision", "rows"), [("bf16", 86), ("fp8", 96), ("mxfp8", 96)])
+def test_narrow_products_of_experts_have_rows_in_whole_blocks(precision, rows):
+    """Kimi K2: 4,096 tokens choose 8 of 384 experts, 85.3 rows each; Megatron's ``moe_router_padding_for_fp8`` pads to 16 or 32."""
+    spec = rename(CATALOG["kimi-k2"], "x", layers=2, dense_layers=0)
+    model = build_model(spec, Setting(micro_batch=1, sequence_length=4096, precision=precision, kernels="fused"))
+    products = [shape for shape in kernels(model, GemmShape) if shape.name == "grouped_gemm"]
+    assert {shape.k if shape.kernel_pass == "wgrad" else shape.m for shape in products} == {rows}
+
+
+@pytest.mark.parametrize(
+    ("device", "computed"),
+    [
+        ("h100-sxm5-80g", {"fp8"}),
+        ("b200", {"fp8", "mxfp8", "nvfp4"}),
+        ("mi300x", {"fp8"}),
+        ("mi355x", {"fp8", "mxfp8"}),
+    ],
+)
+def test_blocks_with_scales_need_matrix_units_that_take_them(device, computed):
+    """Transformer Engine: "compute capability 10.0 or higher required for MXFP8"; OCP's MX formats came to AMD with CDNA 4."""
+    found = {name for name in ("fp8", "mxfp8", "nvfp4") if load_device(device).computes(name)}
+    assert found == computed

@@ -293,6 +293,7 @@ def declared():
     of_nodes = [
         one for one in vars(cluster_spec).values() if isinstance(one, type) and one.__module__ == cluster_spec.__name__
     ]
+    of_nodes.remove(cluster_spec.CommunicationSpec)  # keys that those of clusters and of graphs share
     of_running = [get_args(field.annotation)[0] for field in operation_spec.OperatedSpec.model_fields.values()]
     kinds = [one for one in (*of_nodes, *of_running, *FABRICS.values()) if issubclass(one, Spec)]
     return {(kind.__name__, field.alias or key) for kind in kinds for key, field in kind.model_fields.items()}

@@ -235,6 +235,7 @@ def test_directed_and_parallel_edges():
         (lambda g: g.edges[0, 1].update(bandwidth_bytes_per_s=float("nan")), r"0 -> 1: edges.*bandwidth"),
         (lambda g: g.edges[0, 1].update(latency_s=-1.0), r"0 -> 1: edges.*latency"),
         (lambda g: g.graph.update(devise="a100-sxm4-40g"), r"mine: devise: unknown key. Did you mean 'device'"),
+        (lambda g: g.graph.update(default_transport="rmda"), r"mine: default_transport: 'rmda' is not among the transports"),
         (lambda g: g.nodes[3].update(node=0), "different numbers of GPUs"),
         (lambda g: g.nodes[0].update(nics=["nic7"]), "uses the NIC 'nic7'"),
         (lambda g: g.add_node("0", kind="gpu"), "same name"),

@@ -481,15 +481,18 @@ class Style(ABC):
     def attention_shape(self, *, causal: bool, head_dim: int = 0, kind: str = "*") -> AttentionShape:
         """Return the shape of this rank's core attention, whose keys are those that its kind lets a token see.
 
-        Documents packed into a sequence are sequences to fused attention, which is told where each of them begins.
+        Documents packed into a sequence are sequences to fused attention, which is told where each of them begins. Where ranks share
+        a sequence its chunks are no sequences of their own: a token sees half a chunk before it at the mean.
         """
         setting = self.setting
-        window = self.spec.sliding_window if kind == "w" and causal and setting.cp == 1 else 0
+        window = self.spec.sliding_window if kind == "w" and causal else 0
+        if kind == "c" and causal and setting.cp > 1:
+            window = self.spec.attention_chunk // 2
         document = setting.document_length if setting.attention == "flash" else 0
         limits = [setting.sequence, self.spec.attention_chunk if kind == "c" else 0, document]
         n_chunks = setting.sequence // min(filter(None, limits)) if setting.cp == 1 else 1
         return AttentionShape(
-            window=window if window < setting.sequence else 0,
+            window=window if window < setting.sequence_length else 0,
             batch=setting.micro_batch * n_chunks,
             heads=self.heads,
             kv_heads=self.kv_heads,
