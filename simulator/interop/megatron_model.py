@@ -232,6 +232,10 @@ def expert_counts(found: Found) -> list[int]:
     return counts if len(set(counts)) > 1 else counts[:1]
 
 
+#: fields that one flag each gives
+_OF_EXPERTS = ("shared_expert_hidden", "expert_latent", "expert_groups", "groups_per_token")
+
+
 def _experts(found: Found, given: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the experts: which blocks have some, and how many."""
     reader, counts = found.reader, expert_counts(found)
@@ -241,7 +245,7 @@ def _experts(found: Found, given: Mapping[str, Any], layers: int) -> dict[str, A
         "n_experts": max(counts),
         "top_k": found["moe-router-topk"] or (1 if is_deepspeed(found) else 2),
         "expert_hidden": found["moe-ffn-hidden-size"] or 0,
-        **{name: given.get(name, 0) for name in ("shared_expert_hidden", "expert_latent")},
+        **{name: given.get(name, 0) for name in _OF_EXPERTS},
         "shared_expert_gate": given["shared_expert_gate"],
         # NVIDIA/Megatron-LM, ``core/transformer/moe/router.py`` and ``experts.py``
         **dict.fromkeys(("router_bias", "expert_bias"), not found["disable-bias-linear"] and not is_deepspeed(found)),

@@ -86,6 +86,9 @@ class ModelSpec:
     expert_hidden: int = 0
     shared_expert_hidden: int = 0
     dense_layers: int = 0
+    #: Groups of experts, and of how many of them a token's experts are: DeepSeek's node-limited routing; 0 where all are open to it.
+    expert_groups: int = 0
+    groups_per_token: int = 0
     dense_blocks: tuple[int, ...] = ()  #: Positions of further blocks without experts.
     #: Fields that differ from block to block, each with its value in every block (Gemma 4, Nemotron-NAS, PR-MoE's pyramid).
     of_blocks: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -237,6 +240,13 @@ class ModelSpec:
         if self.n_experts and not 0 < self.top_k <= self.n_experts:
             raise ConfigError(
                 f"model '{self.name}': top_k={self.top_k} is not between 1 and n_experts={self.n_experts}"
+            )
+        if self.groups_per_token >= self.expert_groups or self.expert_groups < 2:  # one group, or all: no limit
+            object.__setattr__(self, "expert_groups", 0)
+            object.__setattr__(self, "groups_per_token", 0)
+        if self.expert_groups and (self.n_experts % self.expert_groups or not self.groups_per_token):
+            raise ConfigError(
+                f"model '{self.name}': {self.groups_per_token} of expert_groups={self.expert_groups} groups of n_experts={self.n_experts}"
             )
         if self.output_groups and (self.kv_heads != 1 or self.heads % self.output_groups):
             raise ConfigError(

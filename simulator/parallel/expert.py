@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import comb
 
 from simulator.models.layer import CommunicationPoint
 from simulator.parallel.context import Exchange, Item
@@ -30,15 +31,27 @@ from simulator.program.op import Routed
 FP8_SHARE = (1 + 4 / 128) / 2
 
 
-def expected_distinct(n_places: int, n_draws: int) -> float:
+def expected_distinct(n_places: int, n_draws: int, n_groups: int = 0, n_open: int = 0) -> float:
     """Return how many of ``n_places`` equally likely places ``n_draws`` independent draws hit.
+
+    Places lie in ``n_groups`` equal groups, or hold as many; all draws are from ``n_open`` of these (0: from all), any as likely.
 
     Examples
     --------
-    >>> expected_distinct(1, 8), expected_distinct(2, 2)
-    (1.0, 1.5)
+    >>> expected_distinct(1, 8), expected_distinct(2, 2), round(expected_distinct(8, 8, 8, 4), 2)
+    (1.0, 1.5, 3.6)
+
+    References
+    ----------
+    DeepSeek-AI, "DeepSeek-V3", arXiv:2412.19437, section 2.1.2 (node-limited routing).
     """
-    return n_places * (1.0 - (1.0 - 1.0 / n_places) ** n_draws)
+    if not n_groups:
+        return n_places * (1.0 - (1.0 - 1.0 / n_places) ** n_draws)
+    if n_places >= n_groups:
+        return n_places * n_open / n_groups * (1.0 - (1.0 - n_groups / (n_places * n_open)) ** n_draws)
+    n_held, ways = n_groups // n_places, comb(n_groups, n_open)
+    shares = (comb(n_held, k) * comb(n_groups - n_held, n_open - k) / ways for k in range(min(n_held, n_open) + 1))
+    return n_places * sum(share * (1.0 - (1.0 - k / n_open) ** n_draws) for k, share in enumerate(shares))
 
 
 def exchange_experts(items: Sequence[Item], plan: ParallelPlan, communicators: Communicators) -> list[Item]:
@@ -92,20 +105,25 @@ def _exchanges(point: CommunicationPoint, plan: ParallelPlan, communicators: Com
     else:
         n_local, n_nodes = communicators.size("ep:local"), communicators.size("ep:rail")
         if n_nodes > 1:
-            across = round(token_bytes * expected_distinct(n_nodes, point.n_copies))
+            across = round(token_bytes * _copies(point, n_nodes))
             routed = _routed(point, token_bytes, n_nodes)
             yield Exchange("all_to_all", "ep:rail", across, point.operator, point.overlaps, routed=routed)
         if n_local > 1:
-            inside = round(token_bytes * expected_distinct(plan.ep, point.n_copies))
+            inside = round(token_bytes * _copies(point, plan.ep))
             routed = _routed(point, token_bytes, plan.ep)
             yield Exchange("all_to_all", "ep:local", inside, point.operator, point.overlaps, routed=routed)
+
+
+def _copies(point: CommunicationPoint, n_places: int) -> float:
+    """Return to how many of the ranks or nodes of a group a token goes at the mean."""
+    return expected_distinct(n_places, point.n_copies, point.n_groups, point.groups_per_token)
 
 
 def _routed(point: CommunicationPoint, bytes_of_all: float, n_places: int) -> Routed | None:
     """Return the tokens that a dispatcher's kernels carry to ``n_places`` ranks or nodes."""
     if not point.n_tokens:
         return None
-    return Routed(point.n_tokens, bytes_of_all / point.n_tokens, expected_distinct(n_places, point.n_copies), n_places)
+    return Routed(point.n_tokens, bytes_of_all / point.n_tokens, _copies(point, n_places), n_places)
 
 
 def expert_refusal(plan: ParallelPlan, *, has_experts: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from simulator.costs import ModelCosts
@@ -352,7 +353,9 @@ def test_a_dispatcher_with_few_sms_is_bound_by_them():
 )
 def test_hybridep_carries_tokens_at_the_rates_that_its_authors_print(n_ranks, published):
     """deepseek-ai/DeepEP, branch hybrid-ep: bf16 on GB200, kernels alone, 32 SMs, 4,096 tokens of 7,168, top 8: both ways, GB/s."""
-    spec = rename(find_spec("deepseek-v3"), "x", layers=2, dense_layers=1, mtp_layers=0)
+    spec = rename(
+        find_spec("deepseek-v3"), "x", layers=2, dense_layers=1, mtp_layers=0, expert_groups=0
+    )  # tests/test_hybrid_ep.py: any
     plan = ParallelPlan.of({
         "gpus": n_ranks, "dp": n_ranks, "ep": n_ranks, "micro_batch": 1, "sequence_length": 4096, "moe_dispatcher": "hybridep",
         "framework": "megatron-bridge", "global_batch": n_ranks, "overlap": False, "overlap_parameter_gather": False,
@@ -475,3 +478,20 @@ def test_experts_are_reduced_and_gathered_beside_compute_as_dense_layers_are(sha
             (count > 1) == (overlap and (gathers_ahead or name != "all_gather")) for name, count in counts.items()
         )
     assert sorted(hidden, key=hidden.__getitem__) == sorted(hidden)
+
+
+@pytest.mark.parametrize(
+    ("n_places", "n_groups", "n_open", "n_draws"),
+    [(8, 8, 4, 8), (4, 8, 4, 8), (32, 8, 4, 8), (2, 8, 3, 6), (8, 0, 0, 8)],
+)
+def test_tokens_limited_to_groups_of_experts_go_to_fewer_places(n_places, n_groups, n_open, n_draws):
+    """Against draws of 20,000 tokens: groups first, then experts of these."""
+    random = np.random.default_rng(0)
+    n_experts = 256
+    hits = 0
+    for _ in range(20_000):
+        groups = random.choice(n_groups, n_open, replace=False) if n_groups else np.arange(1)
+        each = n_experts // (n_groups or 1)
+        experts = groups[random.integers(len(groups), size=n_draws)] * each + random.integers(each, size=n_draws)
+        hits += len(set(experts * n_places // n_experts))
+    assert expected_distinct(n_places, n_draws, n_groups, n_open) == pytest.approx(hits / 20_000, rel=0.01)
