@@ -143,6 +143,10 @@ def _now_and_then(text: str, flag: str) -> tuple[float, float]:
     return parse_time(time.strip(), flag, least_s=1e-9), float(word)
 
 
+#: nothing that still works is slower
+_MOST_FACTOR = 1_000_000
+
+
 def _share_and_factor(text: str | None, what: str) -> tuple[float, float]:
     """Read ``0.01=1.3``: the share of what is slow, and how many times as long it takes."""
     if text is None:
@@ -151,9 +155,9 @@ def _share_and_factor(text: str | None, what: str) -> tuple[float, float]:
         share, factor = map(float, text.split("="))
     except ValueError:
         share = factor = math.nan
-    if not (0 < share <= 1 and 1 <= factor < math.inf):
+    if not (0 < share <= 1 and 1 <= factor <= _MOST_FACTOR):
         raise ConfigError(
-            f"--slow-{what} {text}: the share of them, above 0 and at most 1, and a factor of at least 1",
+            f"--slow-{what} {text}: the share of them, above 0 and at most 1, and a factor from 1 to {_MOST_FACTOR:,}",
             hint=f"--slow-{what} 0.01=1.3",
         )
     return share, factor

@@ -351,7 +351,7 @@ def _steps(columns: _Columns, host: HostEvents, names: tuple[str, ...]) -> tuple
         match = _STEP.match(name)
         if match is None:
             return
-        said = int(match.group(1)) if match.group(1) else -1
+        said = integer(match.group(1))
         key = (said, 0 if said >= 0 else start)
         known = found.get(key)
         if known is None or (not on_device and end - start > known.end_ns - known.start_ns):

@@ -345,7 +345,7 @@ def join_launches(correlation: Int64, host: HostEvents) -> Int32:
 def number(value: object) -> float | None:
     """Read a number, also from text; None where it is none, not finite, or beyond what times in microseconds can be."""
     if type(value) is float or type(value) is int:
-        result = float(value)
+        result = value
     elif isinstance(value, str):
         try:
             result = float(value)
@@ -353,7 +353,7 @@ def number(value: object) -> float | None:
             return None
     else:
         return None
-    return result if -_LIMIT_US < result < _LIMIT_US else None
+    return float(result) if -_LIMIT_US < result < _LIMIT_US else None
 
 
 def integer(value: object, default: int = -1) -> int:

@@ -64,6 +64,7 @@ def test_files_that_would_eat_the_machine(monkeypatch, capsys, tmp_path, name, t
         (["sweep", *JOB, "--axis", "tp=1,2", "--format", "csv,"], "--format csv,: an empty item"),
         ([*JOB, "--tokens", "1e9", "--mtbf", "1 h/node", "--histories", "999999999"], "--histories 999999999: at most"),
         (["stragglers", *JOB, "--spread", "0.02", "--histories", "999999999"], "--histories 999999999"),
+        (["stragglers", *JOB, "--slow-gpus", "0.1=1e300"], "a factor from 1 to 1,000,000"),
         ([*JOB, "--set", "node.gpus=true"], "node.gpus: must be a number or a word, not true or false"),
         ([*JOB, "--set", "node.nics.count=false"], "node.nics.count: must be a number or a word"),
         (
