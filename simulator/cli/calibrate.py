@@ -40,8 +40,10 @@ def collectives(
 
     Without --topology, all clusters of the tables are fitted together, class by class, as the shipped constants were.
     """
+    from simulator.config import keep_inputs
     from simulator.errors import CalibrationError
 
+    keep_inputs(out, files)
     if topology is None:
         _all_clusters([Path(file) for file in files], out, leave_one_out=leave_one_out, json_output=json_output)
         return
@@ -73,11 +75,12 @@ def kernels(
 ) -> None:
     """Fit the kernel constants of a device to a table of timed kernels."""
     from simulator.calibration.kernels import fit_kernels, undetermined_kernels, write_kernels
-    from simulator.config import read_text, resolve_name, write_file
+    from simulator.config import keep_inputs, read_text, resolve_name, write_file
     from simulator.topology.device import load_device
     from validation.tables.reader import find_table
 
     file = str(find_table(Path(file)))
+    keep_inputs(out, [file])
     known = load_device(device)
     fit = fit_kernels(file, device, start_from=start_from or "")
     missing = undetermined_kernels(file, known, fit)

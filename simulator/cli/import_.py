@@ -33,12 +33,14 @@ def import_(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Read a file of another tool; print what was used, what is irrelevant, what is unknown and what was assumed."""
+    from simulator.config import keep_inputs
     from simulator.errors import ConfigError
     from simulator.interop import FORMATS, import_any
     from simulator.interop.account import account_of
 
     if not path and kind != "nvml":
         raise ConfigError("which file?", hint=f"simulate import FILE; formats: {', '.join(FORMATS)}")
+    keep_inputs(out, [path] if path else [])
     options = {
         "device": device, "nodes": nodes, "nic_bandwidth": nic_bandwidth, "node_of": node_of,
         "links": _pairs(links) if links else None, "gpus": gpus, "collective": collective,

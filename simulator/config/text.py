@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import cache_from_source
@@ -383,6 +383,12 @@ def check_place(path: str | Path, *, is_folder: bool = False) -> None:
             return
     if not os.access(place, os.W_OK):
         raise ConfigError(f"{path}: cannot be written: {place} takes no files", hint="name a place that does")
+
+
+def keep_inputs(out: str | Path | None, inputs: Iterable[str | Path]) -> None:
+    """Refuse to write over a file that is read, before the work."""
+    if out and Path(out).resolve() in {Path(one).resolve() for one in inputs}:
+        raise ConfigError(f"--out {out}: would be written over the file that is read", hint="name another file")
 
 
 def write_file(path: str | Path, text: str) -> None:

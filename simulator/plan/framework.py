@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal
 
 from simulator.plan.data_parallelism import (
@@ -29,6 +30,8 @@ from simulator.plan.data_parallelism import (
     DataParallelism,
 )
 
+#: How kernels are issued: operation by operation, from compiled code, or as captured graphs.
+Host = Literal["eager", "compiled", "graphs"]
 #: How Adam steps: in one operation over all tensors, operation by operation over all of them, or tensor by tensor.
 OptimizerImplementation = Literal["fused", "foreach", "for-loop"]
 
@@ -68,7 +71,7 @@ class Framework:
     #: Who reduces gradients and shards states.
     data_parallel: DataParallelism
     #: How the host issues kernels: ``eager``, ``compiled``, ``graphs``.
-    host: Literal["eager", "compiled", "graphs"] = "eager"
+    host: Host = "eager"
     #: Of one reduced gradient element, as the framework's usual recipes set it.
     gradient_bytes_bf16: int = 2
     gradient_bytes_fp16: int = 2
@@ -614,3 +617,9 @@ FRAMEWORK_ALIASES = {alias: f.name for f in FRAMEWORKS.values() for alias in f.a
     "colossal-ai": "torch-3d",
     "deepspeed-ulysses": "deepspeed",
 }
+
+
+@cache  # every setting of a plan that follows from its framework asks
+def hosted(name: str, host: Host) -> Framework:
+    """Return a framework whose kernels are issued in another way than its own."""
+    return replace(FRAMEWORKS[name], host=host)

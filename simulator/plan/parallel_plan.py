@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from math import gcd, inf
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.plan import module_names as parts
 from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting
-from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, OptimizerImplementation
+from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Host, OptimizerImplementation, hosted
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rules import check_combination, check_words
 from simulator.plan.stage_layout import parse_layout
@@ -30,7 +29,6 @@ ContextExchange = Literal["p2p", "all_gather", "a2a"]
 Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 #: dispatcher that brings kernels of its own -> SMs that they take (Megatron-Core: moe_deepep_num_sms, moe_hybridep_num_sms)
 DISPATCHER_SMS = {"deepep": 20, "hybridep": 16}
-Host = Literal["eager", "compiled", "graphs"]
 #: groups of settings and their headings
 GROUPS = {name: name.capitalize() for name in ("degrees", "batch", "sharding", "pipeline", "precision")} | {
     "recompute": "Recomputation and offloading", "overlap": "Overlap", "experts": "Experts", "software": "Software",
@@ -390,7 +388,7 @@ class ParallelPlan:
     def framework_spec(self) -> Framework:
         """The entry of :data:`FRAMEWORKS` that the plan names, with the plan's own way to issue kernels."""
         host: Host | None = "graphs" if self.cuda_graphs == "full_iteration" else self.host
-        return FRAMEWORKS[self.framework] if host is None else _hosted(FRAMEWORKS[self.framework], host)
+        return FRAMEWORKS[self.framework] if host is None else hosted(self.framework, host)
 
     @property
     def softmax_kernel(self) -> Literal["fused_softmax", ""]:
@@ -691,11 +689,6 @@ class ParallelPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, in the keys of plan files."""
         return {key: getattr(self, key) for key in SETTINGS}
-
-
-@cache  # every setting of a plan that follows from its framework asks
-def _hosted(framework: Framework, host: Host) -> Framework:
-    return replace(framework, host=host)
 
 
 #: every setting of a plan by its key

@@ -532,3 +532,18 @@ def waited_for(condition, most_s):
     until = time.monotonic() + most_s
     while not condition() and time.monotonic() < until:
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["import", "{}", "-o", "{}"], ["calibrate", "kernels", "{}", "-d", "h100-sxm5-80g", "--out", "{}"],
+     ["calibrate", "collectives", "{}", "-t", "polaris", "--transport", "tcp", "--out", "{}"]],
+    ids=["import", "kernels", "collectives"],
+)  # fmt: skip
+def test_what_is_read_is_not_written_over(monkeypatch, capsys, tmp_path, words):
+    path = tmp_path / "mine.csv"
+    path.write_text("--num-layers 2\n")
+    assert "would be written over the file that is read" in refused(
+        monkeypatch, capsys, *[w.format(path) for w in words]
+    )
+    assert path.read_text() == "--num-layers 2\n"
