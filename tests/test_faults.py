@@ -37,9 +37,9 @@ def test_flags_become_faults_in_order():
     ("ranks", "links", "message"),
     [
         (["x=2"], [], "not a rank"),
-        (["3"], [], "how many times"),
-        (["3=0"], [], "how many times"),
-        (["3=inf"], [], "how many times"),
+        (["3"], [], "expected NAME=FACTOR"),
+        (["3=0"], [], "expected NAME=FACTOR"),
+        (["3=inf"], [], "expected NAME=FACTOR"),
         (["3=1.1", "3=1.2"], [], "twice"),
         (["8=1.1"], [], "ranks 0 to 7"),
         ([], ["node2.nic=2"], "nodes 0 to 1"),
