@@ -28,9 +28,8 @@ class GroupShape:
     n_ranks: int
     n_nodes: int
     ranks_per_node: int
-    generation: (
-        str  #: As :func:`~simulator.collectives.constants.priced_as` names it: ``volta``, ``hopper``, ``cdna3`` ...
-    )
+    #: As :func:`~simulator.collectives.constants.priced_as` names it: ``volta``, ``hopper``, ``cdna3`` ...
+    generation: str
     wiring: str  #: Of the GPUs of a node, as NCCL's graph search tells them apart: ``switch``, ``mesh``, ``cube`` or ``pcie``.
     #: What one of its GPUs can send to the others on its node over NVLink, per direction; the PCIe rate without NVLink.
     nvlink_bytes_per_s: float

@@ -140,7 +140,8 @@ def _ring(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_f
 def _ring_step(shape: AttentionShape, plan: ParallelPlan, step: int) -> AttentionShape | None:
     """Return one step: its own tokens under the mask, then other chunks, of which a balanced rank needs half; None if none is seen.
 
-    Under a window the chunks just before a rank's own are all that is seen.
+    Under a window the chunks just before a rank's own are all that is seen; keys that an index chooses, which may lie anywhere, are
+    taken for as near.
     """
     chunk, is_split = (
         shape.seq_q,

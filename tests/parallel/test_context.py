@@ -161,3 +161,19 @@ def test_a_window_limits_what_ranks_that_share_a_sequence_compute(window, kind, 
     pairs = sum(brute_pairs(window, cp, rank) for rank in range(cp)) / cp
     pair_flops = 4 * MICRO_BATCH * SPEC.heads * SPEC.head_dim * (SEQUENCE // 64) ** 2
     assert found == pytest.approx(pair_flops * pairs, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["p2p", "all_gather", "a2a"])
+def test_chunks_that_end_within_a_sequence_are_no_whole_sequence(kind):
+    """Llama 4's chunks (``attention_chunk_size``): pairs of one chunk alone, half of which the mask hides; shared by the ranks."""
+    chunk, cp = SEQUENCE // 8, 4
+    spec = replace(SPEC, attention_chunk=chunk, pattern=("c-",) * SPEC.layers)
+    setting = Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused")
+    parts = [part for _, part in items_of(build_model(spec, setting).layers[1], "F")]
+    shapes = [
+        one for part in parts for one in exchange_context(part, plan_of(cp, kind)) if isinstance(one, AttentionShape)
+    ]
+    pairs = 8 * chunk**2 / 2 / cp
+    assert sum(one.n_flops for one in shapes) == pytest.approx(
+        4 * MICRO_BATCH * SPEC.heads * SPEC.head_dim * pairs, rel=0.05
+    )

@@ -442,6 +442,15 @@ def test_streams_of_fully_shard_wait_for_a_buffer_and_its_host_for_nothing():
     assert not any(isinstance(task.op, HostWork) and task.after for task in tasks)
 
 
+@pytest.mark.parametrize(("precision", "width"), [("bf16", 2), ("fp32", 4), ("amp_bf16", 2)])
+def test_what_is_copied_out_is_as_wide_as_what_was_gathered(precision, width):
+    """``foreach_all_gather_copy_out`` splits one buffer into the parameters of the unit, in the type that was gathered."""
+    tasks, _ = step_tasks(zero_plan(framework="fsdp2", sharding="zero3", precision=precision), [1_000_000] * 3)
+    copies = [task.op for task in tasks if "copy-out" in getattr(task.op, "name", "")]
+    shapes = [kernel.shape for op in copies for kernel in op.kernels]
+    assert shapes and {(one.read_bytes, one.written_bytes) for one in shapes} == {(width * 1e6, width * 1e6)}
+
+
 @pytest.mark.parametrize(
     ("framework", "sharding"), [("hf-eager", "none"), ("megatron", "zero1"), ("deepspeed", "zero2"), ("fsdp", "zero3")]
 )
