@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import simulator
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, SimulatorError
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -85,6 +85,8 @@ def _starting() -> Iterator[None]:
 START_S = 2.0
 #: short items of a call after which it is estimated how long the others take
 N_TELLING = 4
+#: how often workers of one call may be killed from outside before the call ends
+MOST_KILLED = 3
 
 
 class Pool:
@@ -164,6 +166,32 @@ class Pool:
             n_done += 1
         if n_done == len(items):
             return
+        yield from self._spread(function, items, set(range(n_done, len(items))), batch_size)
+
+    def _spread(
+        self, function: Callable[[Item], Answer], items: Sequence[Item], left: set[int], batch_size: int | str
+    ) -> Iterator[tuple[int, Answer]]:
+        """Have processes work on what is left; where one of them is killed, others go on with what has not come back."""
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+        n_killed = 0
+        while left:
+            try:
+                for index, answer in self._processes(function, items, sorted(left), batch_size):
+                    left.discard(index)
+                    yield index, answer
+            except TerminatedWorkerError:
+                n_killed += 1
+                if n_killed == MOST_KILLED:
+                    raise SimulatorError(
+                        f"processes that simulate were killed {n_killed} times from outside, as where memory runs out; "
+                        f"{len(left)} of {len(items)} scenarios are left",
+                        hint="fewer --jobs; what arrived is kept if there is a store: the same command resumes from there",
+                    ) from None
+
+    def _processes(
+        self, function: Callable[[Item], Answer], items: Sequence[Item], indices: Sequence[int], batch_size: int | str
+    ) -> Iterator[tuple[int, Answer]]:
         import joblib
 
         ends = {"initializer": _end_with, "initargs": (os.getpid(),)}
@@ -171,7 +199,7 @@ class Pool:
         answers: Any = None
         try:
             with _starting():
-                answers = parallel(joblib.delayed(_numbered)(function, i, items[i]) for i in range(n_done, len(items)))
+                answers = parallel(joblib.delayed(_numbered)(function, i, items[i]) for i in indices)
         except KeyboardInterrupt as interrupt:  # held back until the workers had begun
             if answers is not None:
                 answers.throw(interrupt)  # ends them

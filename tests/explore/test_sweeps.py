@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.config import cell
-from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.explore import evaluation
 from simulator.explore.evaluation import Store, evaluate, store_key
 from simulator.explore.named_settings import (
@@ -536,3 +537,28 @@ def test_a_sweep_tells_how_far_it_is_while_clusters_are_opened_for_its_keys(tmp_
         run_sweep(sweep, store, n_jobs=1, observe=lambda **counts: told.append((counts["n_done"], counts["n_stored"])))
     assert told[:3] == [(0, 0)] * 3 and (3, 0) in told
     assert told[-4:-1] == [(0, 0), (0, 1), (0, 2)] and told[-1] == (0, 3)
+
+
+def _killed_while_it_works(folder, n_deaths):
+    """Return a function whose process is killed by the item 3, so many times; sent by value, as it has no importable name."""
+
+    def work(item):
+        deaths = list(Path(folder).iterdir())
+        if item == 3 and len(deaths) < n_deaths:
+            Path(folder, str(len(deaths))).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 10 * item
+
+    return work
+
+
+def test_work_goes_on_where_a_worker_is_killed_from_outside(tmp_path):
+    with Pool(n_jobs=2, at_once=True) as pool:
+        answers = list(pool.run(_killed_while_it_works(tmp_path, n_deaths=1), list(range(12)), batch_size=1))
+    assert sorted(answers) == [(item, 10 * item) for item in range(12)]  # each once
+
+
+def test_workers_that_are_killed_again_and_again_end_the_work_with_a_way_out(tmp_path):
+    with Pool(n_jobs=2, at_once=True) as pool, pytest.raises(SimulatorError, match="killed 3 times from outside") as told:
+        list(pool.run(_killed_while_it_works(tmp_path, n_deaths=99), list(range(12)), batch_size=1))
+    assert "fewer --jobs" in told.value.hint
