@@ -121,13 +121,16 @@ def _filled(line: str, width: int, hang: str) -> str:
 
 @contextmanager
 def keeping(store: Store | None, folder: str | None) -> Iterator[None]:
-    """Let an interrupt of the work inside say what is kept of it."""
+    """Let an interrupt of the work inside say what is kept of it, and a signal to end, too."""
     try:
         yield
-    except KeyboardInterrupt:
-        if store is None:
-            raise KeyboardInterrupt("nothing is kept; with --out FOLDER it would be") from None
-        kept = f"{len(store)} answers are kept in {folder}; the same command resumes from there"
+    except (KeyboardInterrupt, SystemExit) as end:
+        kept = "nothing is kept; with --out FOLDER it would be"
+        if store is not None:
+            kept = f"{len(store)} answers are kept in {folder}; the same command resumes from there"
+        if isinstance(end, SystemExit):
+            complain(f"terminated: {kept}")
+            raise
         raise KeyboardInterrupt(kept) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 import math
@@ -17,6 +18,8 @@ _LOG = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
+#: how long to wait for an answer of a scheduler
+_ANSWER_S = 10
 #: how long to wait for the first worker of a scheduler that is already running
 _NO_WORKER_S = 20
 #: what is sent to a worker at a time shall take it so long: less, and it waits for messages; more, and more is lost with it
@@ -64,17 +67,37 @@ def connected(scheduler: str, program: Callable[[], str]) -> Iterator[Any]:
 def _connect(address: Any) -> Any:
     import distributed
 
-    for name in ("distributed", "distributed.client"):  # a worker that is gone is no matter of whoever waits
-        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in ("distributed", "distributed.client"):  # what fails is an exception here; it is said once
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     connect: Any = distributed.Client  # no types
     try:
-        return connect(address, timeout="10s", set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
+        if isinstance(address, str):
+            asyncio.run(_answers(address))
+        return connect(address, timeout=f"{_ANSWER_S} s", set_as_default=False)
+    except (OSError, ValueError, MemoryError) as error:
+        reason: object = error
+        if isinstance(error, MemoryError):  # a greeting, read as the length of a message
+            reason = "what answers speaks another protocol"
+        elif isinstance(error, TimeoutError):
+            reason = f"nothing for {_ANSWER_S} s"
         hint = "start one with 'dask scheduler'; a Slurm file is given by its path"
-        raise ConfigError(f"no Dask scheduler answers at {address}: {error}", hint=hint) from None
+        raise ConfigError(f"no Dask scheduler answers at {address}: {reason}", hint=hint) from None
+
+
+async def _answers(address: str) -> None:
+    """Raise where no scheduler answers: a client waits without end for whatever takes a connection and says nothing."""
+    from distributed.comm import connect
+
+    if not address.startswith("tcp://"):  # others need keys
+        return
+    open_it: Any = connect  # no types
+    comm = await asyncio.wait_for(open_it(address, timeout=_ANSWER_S), _ANSWER_S)
+    comm.abort()
 
 
 def _wait(client: Any, limit: str | None, hint: str) -> None:
+    if not client.nthreads():
+        _LOG.info("no workers yet: waiting for the first%s", f", {limit} at most" if limit else "")
     try:
         client.wait_for_workers(1, timeout=limit)
     except TimeoutError:
@@ -158,6 +181,7 @@ class _Crew:
         self._n_threads = 0
         self._counted_s = -math.inf
         self._seen_s = time.monotonic()
+        self._is_told = False  # that none is left
 
     def n_threads(self) -> int:
         """Return how many items are done at the same time, or will be by the first worker that comes back."""
@@ -165,8 +189,11 @@ class _Crew:
         if now_s - self._counted_s > _COUNTED_S:
             self._n_threads, self._counted_s = n_threads(self._client), now_s
         if self._n_threads:
-            self._seen_s = now_s
-        elif now_s - self._seen_s > _LOST_S:
+            self._seen_s, self._is_told = now_s, False
+        elif not self._is_told:
+            self._is_told = True
+            _LOG.info("the Dask scheduler has lost all its workers: waiting up to %d s for new ones", _LOST_S)
+        if now_s - self._seen_s > _LOST_S:
             raise _gone("the Dask scheduler has lost all its workers")
         return max(1, self._n_threads)
 

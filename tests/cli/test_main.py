@@ -538,6 +538,13 @@ def test_a_terminated_command_ends_regularly(tmp_path):
     assert told == (143, "") and gone.exists()
 
 
+@pytest.mark.parametrize(("name", "status", "word"), [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")])
+def test_a_sweep_that_is_ended_says_what_it_keeps(tmp_path, name, status, word):
+    words = ("sweep", *ONE_GPU, "--axis", "micro_batch=1,2", "--out", str(tmp_path))
+    code, said = signalled(("run_sweep", name), "simulator.explore.sweeps", *words)
+    assert (code, said) == (status, f"{word}: 0 answers are kept in {tmp_path}; the same command resumes from there\n")
+
+
 def test_an_interrupted_command_says_so_in_one_line():
     """130 is 128 and the number of SIGINT."""
     assert signalled(("simulate_counts", "SIGINT"), "simulator.cli.run", *ONE_GPU) == (130, "interrupted\n")

@@ -116,6 +116,31 @@ def test_a_scheduler_that_does_not_answer_is_named():
         Pool(scheduler="nowhere://x").__enter__()
 
 
+@pytest.mark.parametrize(
+    ("greeting", "reason"),
+    [(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", "another protocol"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another protocol"), (b"", "nothing for 1 s")],
+)  # fmt: skip
+def test_what_answers_and_is_no_scheduler_is_told_from_one(monkeypatch, greeting, reason):
+    """A greeting is read as the length of a message: of 3 EiB, for HTTP; a client would wait for ever for a silent one."""
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("simulator.explore.dask_workers._ANSWER_S", 1)
+    taken = []
+
+    def greet(listener):
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(listener.accept()[0])
+                taken[-1].sendall(greeting)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=greet, args=(listener,), daemon=True).start()
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"no Dask scheduler answers at {address}: .*{reason}"):
+            Pool(scheduler=address).__enter__()
+    for connection in taken:
+        connection.close()
+
+
 # -- how work is spread ------------------------------------------------------------------------------------------
 
 
