@@ -21,11 +21,13 @@ from simulator.cli.shared import (
     raise_any,
     say_who_works,
     say_written,
+    write_warnings,
 )
 
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
     from simulator.explore.objectives import SearchAnswer
+    from simulator.plan import ParallelPlan
 
 Jobs = Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)]
 Scheduler = Annotated[str, option("Dask scheduler that does the work: tcp://..., or a Slurm file.")]
@@ -54,7 +56,7 @@ def sweep(
 ) -> None:
     """Simulate every combination of some settings; if interrupted, the same command resumes."""
     from simulator.answer import margin_of
-    from simulator.cli.inputs import clusters_of, settings_of
+    from simulator.cli.inputs import clusters_of, settings_of, warn_of_axes
     from simulator.cli.whole_run_flags import run_request
     from simulator.explore.evaluation import open_store
     from simulator.explore.named_settings import Sweep, merge_sweeps, parse_axes, read_sweep
@@ -63,13 +65,15 @@ def sweep(
     from simulator.report.terminal import print_sweep
 
     base, counts = settings_of(scenario)
-    axes = ({"gpus": counts} if counts else {}) | parse_axes(axis or ())
+    named = parse_axes(axis or ())
+    warn_of_axes(base, named, counts)
+    axes = ({"gpus": counts} if counts else {}) | named
     if clusters := clusters_of(base):
         axes = {"topology": clusters} | axes
     request = run_request(scenario, set(), of_rows=True)
     given = merge_sweeps(read_sweep(spec) if spec else Sweep(), Sweep(base=base, axes=axes))
     check_output(formats, plot, out)
-    say_who_works(scheduler)
+    say_who_works(scheduler, jobs)
     store = open_store(out)
     workers: dict[str, Any] = {
         "request": request, "n_jobs": jobs, "scheduler": scheduler, "margin": margin_of(memory_margin),
@@ -83,6 +87,7 @@ def sweep(
         print_json({**result.to_dict(), "files": [str(file) for file in files]})
     else:
         print_sweep(result, files)
+    write_warnings(result.idle)
     with after_the_answer(is_json=json_output):
         raise_any(fault)
         usable(result)
@@ -90,8 +95,6 @@ def sweep(
 
 def _stream(asked: Sweep, out: str, formats: str, plot: str | None, workers: dict[str, Any], *, is_json: bool) -> None:
     """Simulate a sweep whose rows go to tables alone, and print what became of it."""
-    from dataclasses import asdict
-
     from simulator.config import listed
     from simulator.errors import ConfigError, InfeasiblePlanError
     from simulator.explore.evaluation import open_store
@@ -105,10 +108,12 @@ def _stream(asked: Sweep, out: str, formats: str, plot: str | None, workers: dic
     with keeping(store, out), progress_line() as say:
         counts, parts = stream_sweep(asked, store, out, listed(formats), observe=Progress(say).sweep, **workers)
     if is_json:
-        print_json({**asdict(counts), "files": list(map(str, parts))})
+        figures = {name: getattr(counts, name) for name in ("n_rows", "n_computed", "n_stored", "n_failed")}
+        print_json({**figures, "files": list(map(str, parts))})
     else:
         done = counted(counts.n_computed, counts.n_stored, counts.n_failed)
         print(f"{counts.n_rows} rows: {done}; {len(parts)} files in {parts[0].parent}")
+    write_warnings(counts.idle.messages)
     with after_the_answer(is_json=is_json):
         if counts.n_failed == counts.n_rows:
             raise InfeasiblePlanError(
@@ -132,14 +137,14 @@ def search(
     out: Annotated[
         Text, option("Folder for answers, tables and plots; if interrupted, the same command resumes.")
     ] = None,
-    formats: Formats = "csv,jsonl",
+    formats: Annotated[Text, option("Tables to write into --out: csv, jsonl, parquet.", "--format")] = None,
     plot: Annotated[Text, report_option("Plots: .html for a page, .svg, .png or .pdf for one file each.")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
     **scenario: Any,
 ) -> None:
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
     from simulator.answer import margin_of
-    from simulator.cli.inputs import clusters_of, settings_of, with_published
+    from simulator.cli.inputs import clusters_of, settings_of, warn_of_axes, with_published
     from simulator.cli.whole_run_flags import run_request
     from simulator.config import listed
     from simulator.explore.best_plans import describe
@@ -154,6 +159,10 @@ def search(
 
     base, counts = settings_of(scenario)
     axes = parse_axes(axis or ())
+    warn_of_axes(base, axes, counts)
+    if formats and not out:
+        write_warnings(["--format has no effect without --out FOLDER"])
+    tables_in = formats or "csv,jsonl"
     if clusters := clusters_of(base):
         axes["topology"], base["topology"] = clusters, clusters[0]
     counts = axes.pop("gpus", counts)
@@ -161,11 +170,11 @@ def search(
     request = run_request(scenario, set(), of_rows=True)
     is_priced = objective != "cost" or price_of(topology_of(scenario_of(base)), request.price) is not None
     check_objective(objective, has_price=is_priced)
-    check_output(formats, plot, out, emit)
+    check_output(tables_in, plot, out, emit)
     margin = margin_of(memory_margin)
-    say_who_works(scheduler)
+    say_who_works(scheduler, jobs)
     store = open_store(out) if out else None
-    judged = JudgedPlans(out) if out and "parquet" in listed(formats) else None
+    judged = JudgedPlans(out) if out and "parquet" in listed(tables_in) else None
     with keeping(store, out), progress_line() as say:
         found = search_counts(
             base, axes, counts, top=top, n_jobs=jobs, scheduler=scheduler, observe=Progress(say).search, store=store,
@@ -173,8 +182,22 @@ def search(
         )  # fmt: skip
     answer, space, plans = answer_of(found, objective, request=request, margin=margin)
     emission = partial(write_all, plans, space.spec, gpus_per_node=space.topology.gpus_per_host, describe=describe)
-    tables = lambda: [*write_search(answer, out, formats, plot), *(judged.close() if judged else ())]  # noqa: E731
+    tables = lambda: [*write_search(answer, out, tables_in, plot), *(judged.close() if judged else ())]  # noqa: E731
+    write_warnings(_idle_in_the_best(base, answer, plans[0]))
     _show_search(answer, lambda: emission(Path(emit)) if emit else [], tables, is_json=json_output)
+
+
+def _idle_in_the_best(base: dict[str, Any], answer: SearchAnswer, plan: ParallelPlan) -> list[str]:
+    """Name what is given, chosen by no search, and changes nothing in the plan that is best."""
+    from dataclasses import replace
+
+    from simulator.explore.named_settings import scenario_of
+    from simulator.explore.shared_idle import SharedIdle
+    from simulator.explore.space import AXES
+
+    idle = SharedIdle(base, AXES)
+    idle.meet(replace(scenario_of({**base, "topology": answer["choice"]["topology"]}), plan=plan))
+    return idle.messages
 
 
 def _show_search(
@@ -209,17 +232,19 @@ def compare(
     **scenario: Any,
 ) -> None:
     """Compare two plans, clusters or sizes: what differs, and which part of the time explains the difference."""
-    from simulator.cli.inputs import settings_of
+    from simulator.cli.inputs import settings_of_one
     from simulator.explore.comparison import compare as run
-    from simulator.explore.comparison import side_of
+    from simulator.explore.comparison import idle_of_sides, side_of
     from simulator.report.page import check_page
     from simulator.report.terminal import print_comparison
 
     if report:
         check_page(report)
-    shared, _ = settings_of(scenario)
+    shared = settings_of_one(scenario, "sizes are sides of it: simulate compare gpus=4 gpus=8 ...")
     with progress_line(is_quiet=json_output) as say:
-        found = run(side_of(a, shared, say=say), side_of(b, shared, say=say))
+        one, other = side_of(a, shared, say=say), side_of(b, shared, say=say)
+        found = run(one, other)
+    write_warnings(idle_of_sides(shared, one, other))
     if json_output:
         print_json(found)
     else:
@@ -268,6 +293,7 @@ def requirements(
     from simulator.cli.whole_run_flags import run_request
     from simulator.explore.named_settings import scenario_of
     from simulator.explore.network_needs import requirements as solve
+    from simulator.explore.shared_idle import SharedIdle
     from simulator.report.network_charts import requirements_page
     from simulator.report.page import check_page
     from simulator.report.terminal import print_requirements
@@ -278,6 +304,10 @@ def requirements(
         check_page(plot)
     with progress_line() as say:
         found = solve(scenario_of(base), counts, target=target, request=request, say=say)
+    idle = SharedIdle(base)
+    for one in found:
+        idle.meet(one.scenario)
+    write_warnings(idle.messages)
     if json_output:
         print_json({"requirements": [one.to_dict() for one in found]})
     else:

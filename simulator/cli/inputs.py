@@ -93,6 +93,24 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
     return {**found, "gpus": counts[0]}, ()
 
 
+def settings_of_one(options: Mapping[str, Any], way_out: str) -> dict[str, Any]:
+    """Return the settings of a command that is about one number of GPUs."""
+    settings, counts = settings_of(options)
+    if counts:
+        raise ConfigError(f"--gpus {options['gpus']}: this command takes one number", hint=way_out)
+    return settings
+
+
+def warn_of_axes(settings: Mapping[str, Any], axes: Mapping[str, Sequence[object]], counts: Sequence[int] = ()) -> None:
+    """Say which settings an axis of the same name replaces."""
+    given = {**settings, **({"gpus": ",".join(map(str, counts))} if counts else {})}
+    write_warnings(
+        f"{name}={value} has no effect: an axis gives {name} its values"
+        for name, value in given.items()
+        if name in axes
+    )
+
+
 def _changes(items: Sequence[str]) -> dict[str, Any]:
     """Return what ``--set`` sets; the later wins, and says so."""
     found: dict[str, Any] = {}

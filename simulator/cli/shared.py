@@ -134,11 +134,13 @@ def keeping(store: Store | None, folder: str | None) -> Iterator[None]:
         raise KeyboardInterrupt(kept) from None
 
 
-def say_who_works(scheduler: str) -> None:
+def say_who_works(scheduler: str, jobs: int) -> None:
     """Say on standard error that jobs are submitted, since they may wait in Slurm's queue for long, and where to watch them."""
     from simulator.explore.workers import check_scheduler
 
     check_scheduler(scheduler)
+    if scheduler and jobs:
+        write_warnings([f"--jobs {jobs} has no effect: the workers of --scheduler do the work"])
     if scheduler:
         log = logging.getLogger("simulator")
         log.setLevel(logging.INFO)

@@ -40,9 +40,9 @@ def stragglers(
     **scenario: Any,
 ) -> None:
     """Play jobs whose steps differ by document lengths, slow GPUs, pauses and late data: what each cause costs."""
-    from simulator.cli.inputs import settings_of
-    from simulator.cli.shared import after_the_answer, progress_line
-    from simulator.explore.named_settings import scenario_of
+    from simulator.cli.inputs import settings_of_one
+    from simulator.cli.shared import after_the_answer, progress_line, write_warnings
+    from simulator.explore.named_settings import given_in, scenario_of
     from simulator.explore.stragglers import parse_causes, straggle
     from simulator.report.page import check_page
     from simulator.report.terminal import print_straggling
@@ -55,11 +55,14 @@ def stragglers(
         spread=spread, pause=pause, plans_pauses=planned_pauses,
         stall=stall,
     )  # fmt: skip
-    base, _ = settings_of(scenario)
+    base = settings_of_one(scenario, "the steps of one job are played: --gpus 8")
+    if unpacked and not lengths:
+        write_warnings(["--unpacked has no effect without --lengths"])
     with progress_line(is_quiet=json_output) as say:
         result = simulate(scenario_of(base), detail=True, progress=say)
         say("playing")
         found, played = straggle(result, causes, n_jobs=histories, n_steps=steps, seed=result.scenario.seed, say=say)
+    write_warnings(result.idle_inputs(given_in(base)))
     if json_output:
         print_json(found)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -13,7 +13,7 @@ from simulator.analysis.metrics import PARTS, exposed_by_axis
 from simulator.answer import MEMORY_PARTS, Answer, Result, describe_plan, throughput
 from simulator.config import load_yaml
 from simulator.errors import ConfigError
-from simulator.explore.named_settings import canonical_name, convert, scenario_of
+from simulator.explore.named_settings import canonical_name, convert, given_in, scenario_of
 from simulator.plan import ParallelPlan
 from simulator.simulation import simulate
 from simulator.units import format_bytes, format_signed, format_time
@@ -74,6 +74,8 @@ class Side:
 
     answer: Answer
     exposed_s: Mapping[str, float] | None  #: Exposed communication by axis; None where only the answer is known.
+    #: Settings that were given and change nothing, one sentence each; None where only the answer is known.
+    idle: Sequence[str] | None = None
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def side_of(text: str, shared: Mapping[str, Any], *, say: Callable[[str], None] 
     if text.endswith(".json") and Path(text).is_file():
         return side_of_answer(text)
     if text.endswith((".yaml", ".yml")):
-        return side_of_result(simulate(scenario_of({**shared, "plan": text}), progress=say))
+        return _simulated({**shared, "plan": text}, say)
     settings: dict[str, Any] = {}
     for item in text.split(","):
         name, separator, value = item.partition("=")
@@ -117,12 +119,26 @@ def side_of(text: str, shared: Mapping[str, Any], *, say: Callable[[str], None] 
             )
         key = canonical_name(name)
         settings[key] = convert(key, value)
-    return side_of_result(simulate(scenario_of({**shared, **settings}), progress=say))
+    return _simulated({**shared, **settings}, say)
 
 
-def side_of_result(result: Result) -> Side:
-    """Return a simulated result as a side."""
-    return Side(answer=result.answer, exposed_s=exposed_by_axis(result.timeline))
+def _simulated(settings: Mapping[str, Any], say: Callable[[str], None]) -> Side:
+    return side_of_result(simulate(scenario_of(settings), progress=say), given_in(settings))
+
+
+def side_of_result(result: Result, given: Collection[str] = ()) -> Side:
+    """Return a simulated result as a side; ``given`` are the settings of its plan that the user made."""
+    return Side(answer=result.answer, exposed_s=exposed_by_axis(result.timeline), idle=tuple(result.idle_inputs(given)))
+
+
+def idle_of_sides(shared: Mapping[str, Any], a: Side, b: Side) -> list[str]:
+    """Name the settings that change nothing: of a side by its letter, or of both; all that are shared, where both are answers."""
+    if a.idle is None and b.idle is None:
+        return [f"--{name.replace('_', '-')} has no effect: both sides are answers" for name in shared]
+    mine, theirs = a.idle or (), b.idle or ()
+    both = [text for text in mine if text in theirs]
+    alone = [f"{name}: {text}" for name, side in (("a", mine), ("b", theirs)) for text in side if text not in both]
+    return both + alone
 
 
 def side_of_answer(path: str) -> Side:

@@ -9,7 +9,8 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Required, TypedDict, Unpack, get_args, get_type_hints
 
@@ -19,6 +20,7 @@ from simulator.config import beside, cell, did_you_mean, notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.evaluation import LookUp, Record, Store, compute, failure, look_up
 from simulator.explore.named_settings import Point, Sweep
+from simulator.explore.shared_idle import SharedIdle
 from simulator.explore.spending import Spending, spending
 from simulator.explore.training_run import RunRequest
 from simulator.explore.workers import Pool
@@ -66,6 +68,8 @@ class SweepResult:
     #: Scenarios simulated now, and taken from the store.
     n_computed: int = 0
     n_stored: int = 0
+    #: Settings of its base that changed nothing in any row that ran, one sentence each.
+    idle: list[str] = field(default_factory=list)
 
     @property
     def n_failed(self) -> int:
@@ -113,7 +117,9 @@ def run_sweep(sweep: Sweep, store: Store | None = None, **wishes: Unpack[Wishes]
     """
     rows: list[dict[str, Any]] = []
     counts = _simulated(sweep, store, rows.extend, max(1, sweep.n_points), **wishes)
-    return SweepResult(sweep=sweep, rows=rows, n_computed=counts.n_computed, n_stored=counts.n_stored)
+    return SweepResult(
+        sweep=sweep, rows=rows, n_computed=counts.n_computed, n_stored=counts.n_stored, idle=counts.idle.messages
+    )
 
 
 #: rows of a sweep that are worked on together where its tables are written piece by piece
@@ -130,6 +136,7 @@ class Counts:
     n_computed: int = 0
     n_stored: int = 0
     n_failed: int = 0  #: Rows without an answer that can be used.
+    idle: SharedIdle = field(default_factory=lambda: SharedIdle({}))  #: What changed nothing in any row.
 
 
 def stream_sweep(
@@ -166,7 +173,7 @@ def _simulated(
     """Simulate a sweep, so many rows at a time, and hand them on in the order of the axes."""
     if not sweep.axes:
         raise ConfigError("there is nothing to sweep", hint="--axis gpus=1,2,4,8, or --spec sweep.yaml")
-    counts, points = Counts(), sweep.points()
+    counts, points = Counts(idle=SharedIdle(sweep.base, sweep.axes)), sweep.points()
 
     def told(n_known: int) -> None:
         if observe is not None:
@@ -197,7 +204,8 @@ def _rows_of(
 ) -> list[dict[str, Any]]:
     """Return the rows of some points; each answer is made a row when it arrives."""
     asked = [index for index, point in enumerate(points) if point.scenario is not None]
-    rows = {i: _row(point, failure(point.error), request) for i, point in enumerate(points) if point.error is not None}
+    row_of = partial(_row, request=request, idle=counts.idle)
+    rows = {i: row_of(point, failure(point.error)) for i, point in enumerate(points) if point.error is not None}
     n_before, n_done = counts.n_computed, 0
     counts.n_stored += len(found.known)
     n_failed = counts.n_failed + sum(record["status"] != "ok" for _, record in found.known)
@@ -209,10 +217,10 @@ def _rows_of(
 
     tell()
     for positions, record in found.known:
-        rows |= {asked[position]: _row(points[asked[position]], record, request) for position in positions}
+        rows |= {asked[position]: row_of(points[asked[position]], record) for position in positions}
     for positions, record in answers:
         n_done += 1
-        rows |= {asked[position]: _row(points[asked[position]], record, request) for position in positions}
+        rows |= {asked[position]: row_of(points[asked[position]], record) for position in positions}
         n_failed += record["status"] != "ok"
         tell()
     counts.n_computed += len(found.pending)
@@ -229,7 +237,7 @@ def _marked(rows: Rows, margin: float) -> Rows:
     return rows
 
 
-def _row(point: Point, record: Record, request: RunRequest) -> dict[str, Any]:
+def _row(point: Point, record: Record, *, request: RunRequest, idle: SharedIdle) -> dict[str, Any]:
     """Return one line of the table: values, status, then figures, then what they cost."""
     row: dict[str, Any] = dict(point.values)
     reason = record["reason"] + (f" (way out: {record['hint']})" if record.get("hint") else "")
@@ -241,6 +249,7 @@ def _row(point: Point, record: Record, request: RunRequest) -> dict[str, Any]:
     row |= {name: plan[name] for name in RESOLVED if name not in row}
     row |= {**figures_of(answer), **answer["breakdown"]}
     assert point.scenario is not None
+    idle.meet(replace(point.scenario, plan=ParallelPlan(**plan)))
     try:
         row |= spending(request, answer, ParallelPlan(**plan), topology_of(point.scenario)) or {}
     except InfeasiblePlanError as error:  # a run that failures never let end

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from simulator.cli.inputs import write_warnings
 from simulator.cli.shared import complain
 
@@ -28,3 +30,73 @@ def test_a_terminal_breaks_complaints_between_words_and_a_log_keeps_them_whole(m
         "hint: --pp 8 --dp 1 fits with",
         "27.96 GiB",
     ]
+
+
+# -- what other commands are given and do not use -------------------------------------------------------------------
+
+DENSE = ("-t", "bigred200", "-m", "gpt2", "--micro-batch", 2)
+NO_EXPERTS = "--moe-imbalance has no effect: the model has no experts"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compare", "gpus=1", "gpus=2", "--moe-imbalance", 1.2), [NO_EXPERTS]),
+        # with two stages each holds two chunks of layers; without stages there is nothing to divide
+        (
+            ("compare", "gpus=4,pp=2,global_batch=16", "gpus=4", "--virtual-pp", 2),
+            ["b: --virtual-pp has no effect: pp=1"],
+        ),
+        (("stragglers", "--gpus", 2, "--spread", 0.01, "--moe-imbalance", 1.2), [NO_EXPERTS]),
+        (("stragglers", "--gpus", 2, "--spread", 0.01, "--unpacked"), ["--unpacked has no effect without --lengths"]),
+        (("requirements", "--gpus", "8,16", "--moe-imbalance", 1.2), [NO_EXPERTS]),
+        (("search", "--gpus", 2, "--global-batch", 8, "--moe-imbalance", 1.2), [NO_EXPERTS]),
+        (
+            ("search", "--gpus", 2, "--global-batch", 8, "--format", "csv"),
+            ["--format has no effect without --out FOLDER"],
+        ),
+        (
+            ("search", "--gpus", 2, "--global-batch", 8, "--tp", 2, "--axis", "tp=1"),
+            ["tp=2 has no effect: an axis gives tp its values"],
+        ),
+    ],
+)
+def test_commands_name_what_they_are_given_and_do_not_use(simulate, words, said):
+    code, _, err = simulate(*words, *DENSE)
+    warnings = [line.removeprefix("warning: ") for line in err.splitlines() if line.startswith("warning: ")]
+    assert (code, warnings) == (0, said)
+
+
+def test_a_sweep_names_what_no_row_uses(simulate, tmp_path):
+    """Chunks of stages are of use to the row with two stages, experts' settings to none."""
+    words = (
+        "sweep",
+        *DENSE,
+        "--gpus",
+        4,
+        "--global-batch",
+        16,
+        "--moe-imbalance",
+        1.2,
+        "--virtual-pp",
+        2,
+        "--out",
+        tmp_path,
+    )
+    _, _, err = simulate(*words, "--axis", "pp=1,2")
+    assert f"warning: {NO_EXPERTS}" in err and "virtual-pp" not in err
+    _, _, err = simulate(*words, "--axis", "gpus=1,4")
+    assert "warning: --virtual-pp has no effect: pp=1" in err and "warning: gpus=4 has no effect: an axis" in err
+
+
+@pytest.mark.parametrize("words", [("compare", "gpus=4", "gpus=8"), ("stragglers", "--spread", 0.01)])
+def test_commands_about_one_job_take_one_number_of_gpus(simulate, words):
+    code, _, err = simulate(*words, *DENSE, "--gpus", "4,8")
+    assert code == 3 and "--gpus 4,8: this command takes one number" in err
+
+
+def test_flags_beside_two_saved_answers_have_no_effect(simulate, tmp_path):
+    _, out, _ = simulate(*DENSE, "--gpus", 1, "--json")
+    (tmp_path / "a.json").write_text(out)
+    code, _, err = simulate("compare", tmp_path / "a.json", tmp_path / "a.json", "--tp", 2)
+    assert (code, err) == (0, "warning: --tp has no effect: both sides are answers\n")

@@ -118,8 +118,12 @@ def test_a_scheduler_that_does_not_answer_is_named():
 
 @pytest.mark.parametrize(
     ("greeting", "reason"),
-    [(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", "another protocol"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another protocol"), (b"", "nothing for 1 s")],
-)  # fmt: skip
+    [
+        (b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", "another protocol"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another protocol"),
+        (b"", "nothing for 1 s"),
+    ],
+)
 def test_what_answers_and_is_no_scheduler_is_told_from_one(monkeypatch, greeting, reason):
     """A greeting is read as the length of a message: of 3 EiB, for HTTP; a client would wait for ever for a silent one."""
     pytest.importorskip("distributed")

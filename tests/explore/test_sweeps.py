@@ -559,6 +559,9 @@ def test_work_goes_on_where_a_worker_is_killed_from_outside(tmp_path):
 
 
 def test_workers_that_are_killed_again_and_again_end_the_work_with_a_way_out(tmp_path):
-    with Pool(n_jobs=2, at_once=True) as pool, pytest.raises(SimulatorError, match="killed 3 times from outside") as told:
+    with (
+        Pool(n_jobs=2, at_once=True) as pool,
+        pytest.raises(SimulatorError, match="killed 3 times from outside") as told,
+    ):
         list(pool.run(_killed_while_it_works(tmp_path, n_deaths=99), list(range(12)), batch_size=1))
     assert "fewer --jobs" in told.value.hint
