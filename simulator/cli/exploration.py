@@ -232,7 +232,7 @@ def compare(
     **scenario: Any,
 ) -> None:
     """Compare two plans, clusters or sizes: what differs, and which part of the time explains the difference."""
-    from simulator.cli.inputs import settings_of_one
+    from simulator.cli.inputs import keep_files, settings_of_one
     from simulator.explore.comparison import compare as run
     from simulator.explore.comparison import idle_of_sides, side_of
     from simulator.report.page import check_page
@@ -240,6 +240,7 @@ def compare(
 
     if report:
         check_page(report)
+        keep_files(scenario, {"--report": report}, a, b)
     shared = settings_of_one(scenario, "sizes are sides of it: simulate compare gpus=4 gpus=8 ...")
     with progress_line(is_quiet=json_output) as say:
         one, other = side_of(a, shared, say=say), side_of(b, shared, say=say)
@@ -289,7 +290,7 @@ def requirements(
     **scenario: Any,
 ) -> None:
     """Find the least bandwidth between nodes, and the largest latency, with which a plan scales to N GPUs."""
-    from simulator.cli.inputs import settings_of
+    from simulator.cli.inputs import keep_files, settings_of
     from simulator.cli.whole_run_flags import run_request
     from simulator.explore.named_settings import scenario_of
     from simulator.explore.network_needs import requirements as solve
@@ -302,6 +303,7 @@ def requirements(
     request = run_request(scenario, set(), of_rows=True)
     if plot:
         check_page(plot)
+        keep_files(scenario, {"--plot": plot})
     with progress_line() as say:
         found = solve(scenario_of(base), counts, target=target, request=request, say=say)
     idle = SharedIdle(base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,8 @@ from simulator.cli.options import PLAIN_JSON, Number, Text, Texts, option
 from simulator.cli.shared import print_json, say_written
 
 _SHOWN = 72
+#: no job or cluster is larger
+_MOST = 10_000_000
 
 
 def import_(
@@ -37,16 +40,24 @@ def import_(
     from simulator.errors import ConfigError
     from simulator.interop import FORMATS, import_any
     from simulator.interop.account import account_of
+    from simulator.interop.nccl_tests import CollectiveTable
+    from simulator.interop.training_log import TrainingLog
 
     if not path and kind != "nvml":
         raise ConfigError("which file?", hint=f"simulate import FILE; formats: {', '.join(FORMATS)}")
     keep_inputs(out, [path] if path else [])
+    for flag, count in (("--nodes", nodes), ("--gpus-per-node", gpus_per_node), ("--gpus", gpus)):
+        if count is not None and not 1 <= count <= _MOST:
+            raise ConfigError(f"{flag} {count}: from 1 to {_MOST:,}")
     options = {
         "device": device, "nodes": nodes, "nic_bandwidth": nic_bandwidth, "node_of": node_of,
         "links": _pairs(links) if links else None, "gpus": gpus, "collective": collective,
         "args": args, "define": define, "gpus_per_node": gpus_per_node,
     }  # fmt: skip
     found = import_any(path, kind, options)
+    if (topology or transport) and not isinstance(found, CollectiveTable | TrainingLog):
+        given = "--topology" if topology else "--transport"
+        raise ConfigError(f"{path} is no log: {given} says where one was measured", hint=f"leave {given} out")
     document, text = account_of(found, topology=topology or "", transport=transport or "", written=bool(out))
     if out:
         write_text(out, text, document)
@@ -77,9 +88,16 @@ def _pairs(texts: list[str]) -> dict[str, str]:
 
 
 def write_text(out: str, text: str, document: dict[str, Any]) -> None:
-    """Write what was made of the file."""
+    """Write what was made of the file: rows of measurements as CSV, all else as YAML."""
     from simulator.config import write_file
     from simulator.errors import ConfigError
+
+    endings = (".csv",) if "measurements" in document else (".yaml", ".yml")
+    ending = Path(out).suffix.lower()
+    if ending in (".csv", ".yaml", ".yml", ".json", ".toml", ".html") and ending not in endings:
+        raise ConfigError(
+            f"--out {out}: what {document['file']} gives is not written as {ending}", hint=f"end it in {endings[0]}"
+        )
 
     if not text:
         raise ConfigError(f"--out {out}: {document['file']} has nothing to write", hint=document["use"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.cli.shared import write_warnings
+from simulator.config import keep_inputs
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import SCENARIO_SETTINGS, canonical_name, convert, parse_axis
 from simulator.interop import import_model, import_settings, import_topology, is_foreign, recognise_settings
@@ -156,6 +157,16 @@ def recorded_module(options: Mapping[str, Any]) -> RecordedModule | None:
     if options["module"].startswith(HUB):
         return open_hub_module(options["module"].removeprefix(HUB), sequence_length=length)
     return open_module(options["module"], options.get("batch") or (), sequence_length=length)
+
+
+def keep_files(options: Mapping[str, Any], outputs: Mapping[str, str | None], *sources: str) -> None:
+    """Refuse, before the work, outputs by their flags that would be written over a file that is read, named by an option or else."""
+    named = [*sources, *deepspeed_files(options), *(options.get("with_") or ())]
+    named += [str(options[one]) for one in ("topology", "model", "plan", "nodes_free") if options.get(one)]
+    if options.get("megatron"):
+        named += options["megatron"].split()[:1]
+    for flag, out in outputs.items():
+        keep_inputs(out, named, flag)
 
 
 # -- files of other tools ----------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ _FLAGS: dict[str | None, dict[str, Flag]] = {
         "ideal": Flag(bool, "No stragglers and no host time: every operation takes the mean of its type.", "--ideal"),
         "ideal_peers": Flag(bool, "The same with the host's time evened out over ranks and steps, not removed.", "--ideal-peers"),
         "missing_ranks": Flag(bool, "Recorded ranks stand for the others.", "--missing-ranks"),
-        "schedule": Flag(str, "Pipeline schedule for stage times.", default="1f1b", words=schedules),
+        "schedule": Flag(Text, "Pipeline schedule for stage times, 1f1b by default.", words=schedules),
         "message": Flag(Text, "Stage times: time of a message, or its size with --topology."),
         "as_format": Flag(Text, "Read the files as this format.", "--as"),
         "trace": Flag(Text, "Write simulated beside measured (.pftrace, .json, .tar) or alone (.et, folder)."),
@@ -61,6 +61,8 @@ _FLAGS: dict[str | None, dict[str, Flag]] = {
 @with_flags(_FLAGS)
 def replay(traces: Paths, **options: Any) -> None:
     """Replay a trace as measured, then with changes."""
+    from simulator.config import keep_inputs
+    from simulator.errors import ConfigError
     from simulator.replay.replay_answer import answer_of
     from simulator.replay.what_if import what_if
     from simulator.replay.written import check_target, write_outcome
@@ -72,6 +74,11 @@ def replay(traces: Paths, **options: Any) -> None:
         check_target(trace, traces)
     if report:
         check_page(report)
+        keep_inputs(report, traces, "--report")
+    if options["ideal"] and options["ideal_peers"]:
+        raise ConfigError(
+            "--ideal and --ideal-peers are both given", hint="the one takes no host time, the other evens it out"
+        )
     with reading() as progress:
         run = read(traces, as_format=options["as_format"], progress=progress)
         what = _what_if(run, options)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulator.answer import Result, margin_of, memory_over_time
-from simulator.cli.inputs import clusters_of, recorded_module, settings_of, with_published, write_notes
+from simulator.cli.inputs import clusters_of, keep_files, recorded_module, settings_of, with_published, write_notes
 from simulator.cli.main_flags import RUN_OPTIONS
 from simulator.cli.shared import after_the_answer, print_json, progress_line, say_written, write_warnings
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -245,6 +245,7 @@ def _nearby(
 
 def _check_files(options: dict[str, Any]) -> None:
     """Complain about files that could not be written, before the work; what checks them is loaded only then."""
+    keep_files(options, {f"--{name.replace('_', '-')}": options[name] for name in ("report", "trace", "memory_trace")})
     if options["report"]:
         from simulator.report.page import check_page
 

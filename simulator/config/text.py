@@ -385,10 +385,10 @@ def check_place(path: str | Path, *, is_folder: bool = False) -> None:
         raise ConfigError(f"{path}: cannot be written: {place} takes no files", hint="name a place that does")
 
 
-def keep_inputs(out: str | Path | None, inputs: Iterable[str | Path]) -> None:
+def keep_inputs(out: str | Path | None, inputs: Iterable[str | Path], flag: str = "--out") -> None:
     """Refuse to write over a file that is read, before the work."""
     if out and Path(out).resolve() in {Path(one).resolve() for one in inputs}:
-        raise ConfigError(f"--out {out}: would be written over the file that is read", hint="name another file")
+        raise ConfigError(f"{flag} {out}: would be written over the file that is read", hint="name another file")
 
 
 def write_file(path: str | Path, text: str) -> None:

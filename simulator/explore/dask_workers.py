@@ -86,7 +86,7 @@ def _connect(address: Any) -> Any:
 
 async def _answers(address: str) -> None:
     """Raise where no scheduler answers: a client waits without end for whatever takes a connection and says nothing."""
-    from distributed.comm import connect
+    from distributed.comm.core import connect
 
     if not address.startswith("tcp://"):  # others need keys
         return

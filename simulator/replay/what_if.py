@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import hypot, isfinite, log, sqrt
+from math import hypot, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,8 @@ def replay_confidence(
 
 #: largest factor on times, and longest delay in seconds: nanoseconds of hours times this still are int64
 MOST_FACTOR = 1e6
+#: how stage times are played where nothing else is asked for
+STAGE_SCHEDULE = "1f1b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +162,9 @@ class WhatIf:
             if not speed >= 1 / MOST_FACTOR:
                 raise TraceError(f"{name}: {speed:g} is not a factor on their speed", hint="0.5 takes twice as long")
         for kind, factor in machine.bandwidth.items():
-            if not (factor >= 1 / MOST_FACTOR and isfinite(factor)):
-                raise TraceError(
-                    f"bandwidth {factor:g} of {kind}: not a factor from {1 / MOST_FACTOR:g}", hint="2 doubles it"
-                )
+            if not 1 / MOST_FACTOR <= factor <= MOST_FACTOR:
+                text = f"bandwidth {factor:g} of {kind}: not a factor from {1 / MOST_FACTOR:g} to {MOST_FACTOR:g}"
+                raise TraceError(text, hint="2 doubles it")
         for rank, amount in (*machine.faults.slow_ranks, *self.delays):
             if not 0 <= amount <= MOST_FACTOR:
                 raise TraceError(
@@ -325,25 +326,26 @@ class Outcome:
 
 
 def what_if(
-    trace: Trace, what: WhatIf | None = None, *, schedule: str = "1f1b", messages: StageMessages | None = None
+    trace: Trace, what: WhatIf | None = None, *, schedule: str | None = None, messages: StageMessages | None = None
 ) -> Outcome:
     """Replay a trace, with or without changes.
 
-    ``schedule`` and ``messages`` are for stage times: the pipeline schedule, and what a message between stages costs.
+    ``schedule`` and ``messages`` are for stage times: the pipeline schedule, by default 1F1B, and what a message between
+    stages costs.
     """
     what = what or WhatIf()
     if trace.stage_times is not None:
-        return _stages(trace, what, schedule, messages or StageMessages())
+        return _stages(trace, what, schedule or STAGE_SCHEDULE, messages or StageMessages())
     if what.plan and trace.format == "pipeline_ops" and what.model is None:
-        return _restaged(trace, what, schedule)
+        return _restaged(trace, what, schedule or STAGE_SCHEDULE)
     if what.plan and messages is not None:
         raise TraceError("messages of another plan are priced on its links", hint="--message is for stage times")
-    if what.plan and schedule != "1f1b":
+    if what.plan and schedule is not None:
         what = replace(what, plan=replace(what.plan, settings={"schedule": schedule, **what.plan.settings}))
-        schedule = "1f1b"
+        schedule = None
     if what.plan and not _only_repeats(trace, what):
         return Outcome(trace=trace, planned=_planned(trace, what))
-    if messages is not None or schedule != "1f1b":
+    if messages is not None or schedule is not None:
         raise TraceError(
             f"a {trace.format} trace holds its own schedule and messages",
             hint="--schedule and --message are for stage times",

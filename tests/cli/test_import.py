@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -205,3 +206,20 @@ def test_what_was_written_is_what_is_used(simulate, files):
     (files / "titan.toml").write_text(text, encoding="utf-8")
     code, out, _ = simulate("import", "titan.toml")
     assert code == 0 and "--plan titan.toml --model titan.toml" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpus", 0), "--gpus 0: from 1 to 10,000,000"),
+        (("--gpus", 99_999_999_999), "--gpus 99999999999: from 1 to 10,000,000"),
+        (("--transport", "tcp"), "is no log: --transport says where one was measured"),
+        (("--topology", "polaris"), "is no log: --topology says where one was measured"),
+        (("--out", "plan.csv"), "is not written as .csv"),
+    ],
+)
+def test_what_an_import_of_a_plan_has_no_use_for_is_refused(simulate, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text('{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}}')
+    code, _, err = simulate("import", "ds.json", *words)
+    assert code == 3 and message in err and not Path("plan.csv").exists()

@@ -100,3 +100,13 @@ def test_flags_beside_two_saved_answers_have_no_effect(simulate, tmp_path):
     (tmp_path / "a.json").write_text(out)
     code, _, err = simulate("compare", tmp_path / "a.json", tmp_path / "a.json", "--tp", 2)
     assert (code, err) == (0, "warning: --tp has no effect: both sides are answers\n")
+
+
+@pytest.mark.parametrize("flag", ["--trace", "--memory-trace"])
+def test_no_output_is_written_over_a_file_that_is_read(simulate, tmp_path, flag):
+    plan = tmp_path / "ds.json"
+    plan.write_text('{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}')
+    before = plan.read_bytes()
+    code, _, err = simulate("-t", "bigred200", "-m", "gpt2", "--gpus", 2, "--deepspeed", plan, flag, plan)
+    assert code == 3 and f"{flag} {plan}: would be written over the file that is read" in err
+    assert plan.read_bytes() == before

@@ -333,3 +333,9 @@ def test_what_a_delay_shows_and_what_absorbed_it_add_up_to_the_delay():
     shown, *parts = (float(number) for number in re.findall(r"([\d.]+) ms", note.removeprefix("of the 10 ms")))
     assert parts
     assert shown + sum(parts) == pytest.approx(10, abs=0.01)
+
+
+@pytest.mark.parametrize("words", [{"bandwidth": {"nic": 1e300}}, {"bandwidth": {"nic": 0.0}}])
+def test_factors_on_bandwidths_are_bounded_on_both_sides(words):
+    with pytest.raises(TraceError, match="not a factor from 1e-06 to 1e\\+06"):
+        WhatIf(machine=MachineChange(**words))
