@@ -16,15 +16,8 @@ from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format
 from simulator.interop.key_table import Described, Found, nested, reader_of, shipped_table
+from simulator.plan.data_parallelism import FSDP_STRATEGIES
 
-#: ``ShardingStrategy`` of PyTorch's FSDP, by number from 1 -> sharding of a plan
-FSDP_STRATEGIES = {
-    "FULL_SHARD": "zero3",
-    "SHARD_GRAD_OP": "zero2",
-    "NO_SHARD": "none",
-    "HYBRID_SHARD": "hsdp",
-    "HYBRID_SHARD_ZERO2": "hsdp",
-}
 _PRECISIONS = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
 _DEVICES = {"none": "none", "cpu": "cpu"}
 _F, _D, _M, _P = "fsdp_config.", "deepspeed_config.", "megatron_lm_config.", "parallelism_config.parallelism_config_"
@@ -103,11 +96,9 @@ def _fsdp(found: Found) -> dict[str, Any]:
 def _deepspeed(found: Found) -> dict[str, Any]:
     """Return DeepSpeed's settings of the file itself."""
     stage, steps = found[_D + "zero_stage"], found[_D + "gradient_accumulation_steps"]
-    if not 0 <= stage <= 3:
-        found.reader.fault(_D + "zero_stage", f"{stage} is not a ZeRO stage", hint="0, 1, 2 or 3")
     settings: dict[str, Any] = {
         "framework": "deepspeed",
-        "sharding": f"zero{stage}" if stage else "none",
+        "sharding": found.reader.zero_stage(_D + "zero_stage", stage),
         "overlap": stage == 3,
     }
     for name, theirs in (

@@ -18,6 +18,7 @@ from simulator.interop.format import Format, Imported
 from simulator.interop.key_table import Found, flattened, json_keys, nested, shipped_table
 from simulator.interop.typed_values import Reader, words
 from simulator.plan import ParallelPlan
+from simulator.plan.data_parallelism import ZERO_STAGES
 
 #: optimizers with two fp32 moments and gradients reduced as they are
 _ADAM_LIKE = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_adam", "lamb", "fusedlamb")
@@ -151,11 +152,9 @@ def _precision(found: Found, automatic: set[str]) -> dict[str, Any]:
 def _zero(found: Found) -> dict[str, Any]:
     """Return what the section of ZeRO decides."""
     stage, group = found["zero_optimization.stage"], found["zero_optimization.mics_shard_size"] or -1
-    if not 0 <= stage <= 3:
-        found.reader.fault("zero_optimization.stage", f"{stage} is not a ZeRO stage", hint="0, 1, 2 or 3")
     overlap = found["zero_optimization.overlap_comm"]
     settings: dict[str, Any] = {
-        "sharding": f"zero{stage}" if stage else "none",
+        "sharding": found.reader.zero_stage("zero_optimization.stage", stage),
         "overlap": stage == 3 if not isinstance(overlap, bool) else overlap,
     }
     if group > 1 and stage == 3:  # at other stages DeepSpeed does not look at it
@@ -193,7 +192,7 @@ def _reduction(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 #: sharding of a plan -> ZeRO's stage
-STAGES = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
+STAGES = {ours: stage for stage, ours in enumerate(ZERO_STAGES)} | {"hsdp": 3}
 #: fields that a model or a data loader decides, and where
 _ELSEWHERE = {"gpus": "the launcher", "sequence_length": "the data loader"} | dict.fromkeys(
     words("attention sequence_parallel asynchronous_tp scatter_gather overlap_parameter_gather overlap_p2p schedule"),

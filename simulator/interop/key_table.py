@@ -20,6 +20,7 @@ from simulator.errors import ConfigError
 from simulator.interop.format import Imported
 from simulator.interop.typed_values import Reader
 from simulator.models.spec import MOST_LAYERS, ModelSpec
+from simulator.plan.data_parallelism import FSDP_STRATEGIES
 
 Kind = Literal["count", "layers", "whole", "number", "switch", "text", "word", "any"]
 
@@ -104,9 +105,13 @@ def _default(kind: str, text: str) -> Any:
     return int(text) if kind in ("count", "layers", "whole") else _SAID.get(text, text)
 
 
+#: words that several tools have
+_SHARED = {"@FSDP_STRATEGIES": " ".join(f"{word}={ours}" for word, ours in FSDP_STRATEGIES.items())}
+
+
 def _key(names: str, kind: Any, plan: str, model: str, words: str, default: str, needs: str, note: str) -> Key:
     """Return a key from a line of a table; see :func:`table_of`."""
-    pairs = [word.partition("=") for word in words.split()]
+    pairs = [word.partition("=") for word in (_SHARED[words] if words in _SHARED else words).split()]
     return Key(
         names=tuple(names.split()),
         kind=kind,
@@ -225,7 +230,7 @@ def table_of(text: str) -> Table:
     """Read a table of keys.
 
     It is CSV with a line for each key: its names, blanks between them, and the fields of :class:`Key`. A word that has a value
-    of ours is ``theirs=ours``, of a switch ``true=ours``; one that is not modelled has a ``!`` before it. Lines of the kind
+    of ours is ``theirs=ours``, of a switch ``true=ours``; one that is not modelled has a ``!`` before it; ``@FSDP_STRATEGIES`` stands for PyTorch's. Lines of the kind
     ``irrelevant`` and ``missed`` have patterns as names and the reason as their note.
     """
     keys: list[Key] = []

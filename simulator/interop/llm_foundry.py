@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simulator.interop.accelerate import FSDP_STRATEGIES
 from simulator.interop.adapters import adapter_settings, optimizer_settings
 from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, Found, reader_of, shipped_table
@@ -20,6 +19,7 @@ from simulator.interop.nemo import resolved
 from simulator.interop.trainer import catalogue_model
 from simulator.models.catalog import MPT_STYLE
 from simulator.models.spec import ModelSpec
+from simulator.plan.data_parallelism import FSDP_STRATEGIES
 
 KEYS = shipped_table("llm_foundry")
 

@@ -522,7 +522,7 @@ def _precision(found: Found) -> dict[str, Any]:
 
 def _sharding(found: Found) -> str:
     if found["zero-stage"]:
-        return f"zero{found['zero-stage']}"
+        return found.reader.zero_stage("zero-stage", found["zero-stage"])
     if found["use-megatron-fsdp"] and found["data-parallel-sharding-strategy"] != "no_shard":
         return MEGATRON_FSDP[found["data-parallel-sharding-strategy"]]
     if found["use-torch-fsdp2"]:

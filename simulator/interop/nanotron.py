@@ -23,13 +23,11 @@ KEYS = shipped_table("nanotron")
 
 def _describe(found: Found) -> Described:
     """Return what a training file says."""
-    reader, stage = found.reader, found.reader.data.get("optimizer.zero_stage")
-    if stage not in (None, 0, 1, 2, 3) or isinstance(stage, bool):
-        reader.fault("optimizer.zero_stage", f"{stage!r:.40} is not 0, 1, 2 or 3")
+    reader = found.reader
     settings: dict[str, Any] = {"framework": "nanotron", "attention": "flash"} | KEYS.fields(found, "plan")
     settings["global_batch"] = settings["micro_batch"] * found["tokens.batch_accumulation_per_replica"] * settings["dp"]
     settings["gpus"] = settings["dp"] * settings["tp"] * settings["pp"] * settings["cp"]
-    settings["sharding"] = f"zero{stage}" if stage else "none"
+    settings["sharding"] = reader.zero_stage("optimizer.zero_stage", found["optimizer.zero_stage"])
     settings["gradient_bytes"] = (
         4 if found["optimizer.accumulate_grad_in_fp32"] or settings["precision"] == "fp32" else 2
     )

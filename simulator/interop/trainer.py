@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.interop.accelerate import FSDP_STRATEGIES
 from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.format import Format
@@ -21,6 +20,7 @@ from simulator.interop.key_table import Described, Found, json_keys, reader_of, 
 from simulator.interop.typed_values import Reader
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
+from simulator.plan.data_parallelism import FSDP_STRATEGIES
 
 #: keys that freeze weights in fewer bits
 _QUANTIZED = ("load_in_4bit", "load_in_8bit", "quantization_bit")

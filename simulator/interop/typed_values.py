@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from simulator.config import Locator, near_misses
 from simulator.errors import ConfigError
 from simulator.interop.format import Account
+from simulator.plan.data_parallelism import ZERO_STAGES
 
 #: no size, count or batch of any job is beyond this
 MOST = 10**15
@@ -156,6 +157,12 @@ class Reader:
         if value not in (0, 1, True, False) or not isinstance(value, int):
             self.fault(self.spelling(keys), f"{_shown(value)} is neither true nor false")
         return bool(value)
+
+    def zero_stage(self, key: str, stage: int | None) -> str:
+        """Return the sharding of a stage of ZeRO that stands under a key, none where there is none."""
+        if not 0 <= (stage or 0) < len(ZERO_STAGES):
+            self.fault(key, f"{stage} is not a ZeRO stage", hint="0, 1, 2 or 3")
+        return ZERO_STAGES[stage or 0]
 
     def text(self, *keys: str, default: str | None = None, one_of: Iterable[str] = ()) -> str:
         """Return a string, checked against the known words where they are given."""

@@ -122,20 +122,24 @@ DDP = DataParallelism(
     clips_in_kernel=False,
     shards_optimizer=False,
 )
+#: sharding of each stage of ZeRO
+ZERO_STAGES = ("none", "zero1", "zero2", "zero3")
+#: sharding of each ``ShardingStrategy`` of PyTorch's FSDP, which are numbered from 1
+FSDP_STRATEGIES = {
+    "FULL_SHARD": "zero3",
+    "SHARD_GRAD_OP": "zero2",
+    "NO_SHARD": "none",
+    "HYBRID_SHARD": "hsdp",
+    "HYBRID_SHARD_ZERO2": "hsdp",
+}
 #: sharding in the words of Megatron-FSDP (``data_parallel_sharding_strategy``) -> ours
 MEGATRON_FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 #: what people call shardings -> ours: stages of ZeRO, PyTorch's ``ShardingStrategy``, Megatron's own words, MiCS (sharding in groups)
 SHARDING_NAMES = {
-    **{f"zero{mark}{stage}": ours for mark in "-_ " for stage, ours in enumerate(("none", "zero1", "zero2", "zero3"))},
-    **{"0": "none", "1": "zero1", "2": "zero2", "3": "zero3", "zero0": "none", "ddp": "none"},
-    **{
-        "fsdp": "zero3",
-        "fsdp2": "zero3",
-        "full_shard": "zero3",
-        "shard_grad_op": "zero2",
-        "hybrid_shard": "hsdp",
-        "mics": "hsdp",
-    },
+    **{f"zero{mark}{stage}": ours for mark in "-_ " for stage, ours in enumerate(ZERO_STAGES)},
+    **{str(stage): ours for stage, ours in enumerate(ZERO_STAGES)},
+    **{"zero0": "none", "ddp": "none", "fsdp": "zero3", "fsdp2": "zero3", "mics": "hsdp"},
+    **{word.lower(): ours for word, ours in FSDP_STRATEGIES.items()},
     **{"distributed_optimizer": "zero1", "distributed optimizer": "zero1"},
     **MEGATRON_FSDP,
 }

@@ -244,6 +244,15 @@ def test_megatron_deepspeed_with_a_file_that_the_script_writes(tmp_path):
     assert {name: found.settings[name] for name in wanted} == wanted
 
 
+def test_stages_of_zero_end_at_three(tmp_path):
+    """Stages 0 to 3 are all that DeepSpeed has (``runtime/zero/config.py``, ``ZeroStageEnum``)."""
+    path = tmp_path / "run.sh"
+    flags = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --fp16 --deepspeed --zero-stage 4"
+    path.write_text(f"#!/bin/bash\ndeepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py {flags}\n")
+    with pytest.raises(ConfigError, match="zero-stage: 4 is not a ZeRO stage"):
+        import_megatron(path)
+
+
 def test_experts_of_megatron_deepspeed(tmp_path):
     path = tmp_path / "run.sh"
     flags = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --fp16 --deepspeed --zero-stage 0 --num-experts 8"
