@@ -320,10 +320,15 @@ def _flag(leaf: str, value: Any, parts: list[str]) -> dict[str, Any]:
         return {"position-embedding-type": text}
     if leaf == "normalization":
         return {"normalization": text.removesuffix("1p") if text.startswith("layernorm") else value}
-    flag = _NAMES.get(leaf, leaf.replace("_", "-"))
+    flag = megatron_name(leaf)
     if isinstance(value, str) and re.fullmatch(r"\[[\w ,]*\]", value) and flag in LISTS:
         value = re.split(r"[ ,]+", value.strip("[]"))  # as the tests of Megatron-LM write several values
     return {flag: value, **({"group-query-attention": True} if flag == "num-query-groups" else {})}
+
+
+def megatron_name(leaf: str) -> str:
+    """Return Megatron's flag for the name of a setting in a recipe."""
+    return _NAMES.get(leaf, leaf.replace("_", "-"))
 
 
 def _named_model(flat: Mapping[str, Any], reader: Reader) -> ModelSpec | None:

@@ -17,7 +17,9 @@ from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_se
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.format import Format
 from simulator.interop.key_table import Described, Found, json_keys, reader_of, shipped_table
-from simulator.interop.typed_values import Reader
+from simulator.interop.megatron_flags import read_flags
+from simulator.interop.nemo import megatron_name
+from simulator.interop.typed_values import Reader, words
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
 from simulator.plan.data_parallelism import FSDP_STRATEGIES
@@ -72,28 +74,28 @@ def _adapters(found: Found, is_factory: bool) -> dict[str, Any]:
     return adapter_settings(reader, reader.spelling(("lora_target_modules", "lora_target")), found["lora_r"], modules)
 
 
+#: what only LLaMA-Factory's way through Megatron-Core has, under Megatron's names, and the settings that follow
+_MEGATRON = words(
+    "tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size expert_model_parallel_size "
+    "sequence_parallel use_distributed_optimizer overlap_grad_reduce overlap_param_gather recompute_granularity recompute_method "
+    "recompute_num_layers"
+)
+_SETTINGS = words(
+    "framework sharding precision overlap overlap_parameter_gather sequence_parallel virtual_pp schedule recompute "
+    "recompute_method recompute_layers"
+)
+
+
 def _megatron(found: Found) -> dict[str, Any]:
-    """Return what only LLaMA-Factory's way through Megatron-Core has: its degrees and its optimizer."""
-    names = (
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "expert_model_parallel_size",
-        "use_distributed_optimizer",
-    )
-    if not found.given(*names):
+    """Return what LLaMA-Factory's way through Megatron-Core says, read as Megatron's flags."""
+    data, names = found.reader.data, {megatron_name(name): name for name in _MEGATRON}
+    if not found.given(*_MEGATRON[:2], "expert_model_parallel_size", "use_distributed_optimizer"):
         return {}
-    virtual = found["virtual_pipeline_model_parallel_size"] or 1
-    return {
-        "framework": "megatron-core",
-        "sharding": "zero1" if found["use_distributed_optimizer"] else "none",
-        "recompute": found["recompute_granularity"] or "none",
-        "precision": next((word for word in ("fp8", "fp16") if word in found["mixed_precision"]), "bf16"),
-        "overlap": found["overlap_grad_reduce"],
-        "overlap_parameter_gather": found["overlap_param_gather"],
-        "sequence_parallel": found["sequence_parallel"] and found["tensor_parallel_size"] > 1,  # as Megatron does
-        "virtual_pp": virtual,
-        "schedule": "1f1b-interleaved" if virtual > 1 else "1f1b",
-    }  # fmt: skip
+    precision = next((word for word in ("fp8", "fp16") if word in found["mixed_precision"]), "bf16")
+    flags = {flag: data[name] for flag, name in names.items() if name in data}
+    flags |= {"fp8-format": "hybrid", "bf16": True} if precision == "fp8" else {precision: True}
+    settings = read_flags(Reader(flags, found.reader.file, locator=found.reader.locator, names=names)).settings
+    return {name: settings[name] for name in _SETTINGS if name in settings}
 
 
 def is_trainer(text: str) -> bool:
@@ -143,15 +145,15 @@ def _has_fsdp_config(found: Found) -> bool:
 
 def _fsdp(found: Found) -> dict[str, Any]:
     options = found["fsdp"]
-    words = [str(one).lower() for one in options] if isinstance(options, list) else str(options or "").lower().split()
-    if not words and not _has_fsdp_config(found):
+    said = [str(one).lower() for one in options] if isinstance(options, list) else str(options or "").lower().split()
+    if not said and not _has_fsdp_config(found):
         return {}
     strategy, reshard = (
         str(found["fsdp_config.sharding_strategy"] or "").lower(),
         found["fsdp_config.reshard_after_forward"],
     )
     named = next(
-        (word for word in (*words, strategy) if word in _STRATEGIES),
+        (word for word in (*said, strategy) if word in _STRATEGIES),
         "shard_grad_op" if reshard is False else "full_shard",
     )
     settings: dict[str, Any] = {
@@ -160,7 +162,7 @@ def _fsdp(found: Found) -> dict[str, Any]:
     }
     if found["dp_shard_size"] and found["dp_replicate_size"] > 1:
         settings |= {"sharding": "hsdp", "sharding_group": found["dp_shard_size"]}
-    if found["fsdp_config.offload_params"] or "offload" in words:
+    if found["fsdp_config.offload_params"] or "offload" in said:
         settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
     return settings
 

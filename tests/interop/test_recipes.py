@@ -468,6 +468,12 @@ def test_llama_factory_through_megatron(tmp_path):
     wanted = {"framework": "megatron-core", "tp": 4, "pp": 2, "sharding": "zero1", "sequence_parallel": True, "overlap": True,
               "precision": "bf16", "recompute": "none"}  # fmt: skip
     assert {name: found.settings[name] for name in wanted} == wanted and not found.report.unknown
+    # the first four blocks of a stage are recomputed (Megatron-LM, ``--recompute-method block --recompute-num-layers 4``)
+    other = read(tmp_path, text + "recompute_granularity: full\nrecompute_method: block\nrecompute_num_layers: 4\n")
+    wanted = {"recompute": "full", "recompute_method": "block", "recompute_layers": 4}
+    assert {name: other.settings[name] for name in wanted} == wanted and not other.report.unknown
+    with pytest.raises(ConfigError, match=r":\d+:\d+: recompute_granularity: 'some'"):
+        read(tmp_path, text + "recompute_granularity: some\n")
     other = read(tmp_path, text.replace("stage: pt", "stage: ppo"))
     assert [entry.split(":")[0] for entry in other.report.unknown] == ["stage"]
 
