@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
+from simulator.calibration.cells import Cells, number_in
 from simulator.calibration.tables import read_rows
 from simulator.errors import CalibrationError, ConfigError
 from simulator.kernels.conditions import CONDITIONS, Conditions, conditions_of, library_kernel
@@ -71,31 +73,10 @@ _OPTIONAL = (
 )  # fmt: skip
 
 
-class Cells:
-    """The cells of one row by column; blank ones raise, naming the column."""
+class KernelCells(Cells):
+    """The cells of a timed kernel, whose sizes are above zero."""
 
-    def __init__(self, cells: Mapping[str, str], place: str = "") -> None:
-        self._cells = cells
-        self._place = f"{place}:" if place else ""
-
-    def text(self, column: str) -> str:
-        """Return a cell, empty where there is none."""
-        return self._cells.get(column, "").strip()
-
-    def integer(self, column: str, default: int | None = None) -> int:
-        """Return a whole number above zero."""
-        text = self.text(column)
-        if not text:
-            if default is None:
-                raise ConfigError(f"{self._place}{column}: the cell is blank, and nothing can stand in for it")
-            return default
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not 1 <= number < math.inf:
-            raise ConfigError(f"{self._place}{column}={text}: {self.text('op')} needs a number above zero")
-        return int(number)
+    least: ClassVar[int] = 1
 
     @property
     def dtype(self) -> str:
@@ -133,7 +114,7 @@ _SERVING = "flashinfer"
 _TORCHS = re.compile(r"\btorch(ao\b|\.\w*grouped_mm\b)")
 
 
-def _gemm(row: Cells) -> GemmShape:
+def _gemm(row: KernelCells) -> GemmShape:
     shape = gemm_shape(row.integer("m"), row.integer("n"), row.integer("k"), row.product_pass, row.dtype)
     return replace(shape, library=_SERVING if "kernel FlashInfer" in row.text("notes") else "")
 
@@ -159,7 +140,7 @@ def quantise_name(library: str) -> str:
     return f"{library or 'dynamic'}_quantize"
 
 
-def _grouped(row: Cells) -> GemmShape:
+def _grouped(row: KernelCells) -> GemmShape:
     """Return products of equal groups of rows, one for each expert; ``m`` counts the rows of all, ``k`` where both operands are cut.
 
     Of both passes together it is the forward one; see :func:`_both_passes`.
@@ -201,7 +182,7 @@ def _both_passes(first: GemmShape) -> tuple[KernelShape, ...]:
     return (*products, *casts, *casts)
 
 
-def _attention(row: Cells) -> AttentionShape:
+def _attention(row: KernelCells) -> AttentionShape:
     heads, seq, notes = row.integer("heads"), row.integer("seq_len"), row.text("notes")
     window = re.search(r"sliding window (\d+)", notes)
     latent = row.text("op") == "mla_attention"
@@ -213,7 +194,7 @@ def _attention(row: Cells) -> AttentionShape:
         seq_k=seq,
         # keys of 192 and values of 128 elements are as much work as two of 160 (DeepSeek-V3)
         head_dim=160 if latent else row.integer("head_dim"),
-        causal=row.text("causal").lower() not in ("0", "no", "false", "off"),
+        causal=row.flag("causal") is not False,
         dtype=row.dtype,
         kernel_pass=row.kernel_pass,
         name="mla" if latent else library_kernel(notes) or "flash_attention",
@@ -221,7 +202,7 @@ def _attention(row: Cells) -> AttentionShape:
     )
 
 
-def _compressed(row: Cells) -> AttentionShape:
+def _compressed(row: KernelCells) -> AttentionShape:
     """Return DeepSeek-V4's attention: a window, and the keys that stand for 4 or 128 tokens, of those of 4 the chosen ones."""
     notes, length = row.text("notes"), row.integer("seq_len")
     rate, top_k = re.search(r"compression ratio (\d+)", notes), re.search(r"top-k (\d+)", notes)
@@ -232,7 +213,7 @@ def _compressed(row: Cells) -> AttentionShape:
     return replace(_attention(row), window=min(128 + seen, length - 1), gathered=seen if top_k else 0)
 
 
-def _batched(row: Cells) -> GemmShape:
+def _batched(row: KernelCells) -> GemmShape:
     """Return eager attention's products over ``batch x heads``: scores, or probabilities times values."""
     seq, head_dim, op = row.integer("seq_len"), row.integer("head_dim"), row.text("op")
     n, k = (seq, head_dim) if op == "bmm_qk" else (head_dim, seq)
@@ -240,7 +221,7 @@ def _batched(row: Cells) -> GemmShape:
     return GemmShape(m=seq, n=n, k=k, batch=batch, dtype=row.dtype, kernel_pass=row.kernel_pass, name=op)
 
 
-def _scan(row: Cells) -> ScanShape:
+def _scan(row: KernelCells) -> ScanShape:
     chunk = re.search(r"chunk (\d+)", row.text("notes"))
     delta = row.text("op").startswith("gdn")
     head_dim = row.integer("head_dim")
@@ -258,7 +239,7 @@ def _scan(row: Cells) -> ScanShape:
     )
 
 
-def _convolution(row: Cells) -> PointwiseShape:
+def _convolution(row: KernelCells) -> PointwiseShape:
     """Return the short convolution along the sequence before a recurrence: each channel is read and written once."""
     width, groups = row.integer("heads") * row.integer("head_dim"), row.integer("kv_heads")
     delta = row.text("op").startswith("gdn")
@@ -267,7 +248,7 @@ def _convolution(row: Cells) -> PointwiseShape:
     return _traffic(row, row.text("op"), elements, 2.0 * elements, 2.0 * elements)
 
 
-def _experts(row: Cells) -> GemmShape:
+def _experts(row: KernelCells) -> GemmShape:
     """Return the first product of the experts of one GPU: tokens times the gate and the up projection of each, or the latter alone."""
     notes = row.text("notes")
     found = re.search(r"top-(\d+) of (\d+) experts(?:, experts split over (\d+))?", notes)
@@ -286,7 +267,7 @@ def _experts(row: Cells) -> GemmShape:
 ALL_TOKENS = "all_tokens"
 
 
-def _beside_experts(first: GemmShape, row: Cells) -> tuple[KernelShape, ...]:
+def _beside_experts(first: GemmShape, row: KernelCells) -> tuple[KernelShape, ...]:
     """Return what an expert block runs beside its first product: permutation, activation, second product, weighted sum.
 
     Each token of the group is read and written once more.
@@ -306,7 +287,9 @@ def _beside_experts(first: GemmShape, row: Cells) -> tuple[KernelShape, ...]:
     )
 
 
-def _traffic(row: Cells, name: str, elements: int, read: float, written: float, row_length: int = 0) -> PointwiseShape:
+def _traffic(
+    row: KernelCells, name: str, elements: int, read: float, written: float, row_length: int = 0
+) -> PointwiseShape:
     return PointwiseShape(
         name=name, n_elements=elements, read_bytes=read, written_bytes=written, row_length=row_length,
         dtype=row.dtype, kernel_pass=row.kernel_pass,
@@ -338,7 +321,7 @@ _BYTES: dict[str, tuple[float, float]] = {
 }
 
 
-def _elementwise(row: Cells) -> PointwiseShape:
+def _elementwise(row: KernelCells) -> PointwiseShape:
     op = row.text("op").lower()
     if op == "softmax":
         columns = row.integer("seq_len")
@@ -357,14 +340,14 @@ def _elementwise(row: Cells) -> PointwiseShape:
     return _traffic(row, op, elements, read * elements * size, written * elements * size, columns if reduces else 0)
 
 
-def _per_token(row: Cells) -> PointwiseShape:
+def _per_token(row: KernelCells) -> PointwiseShape:
     """Return quantisation with a scale for each row, found before the row is written; the table has its difference to a given scale."""
     rows, columns = row.integer("m"), row.integer("n")
     elements = rows * columns
     return _traffic(row, "per_token_quantize", elements, 2.0 * elements, 1.0 * elements, columns)
 
 
-def _dropout(row: Cells) -> PointwiseShape:
+def _dropout(row: KernelCells) -> PointwiseShape:
     """Return dropout with its byte mask: forward writes it, backward reads it."""
     elements, size = row.integer("m") * row.integer("n", 1), DTYPE_BYTES[row.dtype]
     forward = row.kernel_pass == "forward"
@@ -373,12 +356,12 @@ def _dropout(row: Cells) -> PointwiseShape:
     )
 
 
-def _cast(row: Cells) -> PointwiseShape:
+def _cast(row: KernelCells) -> PointwiseShape:
     elements = row.integer("m") * row.integer("n", 1)
     return _traffic(row, row.text("op"), elements, float(elements * DTYPE_BYTES[row.dtype]), 4.0 * elements)
 
 
-def _embedding(row: Cells) -> PointwiseShape:
+def _embedding(row: KernelCells) -> PointwiseShape:
     """Return the lookup ``[tokens, hidden]``; backward zeroes the whole table's gradient and adds to it."""
     tokens, hidden, size = row.integer("m"), row.integer("n"), DTYPE_BYTES[row.dtype]
     moved = float(tokens * hidden * size)
@@ -390,7 +373,7 @@ def _embedding(row: Cells) -> PointwiseShape:
 WHOLE_BLOCKS = ("moe_layer", "dsv4_attention", "stream_copy")
 
 #: op of the tables -> the kernel that it is
-SHAPES: dict[str, Callable[[Cells], KernelShape]] = {
+SHAPES: dict[str, Callable[[KernelCells], KernelShape]] = {
     "gemm": _gemm,
     "grouped_gemm": _grouped,
     "moe_mlp": _experts,
@@ -414,7 +397,7 @@ SHAPES: dict[str, Callable[[Cells], KernelShape]] = {
 
 def shape_of(cells: Mapping[str, str], place: str = "") -> KernelShape:
     """Return the kernel that a row timed."""
-    row = Cells(cells, place)
+    row = KernelCells(cells=cells, file=place)
     op = row.text("op").lower()
     if op not in SHAPES:
         raise ConfigError(f"op '{op}' is unknown", hint=f"one of {', '.join(sorted(SHAPES))}")
@@ -444,16 +427,13 @@ def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
     if other:
         raise ConfigError(f"timed on {other}, which is not a {cells['device']}")
     shape = shape_of(cells, place)
-    try:
-        time_s = 1e-6 * float(cells["time_us"])
-    except ValueError:
-        time_s = math.nan
+    time_s = 1e-6 * number_in(cells["time_us"])
     if not 0.0 < time_s < math.inf:
         raise ConfigError(f"time_us={cells['time_us']} is not a measurement")
     beside: tuple[KernelShape, ...] = ()
     if cells["op"] == "moe_mlp" and isinstance(shape, GemmShape):
-        beside = _beside_experts(shape, Cells(cells, place))
-    elif cells["op"] == "grouped_gemm" and isinstance(shape, GemmShape) and Cells(cells).is_both_passes:
+        beside = _beside_experts(shape, KernelCells(cells=cells, file=place))
+    elif cells["op"] == "grouped_gemm" and isinstance(shape, GemmShape) and KernelCells(cells=cells).is_both_passes:
         beside = _both_passes(shape)
     elif isinstance(shape, GemmShape) and "quantisation of the activation" in notes:
         elements = shape.m * shape.k * shape.batch

@@ -111,7 +111,7 @@ _SHARED = {"@FSDP_STRATEGIES": " ".join(f"{word}={ours}" for word, ours in FSDP_
 
 def _key(names: str, kind: Any, plan: str, model: str, words: str, default: str, needs: str, note: str) -> Key:
     """Return a key from a line of a table; see :func:`table_of`."""
-    pairs = [word.partition("=") for word in (_SHARED[words] if words in _SHARED else words).split()]
+    pairs = [word.partition("=") for word in _SHARED.get(words, words).split()]
     return Key(
         names=tuple(names.split()),
         kind=kind,
@@ -230,8 +230,8 @@ def table_of(text: str) -> Table:
     """Read a table of keys.
 
     It is CSV with a line for each key: its names, blanks between them, and the fields of :class:`Key`. A word that has a value
-    of ours is ``theirs=ours``, of a switch ``true=ours``; one that is not modelled has a ``!`` before it; ``@FSDP_STRATEGIES`` stands for PyTorch's. Lines of the kind
-    ``irrelevant`` and ``missed`` have patterns as names and the reason as their note.
+    of ours is ``theirs=ours``, of a switch ``true=ours``; one that is not modelled has a ``!`` before it; ``@FSDP_STRATEGIES``
+    stands for PyTorch's. Lines of the kind ``irrelevant`` and ``missed`` have patterns as names and the reason as their note.
     """
     keys: list[Key] = []
     other: dict[str, dict[str, str]] = {"irrelevant": {}, "missed": {}}

@@ -30,12 +30,12 @@ def _exchange_us(row: Row) -> tuple[float, str]:
     operator = row.text("op").removeprefix("moe_")
     if operator not in _ELEMENT_BYTES:
         raise ConfigError(f"op '{row.text('op')}' is unknown", hint="moe_dispatch, moe_combine")
-    n_experts, top_k = int(row.text("experts")), row.integer("topk")
+    n_experts, top_k = row.integer("experts"), row.integer("topk")
     n_nodes = row.integer("nodes")
     n_places = n_nodes if n_nodes > 1 else row.integer("gpus")
     routed = Routed(
         n_tokens=row.integer("tokens_per_gpu"),
-        token_bytes=int(row.text("hidden")) * _ELEMENT_BYTES[operator],
+        token_bytes=row.integer("hidden") * _ELEMENT_BYTES[operator],
         n_places=places_of(n_places, top_k, n_experts),
         n_all=n_places,
     )

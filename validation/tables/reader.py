@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import difflib
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulator.calibration.cells import Cells, fault_of
 from simulator.config import read_text
 from simulator.errors import ConfigError
 from validation.tables.kinds import INTEGERS, KINDS, NUMBERS
@@ -21,13 +21,10 @@ MEASUREMENTS = Path(__file__).resolve().parents[1] / "measurements"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Cells):
     """One measurement."""
 
     kind: str  #: A key of :data:`validation.tables.kinds.KINDS`.
-    file: str  #: Where it was read from, as the user wrote it.
-    line: int  #: Line of the file, 1-based.
-    cells: Mapping[str, str]  #: Column name to text, blank cells included, surrounding blanks removed.
 
     @property
     def row_id(self) -> str:
@@ -43,28 +40,6 @@ class Row:
     def measured(self) -> float:
         """The measured value, in the unit of :attr:`metric`."""
         return self.number(KINDS[self.kind].measured)
-
-    def text(self, column: str, default: str = "") -> str:
-        """Return a cell, or ``default`` where it is blank or the column is missing."""
-        return self.cells.get(column) or default
-
-    def integer(self, column: str, default: int | None = None) -> int:
-        """Return a whole number; a blank cell without a default raises :class:`ConfigError`."""
-        text = self.cells.get(column, "")
-        if not text:
-            if default is None:
-                raise ConfigError(
-                    f"{self.file}:{self.line}:{column}: the cell is blank, and nothing can stand in for it"
-                )
-            return default
-        return int(float(text))
-
-    def number(self, column: str) -> float:
-        """Return a number; raise :class:`ConfigError` with the place when blank."""
-        text = self.cells.get(column, "")
-        if not text:
-            raise ConfigError(f"{self.file}:{self.line}:{column}: the cell is blank, and nothing can stand in for it")
-        return float(text)
 
     def machine(self) -> tuple[str, dict[str, str]]:
         """Return the cluster of the ``topology`` cell and what the cell changes of its file, without units in words of their own.
@@ -85,11 +60,6 @@ class Row:
                     hint="a name, then key=value without spaces: hgx-h200 node.gpus=4 node.nics.bandwidth=200Gb/s",
                 )
         return name, dict(change.split("=", 1) for change in changes)
-
-    def flag(self, column: str) -> bool | None:
-        """Return a yes-or-no cell, None where it is blank."""
-        text = self.cells.get(column, "").lower()
-        return None if not text else text not in ("0", "no", "false", "off", "0.0")
 
     def key(self, column: str) -> str:
         """Return what grouping and filtering see: a column, or the derived ``kind`` or ``size_class``."""
@@ -149,15 +119,8 @@ def _faults_of(cells: Mapping[str, str], kind: str, place: str) -> list[str]:
         text = cells[column]
         if not text:
             continue
-        try:
-            number = float(text)
-        except ValueError:
-            faults.append(f"{place}:{column}: {text!r} is not a number")
-            continue
-        if not math.isfinite(number) or number < 0:
-            faults.append(f"{place}:{column}: {text!r} is not a finite number of at least 0")
-        elif column in INTEGERS and number != int(number):
-            faults.append(f"{place}:{column}: {text!r} is not a whole number")
+        fault = fault_of(text, whole=column in INTEGERS)
+        faults += [f"{place}:{column}: {fault}"] * bool(fault)
     measured = KINDS[kind].measured
     if not cells.get(measured):
         faults.append(f"{place}:{measured}: blank, so there is nothing to compare with")

@@ -26,6 +26,11 @@ class TestKernelShapes:
         assert isinstance(shape, AttentionShape)
         assert (shape.kv_heads, shape.seq_k, shape.causal) == (8, 128, False)
 
+    @pytest.mark.parametrize(("cell", "causal"), [("0.0", False), ("False", False), ("1.0", True), ("", True)])
+    def test_a_flag_is_read_as_spreadsheets_write_it(self, cell, causal):
+        shape = shape_of(self.row(op="flash_attention", heads="8", seq_len="128", head_dim="64", causal=cell))
+        assert shape.causal is causal
+
     def test_traffic_of_pointwise_kernels(self):
         norm = shape_of(self.row(op="layer_norm", m="10", n="4"))
         assert isinstance(norm, PointwiseShape)
@@ -38,6 +43,9 @@ class TestKernelShapes:
         [
             ({"op": "sorting"}, "unknown"),
             ({"op": "gemm", "m": "1", "n": "1"}, "k: the cell is blank"),
+            ({"op": "gemm", "m": "8x", "n": "1", "k": "1"}, "m: '8x' is not a number"),
+            ({"op": "gemm", "m": "0", "n": "1", "k": "1"}, "m: '0' is not at least 1"),
+            ({"op": "gemm", "m": "1.5", "n": "1", "k": "1"}, "m: '1.5' is not a whole number"),
             ({"op": "gemm", "m": "1", "n": "1", "k": "1", "pass": "backward"}, "two of them"),
             ({"op": "add", "m": "4", "n": "4", "pass": "backward"}, "no kernel"),
             ({"op": "gelu", "m": "4", "n": "4", "dtype": "int3"}, "dtype"),
