@@ -1,7 +1,7 @@
 """Quantities with units: ``"200 Gb/s"`` in a file, SI floats in code, integer picoseconds on the clock.
 
 Capital ``B`` is a byte and small ``b`` a bit, without exception; ``GB`` is 1e9 bytes and ``GiB`` is 2**30.
-This module imports nothing of the package but its errors.
+This module imports nothing of the package but its errors and the rates of links.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from simulator.errors import ConfigError
+from simulator.link_generations import INFINIBAND_LANES, NVLINK_BYTES_PER_S, PCIE_X16_BYTES_PER_S
 
 PS_PER_S = 1_000_000_000_000
 
@@ -30,22 +31,7 @@ DIMENSIONS = {
     "power": ("watts", "400 W"),
 }
 
-
-# data rates after line coding, per lane or link and direction
-_LANE_BITS_PER_S = {
-    "SDR": 2e9,
-    "DDR": 4e9,
-    "QDR": 8e9,
-    "FDR": 13.64e9,
-    "EDR": 25e9,
-    "HDR": 50e9,
-    "NDR": 100e9,
-    "XDR": 200e9,
-}
-#: generation of PCI Express -> raw rate of 16 lanes, per direction, after line coding (PCI-SIG base specifications)
-PCIE_X16_BYTES_PER_S = {1: 4.0e9, 2: 8.0e9, 3: 15.75e9, 4: 31.5e9, 5: 63.0e9, 6: 121.0e9}
-_NVLINK_BYTES_PER_S = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
-_NAMED = re.compile(r"(\d+)x ?([A-Z]DR)|(PCIe|NVLink) ?(\d) ?x ?(\d+)")
+_NAMED = re.compile(rf"(\d+)x ?({'|'.join(INFINIBAND_LANES)})|(PCIe|NVLink) ?(\d) ?x ?(\d+)")
 
 
 def _named_rate(text: str) -> float | None:
@@ -55,9 +41,8 @@ def _named_rate(text: str) -> float | None:
         return None
     n_lanes, infiniband, family, generation, width = match.groups()
     if infiniband is not None:
-        rate = _LANE_BITS_PER_S.get(infiniband)
-        return None if rate is None else int(n_lanes) * rate / 8.0
-    lanes, rates = (16, PCIE_X16_BYTES_PER_S) if family == "PCIe" else (1, _NVLINK_BYTES_PER_S)
+        return int(n_lanes) * INFINIBAND_LANES[infiniband][1] / 8.0
+    lanes, rates = (16, PCIE_X16_BYTES_PER_S) if family == "PCIe" else (1, NVLINK_BYTES_PER_S)
     return int(width) * rates[int(generation)] / lanes if int(generation) in rates else None
 
 

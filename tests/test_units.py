@@ -23,6 +23,7 @@ GOOD = [
     ("125MBps", "bandwidth", 125e6),
     ("1 GiB/s", "bandwidth", 2.0**30),
     ("4x HDR", "bandwidth", 25e9),
+    ("4x FDR10", "bandwidth", 5e9),  # 10.3125 Gb/s of 64b/66b on each lane: 10 Gb/s of data
     ("4x EDR", "bandwidth", 12.5e9),
     ("NVLink4 x18", "bandwidth", 450e9),
     ("PCIe 5 x16", "bandwidth", 63.0e9),

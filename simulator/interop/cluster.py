@@ -13,7 +13,8 @@ from typing import Any
 from simulator.config import Locator, parse_yaml, read_text, resolve_name
 from simulator.errors import ConfigError
 from simulator.interop.format import Account, ImportReport
-from simulator.interop.hardware import SLOWER_NVLINK_GB_PER_S, device_of_product, nvlink_gb_per_s, nvlink_section
+from simulator.interop.hardware import COMMON_NVLINK, device_of_product, in_gb, nvlink_generation, nvlink_section
+from simulator.link_generations import NVLINK_BYTES_PER_S
 from simulator.topology import Topology
 from simulator.topology.cluster_file import load_layers, spec_of, topology_of
 from simulator.topology.cluster_spec import ClusterSpec
@@ -118,11 +119,12 @@ def nvlink_of(
     counts: Sequence[Sequence[int]], device: str, account: Account, *, switches: int | None = None
 ) -> dict[str, Any] | None:
     """Return the NVLinks of counts that do not tell their rate: that of the device, a shipped name or a file."""
-    rate = nvlink_gb_per_s(Path(device).stem)
-    section = nvlink_section(counts, f"{rate} GB/s", switches=switches)
+    name = Path(device).stem
+    each, common = NVLINK_BYTES_PER_S[nvlink_generation(name)], NVLINK_BYTES_PER_S[COMMON_NVLINK]
+    section = nvlink_section(counts, in_gb(each), switches=switches)
     if section:
-        known = "NVLink 2 to 4 have" if rate == SLOWER_NVLINK_GB_PER_S else f"{Path(device).stem} has"
-        account.assume(f"{rate} GB/s per NVLink and direction, as {known}")
+        known = "NVLink 2 to 4 have" if each == common else f"{name} has"
+        account.assume(f"{in_gb(each)} per NVLink and direction, as {known}")
     return section
 
 

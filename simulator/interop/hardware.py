@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from simulator.link_generations import MOST_NVLINKS, NVLINK_BYTES_PER_S, XGMI_BYTES_PER_S
 from simulator.topology.cluster_spec import HYBRID_CUBE_MESH
+from simulator.topology.device import load_device
 
 #: pattern of the driver's product name, least memory in GB, shipped device; first match wins
 _PRODUCTS = (
@@ -54,9 +56,6 @@ _COMPUTE_UNITS = {
     "gfx950": {256: "mi355x"},
 }
 
-#: NVLinks that one GPU can have at most, of the generations that are shipped
-MOST_NVLINKS = 18
-
 
 def device_of_product(product: str, memory_bytes: float | None = None) -> str | None:
     """Return the shipped device for a driver's product name.
@@ -73,13 +72,20 @@ def device_of_product(product: str, memory_bytes: float | None = None) -> str | 
     return None
 
 
-#: GB/s per Infinity Fabric link and direction, by generation: AMD's data sheets say 92 GB/s both ways for MI50 to MI100 (three
-#: links: 276 GB/s), 100 GB/s for MI200, 128 GB/s for MI300 (seven links: 896 GB/s) and 153.6 GB/s for MI350
-XGMI_GB_PER_S = {"gfx906": 46.0, "gfx908": 46.0, "gfx90a": 50.0, "gfx940": 64.0, "gfx942": 64.0, "gfx950": 76.8}
+def xgmi_rate(device: str) -> str:
+    """Return the rate of one link of Infinity Fabric of a device, a shipped name or a file, per direction and with its unit.
+
+    Examples
+    --------
+    >>> xgmi_rate("mi250x"), xgmi_rate("mi325x"), xgmi_rate("mi355x")
+    ('50 GB/s', '64 GB/s', '76.8 GB/s')
+    """
+    return in_gb(XGMI_BYTES_PER_S.get(load_device(device).architecture, XGMI_BYTES_PER_S["cdna3"]))
 
 
-#: GB/s of the same links by the beginning of a board's name
-XGMI_OF_BOARD = {"mi5": 46.0, "mi6": 46.0, "mi1": 46.0, "mi2": 50.0, "mi30": 64.0, "mi32": 64.0, "mi35": 76.8}
+def in_gb(bytes_per_s: float) -> str:
+    """Write the rate of a link as cluster files have it."""
+    return f"{bytes_per_s / 1e9:g} GB/s"
 
 
 def device_of_board(text: str) -> str | None:
@@ -158,34 +164,28 @@ def nvlink_section(
     return {"kind": "matrix", "matrix": matrix, **common}
 
 
-#: GB/s of one NVLink 2 to 4 per direction
-SLOWER_NVLINK_GB_PER_S = 25
-#: NVLinks of a board with NVLink, and GB/s of one per direction (data sheets of V100, A100, H100, B200 and GB200)
+#: NVLinks of a board with NVLink, and their generation (data sheets of V100, A100, H100, B200 and GB200)
 _LINKS = {
-    "v100": (6, 25),
-    "a100": (12, 25),
-    "h100": (18, 25),
-    "h200": (18, 25),
-    "h800": (8, 25),
-    "h20": (18, 25),
-    "gh200": (18, 25),
-    "b200": (18, 50),
-    "b300": (18, 50),
-    "gb200": (18, 50),
-    "gb300": (18, 50),
+    "v100": (6, 2),
+    "a100": (12, 3),
+    **dict.fromkeys(("h100", "h200", "h20", "gh200"), (18, 4)),
+    "h800": (8, 4),
+    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), (18, 5)),
 }
 _ON_A_BASEBOARD = 8
+#: generation of NVLink where a file tells none: 2 to 4 have one rate
+COMMON_NVLINK = 4
 
 
-def nvlink_gb_per_s(device: str) -> int:
-    """Return the GB/s of one NVLink of a device per direction, those of most generations where it has none of its own.
+def nvlink_generation(device: str) -> int:
+    """Return the generation of NVLink of a device by its name, one that is as fast as most where it is not known.
 
     Examples
     --------
-    >>> nvlink_gb_per_s("a100-sxm4-80g"), nvlink_gb_per_s("b200"), nvlink_gb_per_s("mine")
-    (25, 50, 25)
+    >>> nvlink_generation("a100-sxm4-80g"), nvlink_generation("b200"), nvlink_generation("mine")
+    (3, 5, 4)
     """
-    return _LINKS.get(device.partition("-")[0], (0, SLOWER_NVLINK_GB_PER_S))[1]
+    return _LINKS.get(device.partition("-")[0], (0, COMMON_NVLINK))[1]
 
 
 def baseboard_nvlink(product: str, device: str, n_gpus: int) -> dict[str, Any] | None:
@@ -193,12 +193,13 @@ def baseboard_nvlink(product: str, device: str, n_gpus: int) -> dict[str, Any] |
     family = device.partition("-")[0]
     if family not in _LINKS or n_gpus < 2 or "PCI" in product.upper() or "NVL" in product.upper():
         return None
-    links, rate = _LINKS[family]
+    links, generation = _LINKS[family]
+    rate = in_gb(NVLINK_BYTES_PER_S[generation])
     if n_gpus == _ON_A_BASEBOARD and family == "v100" and "SXM3" not in product:
-        return nvlink_section(HYBRID_CUBE_MESH, f"{rate} GB/s")
+        return nvlink_section(HYBRID_CUBE_MESH, rate)
     is_tray = family.startswith("gb")  # all its links go to switches outside
     if not is_tray and n_gpus < _ON_A_BASEBOARD and links % (n_gpus - 1) == 0:
         counts = [[links // (n_gpus - 1) * (i != j) for j in range(n_gpus)] for i in range(n_gpus)]
-        return nvlink_section(counts, f"{rate} GB/s")
+        return nvlink_section(counts, rate)
     counts = [[links * (i != j) for j in range(n_gpus)] for i in range(n_gpus)]
-    return nvlink_section(counts, f"{rate} GB/s", switches=1)
+    return nvlink_section(counts, rate, switches=1)

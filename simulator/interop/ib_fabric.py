@@ -19,31 +19,8 @@ from simulator.config import read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, imported, node_of_cluster
 from simulator.interop.format import Account, Format, Part, having, refuse
+from simulator.link_generations import INFINIBAND_LANES, lane_data_bits_per_s
 
-#: speed of a lane -> Gb/s of data
-_LANES = {
-    "SDR": 2.0,
-    "DDR": 4.0,
-    "QDR": 8.0,
-    "FDR10": 10.0,
-    "FDR": 13.64,
-    "EDR": 25.0,
-    "HDR": 50.0,
-    "NDR": 100.0,
-    "XDR": 200.0,
-}
-#: signalling rate of a lane that iblinkinfo prints, at least -> Gb/s of data
-_RATES = (
-    (200.0, 200.0),
-    (100.0, 100.0),
-    (50.0, 50.0),
-    (25.0, 25.0),
-    (14.0, 13.64),
-    (10.3, 10.0),
-    (10.0, 8.0),
-    (5.0, 4.0),
-    (2.5, 2.0),
-)
 _HEAD = re.compile(r'^(Switch|Ca|Rt)\s+\d+\s+"([^"]+)"\s*#\s*"([^"]*)"', re.IGNORECASE)
 _LINK = re.compile(r'^\[(\d+)\](?:\[ext \d+\])?\s+"([^"]+)"\s*\[(\d+)\][^#]*#.*?(\d+)x([A-Z]+\d*)\s*$')
 _INFO_HEAD = re.compile(r"^(?:Switch|CA)\b[^:]*:\s*(?:0x[0-9a-f]+\s+)?(.*?):?\s*$", re.IGNORECASE)
@@ -84,8 +61,8 @@ def _of_discovery(text: str) -> _Fabric:
         head, link = _HEAD.match(line), _LINK.match(line)
         if head:
             here = head[2] if head[1].lower() == "switch" else ""
-        elif link and here and link[5] in _LANES:
-            rate = int(link[4]) * _LANES[link[5]]
+        elif link and here and link[5] in INFINIBAND_LANES:
+            rate = int(link[4]) * INFINIBAND_LANES[link[5]][1] / 1e9
             told = re.search(r'#\s*"([^"]*)"', line)
             name = names.get(link[2]) or (told[1] if told else link[2])
             if link[2].startswith("S-"):
@@ -106,8 +83,8 @@ def _of_links(text: str) -> _Fabric:
         found = _INFO.match(line)
         if found and is_switch:
             switches.add(found[1])
-            lane = next((data for least, data in _RATES if float(found[4]) >= least), 0.0)
-            rows.append((found[1], found[5], found[7], int(found[3]) * lane))
+            lane = lane_data_bits_per_s(float(found[4]) * 1e9)
+            rows.append((found[1], found[5], found[7], int(found[3]) * lane / 1e9))
     for here, there, description, rate in rows:
         if there in switches:
             fabric.between[here].append((there, rate))

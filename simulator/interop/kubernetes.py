@@ -17,7 +17,8 @@ from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, add_nics, node_of_parts, node_on_a_switch, shipped_device
 from simulator.interop.format import Account, Format, Part, having, refuse
-from simulator.interop.hardware import baseboard_nvlink
+from simulator.interop.hardware import baseboard_nvlink, in_gb
+from simulator.link_generations import MOST_NVLINKS, NVLINK_BYTES_PER_S
 
 _CLIQUE, _PRODUCT, _COUNT, _MEMORY = (f"nvidia.com/gpu.{name}" for name in ("clique", "product", "count", "memory"))
 
@@ -78,12 +79,13 @@ def _domain(
             f"{path}: NVLink domains of {sizes} nodes, {len(labels) - sum(cliques.values())} nodes in none: not alike"
         )
         raise ConfigError(message, hint="give the nodes of whole domains of one size")
-    account.assume("18 NVLinks of 50 GB/s per direction for each GPU, as NVLink 5 has")
+    rate = in_gb(NVLINK_BYTES_PER_S[5])
+    account.assume(f"{MOST_NVLINKS} NVLinks of {rate} per direction for each GPU, as NVLink 5 has")
     return {
         "kind": "switch",
         "nodes": hosts,
-        "links_per_gpu": 18,
-        "bandwidth_per_link": "50 GB/s",
+        "links_per_gpu": MOST_NVLINKS,
+        "bandwidth_per_link": rate,
         "switches": 18,
     }
 

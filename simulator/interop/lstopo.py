@@ -8,18 +8,19 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from simulator.config import read_text
-from simulator.interop.cluster import ImportedCluster, node_of_parts, node_on_a_switch, shipped_device
+from simulator.interop.cluster import ImportedCluster, node_of_parts, node_on_a_switch, nvlink_of, shipped_device
 from simulator.interop.format import Account, Format, Part, refuse
-from simulator.interop.hardware import SLOWER_NVLINK_GB_PER_S, nvlink_section
+from simulator.interop.hardware import nvlink_generation
 from simulator.interop.syntax import parse_xml
+from simulator.link_generations import NODE_PCIE, NVLINK_BYTES_PER_S, PCIE_X16_BYTES_PER_S, node_pcie
 
 _NVIDIA, _NVSWITCH_CLASS, _GPU_CLASSES = "10de:", "0680", ("0300", "0302")
 _USED = ("Machine", "Package", "NUMANode", "Bridge", "PCIDev", "OSDev")
 _IRRELEVANT = ("Die", "Group", "Core", "PU", "MemCache", "Misc", "L1Cache", "L1iCache", "L2Cache", "L3Cache")
 _VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 _ARCHITECTURES = {"aarch64": "arm", "ppc64le": "power"}
-#: MB/s per NVLink and direction that hwloc reports, at most
-NVLINK_MB_PER_S = 26_600
+#: of the rate of an NVLink and direction, what hwloc reports at most: the raw 26.6 GB/s of a link of 25
+_RAW_SHARE = 1.064
 
 
 def sniff(text: str) -> bool:
@@ -115,16 +116,16 @@ def _device(found: _Found, path: str | Path, account: Account) -> str:
 
 def _node(root: Element, found: _Found, device: str, source: str, account: Account) -> dict[str, Any]:
     gpus = list(found.gpus)
-    counts = _nvlinks(root, len(gpus), account)
-    nvlink = nvlink_section(counts, f"{SLOWER_NVLINK_GB_PER_S} GB/s") if counts else None
+    counts = _nvlinks(root, len(gpus), NVLINK_BYTES_PER_S[nvlink_generation(Path(device).stem)], account)
+    nvlink = nvlink_of(counts, device, account) if counts else None
     if nvlink:
         account.use("NVLinkBandwidth")
-        account.assume(f"{SLOWER_NVLINK_GB_PER_S} GB/s per NVLink and direction, as NVLink 2 to 4 have")
     elif counts is None:
         account.assume("no NVLink: the file has no NVLinkBandwidth matrix")
     switches = [found.roots[gpu] for gpu in gpus]
     speed = max(found.speeds.values())
-    generation = next((g for g, rate in ((3, 17), (4, 34), (5, 68), (6, 140)) if 0 < speed <= rate), None)
+    known = 0 < speed * 1e9 <= 1.15 * PCIE_X16_BYTES_PER_S[NODE_PCIE[-1]]
+    generation = node_pcie(speed * 1e9) if known else None
     if generation is None:
         account.assume("PCIe of the generation that the device has: link speeds are 0 in the file, or beyond all")
     n_switches = len(set(switches)) if all(switches) else 0
@@ -145,7 +146,7 @@ def _cpu(root: Element) -> dict[str, Any]:
     return cpu
 
 
-def _nvlinks(root: Element, n_gpus: int, account: Account) -> list[list[int]] | None:
+def _nvlinks(root: Element, n_gpus: int, each: float, account: Account) -> list[list[int]] | None:
     """NVLinks between GPUs from hwloc's bandwidth matrix; None when there is none for exactly these GPUs."""
     for element in (*root.iter("distances2"), *root.iter("distances2hetero")):
         if element.get("name") != "NVLinkBandwidth":
@@ -156,7 +157,9 @@ def _nvlinks(root: Element, n_gpus: int, account: Account) -> list[list[int]] | 
             account.assume(f"the NVLink matrix of {size} objects does not fit {n_gpus} GPUs and is left out")
             return None
         rows = [values[i * size : (i + 1) * size] for i in range(size)]
-        links = [[0 if i == j else round(rows[i][j] / NVLINK_MB_PER_S) for j in range(size)] for i in range(size)]
+        links = [
+            [0 if i == j else round(1e6 * rows[i][j] / (_RAW_SHARE * each)) for j in range(size)] for i in range(size)
+        ]
         if size == n_gpus:
             return links
         through = min(sum(links[gpu][n_gpus:]) for gpu in range(n_gpus))

@@ -15,15 +15,17 @@ from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, node_of_parts, node_on_a_switch
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import (
-    XGMI_GB_PER_S,
     baseboard_nvlink,
     device_of_compute_units,
     device_of_pci_id,
     device_of_sm,
     graphics_of,
+    in_gb,
     nvlink_section,
+    xgmi_rate,
 )
 from simulator.interop.syntax import parse_xml
+from simulator.link_generations import NODE_PCIE, NVLINK_BYTES_PER_S, PCIE_LANES, PCIE_TRANSFERS, nvlink_of
 from simulator.units import parse_quantity
 
 _USED = {
@@ -62,10 +64,8 @@ _DECIDES = {
 }
 _NVSWITCH, _BRIDGE = "0x068000", "0x060400"
 _GPU_CLASSES, _NIC_CLASSES = ("0x0302", "0x0300", "0x1200"), ("0x0207", "0x0200")
-_GENERATION = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
 _VENDOR = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 _ARCH = {"arm64": "arm", "ppc64": "power"}
-OLDEST_GENERATION = 3
 #: NCCL writes 1, RCCL 2
 _VERSIONS = ("1", "2")
 
@@ -114,11 +114,10 @@ def import_nccl_topology(
         return _bare(node, path, account, device, nodes, nic_bandwidth, text)
     compute_capability = _number(node.gpus[0][1], "sm", path)
     name = device or _device(node, compute_capability, any(map(any, counts)), path, account)
-    each = 50.0 if compute_capability >= 100 else 25.0
-    if any(True for _ in root.iter("xgmi")):
-        each = XGMI_GB_PER_S.get(graphics_of(node.gpus[0][1].get("gcn", "")), 64.0)
+    is_amd = any(True for _ in root.iter("xgmi"))
+    each = xgmi_rate(name) if is_amd else in_gb(NVLINK_BYTES_PER_S[nvlink_of(compute_capability)])
     description = node_of_parts(
-        name, len(node.gpus), source, nvlink=nvlink_section(counts, f"{each} GB/s", switches=switches),
+        name, len(node.gpus), source, nvlink=nvlink_section(counts, each, switches=switches),
         pcie=_pcie(node, account), cpu=_cpu(node, account), nics=_nics(node, path, account, nic_bandwidth),
     )  # fmt: skip
     return node_on_a_switch("nccl-topo", path, description, nodes, account, text)
@@ -268,12 +267,12 @@ def _device(node: _Node, compute_capability: int, has_nvlink: bool, path: str | 
 def _pcie(node: _Node, account: Account) -> dict[str, Any]:
     speeds = Counter(slot.get("link_speed", "").split(" ")[0].removesuffix(".0") for slot in node.slots)
     widths = Counter(slot.get("link_width", "16") for slot in node.slots)
-    generation = _GENERATION.get(speeds.most_common(1)[0][0], 0) if speeds else 0
-    if generation < OLDEST_GENERATION:
-        account.assume(f"PCIe generation {max(generation, OLDEST_GENERATION + 1)}: link_speed says {dict(speeds)}")
-        generation = OLDEST_GENERATION + 1
+    generation = PCIE_TRANSFERS.get(speeds.most_common(1)[0][0], 0) if speeds else 0
+    if generation not in NODE_PCIE:
+        generation = NODE_PCIE[1]
+        account.assume(f"PCIe generation {generation}: link_speed says {dict(speeds)}")
     width = widths.most_common(1)[0][0] if widths else "16"
-    lanes = int(width) if width in ("1", "2", "4", "8", "16") else 16
+    lanes = int(width) if width in map(str, PCIE_LANES) else 16
     switches = [switch for _, _, _, switch in node.gpus if ":" in switch]
     n_switches = len(set(switches)) if len(switches) == len(node.gpus) else 0
     if n_switches:

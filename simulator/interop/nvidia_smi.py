@@ -20,6 +20,7 @@ from simulator.interop.cluster import (
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import baseboard_nvlink, device_of_nvlinks, nvlink_section
 from simulator.interop.syntax import parse_xml
+from simulator.link_generations import NODE_PCIE
 
 
 def import_smi_inventory(
@@ -49,7 +50,7 @@ def import_smi_inventory(
     else:
         account.assume("no NVLink: the board has none")
     generation = (gpus[0].findtext("pci/pci_gpu_link_info/pcie_gen/max_link_gen") or "").strip()
-    pcie = {"generation": int(generation)} if generation in ("3", "4", "5", "6") else None
+    pcie = {"generation": int(generation)} if generation in map(str, NODE_PCIE) else None
     node = node_of_parts(name, len(gpus), source, nvlink=nvlink, pcie=pcie)
     add_nics(node, nic_bandwidth, account)
     return node_on_a_switch("nvidia-smi-xml", path, node, nodes, account, text)

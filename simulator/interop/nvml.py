@@ -8,7 +8,8 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, joined_below, node_of_parts, nvlink_of
 from simulator.interop.format import Account, Format
-from simulator.interop.hardware import MOST_NVLINKS, device_of_product
+from simulator.interop.hardware import device_of_product
+from simulator.link_generations import MOST_NVLINKS, NODE_PCIE
 
 _SAME_SOCKET = 40  # NVML_TOPOLOGY_NODE; the next level crosses sockets
 _BELOW_HOST_BRIDGE = 20  # NVML_TOPOLOGY_MULTIPLE
@@ -60,7 +61,7 @@ def _read(nvml: Any, device: str | None, nodes: int) -> ImportedCluster:
     generation = ask("nvmlDeviceGetMaxPcieLinkGeneration", handles[0])
     switches = joined_below(len(handles), len(handles), below)
     pcie = {"switches": switches} if switches else {}  # NICs, which NVML does not see, may still be near
-    if generation in (3, 4, 5, 6):
+    if generation in NODE_PCIE:
         pcie["generation"] = generation
     else:
         account.assume("PCIe of the generation that the device has")

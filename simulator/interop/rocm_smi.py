@@ -9,7 +9,7 @@ from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, add_nics, node_of_parts, node_on_a_switch
 from simulator.interop.format import Account, Format, Part, having, refuse
-from simulator.interop.hardware import XGMI_OF_BOARD, device_of_board, nvlink_section
+from simulator.interop.hardware import device_of_board, nvlink_section, xgmi_rate
 
 _TITLE = re.compile(r"(Weight|Hops|Link Type|Access) between two GPUs", re.IGNORECASE)
 _PAIR = re.compile(r"\(Topology\) (Hops|Link type) between DRM devices (\d+) and (\d+)", re.IGNORECASE)
@@ -71,11 +71,11 @@ def import_rocm_smi(
     account.skip("Weight", "Access", "Numa Affinity")
     near = {pair for pair, kind in kinds.items() if kind == "XGMI" and hops.get(pair, "1") == "1"}
     counts = [[int(a != b and (a, b) in near) for b in places] for a in places]
-    each = next((rate for prefix, rate in XGMI_OF_BOARD.items() if Path(name).stem.startswith(prefix)), 64.0)
-    links = nvlink_section(counts, f"{each:g} GB/s")
+    each = xgmi_rate(name)
+    links = nvlink_section(counts, each)
     if links:
         account.assume(
-            f"one link of {each:g} GB/s per direction for each pair of GPUs that is one hop apart: their number is not told"
+            f"one link of {each} per direction for each pair of GPUs that is one hop apart: their number is not told"
         )
     sockets = min(2, len(set(numa) - {"-1"})) or 1
     node = node_of_parts(name, len(places), source, nvlink=links, cpu={"vendor": "amd", "sockets": sockets})

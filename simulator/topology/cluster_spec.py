@@ -5,7 +5,6 @@ Keys of the file are the aliases; attribute names carry the units.
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
@@ -14,10 +13,10 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from simulator.config import Bandwidth, Bytes, Latency, Spec, complaint, did_you_mean, resolve_name
 from simulator.errors import ConfigError
+from simulator.link_generations import PCIE_X16_BYTES_PER_S, NodePcie, PcieLanes, node_pcie
 from simulator.topology.device import load_device
 from simulator.topology.fabrics import FABRICS, Fabric
 from simulator.topology.operation_spec import OperatedSpec
-from simulator.units import PCIE_X16_BYTES_PER_S
 
 if TYPE_CHECKING:
     FabricSpec = Fabric
@@ -119,12 +118,6 @@ class NvMatrixSpec(Sourced):
 NvlinkSpec = Annotated[NvSwitchSpec | NvMeshSpec | NvHybridCubeMeshSpec | NvMatrixSpec, Field(discriminator="kind")]
 
 
-def pcie_generation(x16_bytes_per_s: float) -> int:
-    """Return the generation of PCI Express, of those that a node can have, whose 16 lanes are nearest to a rate."""
-    known = (3, 4, 5, 6)
-    return min(known, key=lambda generation: abs(math.log(PCIE_X16_BYTES_PER_S[generation] / x16_bytes_per_s)))
-
-
 class PcieSpec(Sourced):
     """PCI Express: GPUs and NICs hang on switches (or straight on the CPU when ``switches`` is 0).
 
@@ -134,8 +127,8 @@ class PcieSpec(Sourced):
     A node that does not state the generation gets that of its device.
     """
 
-    generation: Literal[3, 4, 5, 6] | None = None
-    lanes: Literal[1, 2, 4, 8, 16] = 16
+    generation: NodePcie | None = None
+    lanes: PcieLanes = 16
     switches: int = Field(default=0, ge=0, le=1024)
     hidden: bool = False
     latency_s: Latency = Field(default=PCIE_LATENCY_S, alias="latency", ge=0)
@@ -188,7 +181,7 @@ class NodeSpec(Sourced):
     @model_validator(mode="after")
     def _with_generation(self) -> NodeSpec:
         if self.pcie.generation is None:
-            generation = pcie_generation(load_device(self.device).pcie_bandwidth_bytes_per_s)
+            generation = node_pcie(load_device(self.device).pcie_bandwidth_bytes_per_s)
             said = f"{self.pcie.source}; " if self.pcie.source else ""
             changes = {"generation": generation, "source": f"{said}generation {generation} taken from the device"}
             object.__setattr__(self, "pcie", self.pcie.model_copy(update=changes))

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from simulator.config import Bandwidth, KeyPath, Latency, Locator, Place, Spec, validate
 from simulator.errors import ConfigError, UnroutableError
+from simulator.link_generations import node_pcie
 from simulator.topology.cluster_spec import (
     ClusterSpec,
     CommunicationSpec,
@@ -25,7 +26,6 @@ from simulator.topology.cluster_spec import (
     NvSwitchSpec,
     PcieSpec,
     TransportSpec,
-    pcie_generation,
 )
 from simulator.topology.graph import Topology
 from simulator.topology.link import (
@@ -370,7 +370,7 @@ def _node_of_graph(layout: GraphLayout, device: str) -> NodeSpec:
     nics = NicSpec.model_construct(count=len(rates), bandwidth_bytes_per_s=min(rates)) if rates else None
     links = [(gpu, peer, link) for gpu in gpus for _, peer, link in layout.graph.out_edges(gpu, data=True)]
     pcie = [link["bandwidth_bytes_per_s"] for *_, link in links if link["kind"] == "pcie"]
-    generation = {"generation": pcie_generation(min(pcie))} if pcie else {}
+    generation = {"generation": node_pcie(min(pcie))} if pcie else {}
     vendors = [vertex.vendor for vertex in layout.spec.vertices.values() if vertex.kind == "cpu"]
     return NodeSpec.model_construct(
         device=device,
