@@ -41,7 +41,8 @@ Category = Literal[
 #: categories of memory, which add up to the peak, and what they are called
 MEMORY_PARTS = cast(dict[Category, str], {f"{name}_bytes": words for name, words in CATEGORIES.items()})
 
-
+#: share of a time below which two answers take the same
+SAME = 5e-4
 #: share of the device's memory that a plan should leave free, for what no model sees: an assumption
 MEMORY_MARGIN = 0.05
 
@@ -297,14 +298,17 @@ def bottleneck(result: Result) -> Bottleneck | None:
 # -- in words ----------------------------------------------------------------------------------------------------
 
 
+def split_degrees(plan: ParallelPlan) -> dict[str, int]:
+    """Return the degrees that a plan splits its model by, without those that split nothing and the experts' where it is ``tp``."""
+    degrees = {name: getattr(plan, name) for name in ("tp", "pp", "virtual_pp", "cp", "ep") if getattr(plan, name) > 1}
+    return degrees if plan.etp in (None, plan.tp) else {**degrees, "etp": plan.etp}
+
+
 def describe_plan(plan: ParallelPlan) -> str:
     """Say a plan in one line, leaving out what is trivial."""
-    degrees = [
-        f"{name}={getattr(plan, name)}"
-        for name in ("dp", "tp", "pp", "virtual_pp", "cp", "ep")
-        if getattr(plan, name) > 1
-    ]
-    parts = [f"{plan.gpus} GPU{'s' if plan.gpus > 1 else ''}", *degrees]
+    degrees = {"dp": plan.dp, **split_degrees(plan)}
+    parts = [f"{plan.gpus} GPU{'s' if plan.gpus > 1 else ''}"]
+    parts += [f"{name}={degree}" for name, degree in degrees.items() if degree > 1 or name == "etp"]
     if plan.sharding != "none":
         parts.append(plan.sharding)
     if plan.pp > 1:

@@ -97,6 +97,9 @@ class Improvement:
     doubled: str  #: What a factor of 2 is called: ``twice the NIC bandwidth``, ``half the latency inside a node``.
     by: Callable[[float], MachineChange]  #: The change for a factor.
     parts: tuple[str, ...] = ()  #: Names of improvements that it makes at once.
+    #: What of a step it can shorten: ``communication``, ``compute``, ``host`` or ``data``; empty where it is a part of another, or
+    #: a latency, and not worth a run of its own unless asked for.
+    shortens: str = ""
 
 
 def improvements(topology: Topology) -> Iterator[Improvement]:
@@ -108,12 +111,14 @@ def improvements(topology: Topology) -> Iterator[Improvement]:
         name="host speed",
         doubled="a host that issues twice as fast",
         by=lambda factor: MachineChange(host_speed=factor),
+        shortens="host",
     )
     if topology.storage is not None:
         yield Improvement(
             name="storage bandwidth",
             doubled="twice the storage bandwidth",
             by=lambda factor: MachineChange(storage=factor),
+            shortens="data",
         )
         if topology.storage.latency_s:
             yield Improvement(
@@ -131,12 +136,14 @@ def _of_links(topology: Topology) -> Iterator[Improvement]:
             doubled="twice the network between nodes (NICs, fabric, PCIe)",
             by=lambda factor: MachineChange(bandwidth=dict.fromkeys(OUTSIDE, factor)),
             parts=tuple(_BANDWIDTHS[kind] for kind in kinds if kind in OUTSIDE),
+            shortens="communication",
         )
     for kind in kinds:
         yield Improvement(
             name=_BANDWIDTHS[kind],
             doubled=f"twice the {_BANDWIDTHS[kind]}",
             by=lambda factor, kind=kind: MachineChange(bandwidth={kind: factor}),  # type: ignore[misc]
+            shortens="" if kind in (*OUTSIDE, "socket") else "communication",
         )
     for where, name in (("inside", "latency inside a node"), ("between", "latency between nodes")):
         if where == "inside" or topology.n_nodes > 1:
@@ -153,6 +160,7 @@ def _of_device(name: str, rates: tuple[str, ...]) -> Improvement:
         doubled=f"twice the {name} of the GPU",
         by=lambda factor: MachineChange(device_rates=dict.fromkeys(rates, factor)),
         parts=tuple(f"{part} of the GPU" for part, inner in _DEVICE_RATES.items() if set(inner) < set(rates)),
+        shortens="" if any(set(rates) < set(outer) for outer in _DEVICE_RATES.values()) else "compute",
     )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TypedDict
@@ -13,6 +11,7 @@ import numpy as np
 
 from simulator.analysis.metrics import measure
 from simulator.answer import Result, chosen
+from simulator.collector import collector_paused
 from simulator.costs import ModelCosts
 from simulator.engine import Costs, run, run_beside
 from simulator.engine.durations import TouchedError
@@ -344,18 +343,6 @@ def _are_alone(timeline: Timeline, costs: ModelCosts, topology: Topology, scenar
     """Whether simulating passes in isolation was a valid approximation: others take too little of their links to matter."""
     network, capacity_bytes_per_s = NETWORKS[scenario.network](topology), topology.arrays.bandwidth_bytes_per_s
     return overlooked_share(timeline, costs, network, capacity_bytes_per_s) <= NEGLIGIBLE
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """A run makes millions of small tuples and no garbage cycles: looking for some costs a quarter of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,13 @@ from simulator.errors import ConfigError
 from simulator.link_generations import INFINIBAND_LANES, NVLINK_BYTES_PER_S, PCIE_X16_BYTES_PER_S
 
 PS_PER_S = 1_000_000_000_000
+S_PER_HOUR = 3600.0
+S_PER_DAY = 24 * S_PER_HOUR
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 _TIME = {"ps": 1e-12, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0,
-         "min": 60.0, "h": 3600.0, "d": 86400.0}  # fmt: skip
+         "min": 60.0, "h": S_PER_HOUR, "d": S_PER_DAY}  # fmt: skip
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:_\d+)*)(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(\S.*?)?\s*$")
 
 #: dimension -> (what the simulator stores, an example for error messages)
@@ -240,7 +242,7 @@ def format_duration(duration_s: float) -> str:
     >>> format_duration(10_800), format_duration(200_000), format_duration(0.5)
     ('3 h', '2.315 days', '500 ms')
     """
-    for unit, scale in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+    for unit, scale in (("days", S_PER_DAY), ("h", S_PER_HOUR), ("min", 60.0)):
         if abs(duration_s) >= 2 * scale:
             return f"{duration_s / scale:,.4g} {unit}"
     return format_time(duration_s)

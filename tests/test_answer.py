@@ -6,11 +6,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from simulator.answer import MEMORY_MARGIN, Answer, describe_fit, figures_of, is_tight, margin_of
+from simulator.answer import MEMORY_MARGIN, Answer, describe_fit, describe_plan, figures_of, is_tight, margin_of
 from simulator.errors import ConfigError
 from simulator.explore.answer_form import Document, Scaling
+from simulator.explore.best_plans import describe
 from simulator.explore.full_answer import document
 from simulator.explore.trials import explain
+from simulator.plan import ParallelPlan
 
 
 def fits(data, schema):
@@ -148,7 +150,6 @@ def test_models_without_tokens_have_samples_only():
     torch = pytest.importorskip("torch")
     from simulator.answer import describe_throughput
     from simulator.models.recorded import InputTensor, RecordedModule
-    from simulator.plan import ParallelPlan
     from simulator.scenario import Scenario
     from simulator.simulation import simulate
 
@@ -186,3 +187,10 @@ def test_a_margin_is_a_share(asked):
     assert (margin_of(None), margin_of(0.2)) == (MEMORY_MARGIN, 0.2)
     with pytest.raises(ConfigError, match="--memory-margin"):
         margin_of(asked)
+
+
+def test_a_plan_in_words_and_in_short_has_the_experts_own_degree():
+    plan = ParallelPlan(gpus=16, dp=8, tp=2, ep=4, etp=1, micro_batch=1, global_batch=8)
+    assert "dp=8, tp=2, ep=4, etp=1, micro-batch 1" in describe_plan(plan)
+    assert describe(plan) == "dp8 tp2 ep4 etp1 mb1"
+    assert "etp" not in describe_plan(replace(plan, etp=2)) + describe(replace(plan, etp=2))

@@ -45,6 +45,7 @@ class Knob:
     simulate: Callable[[float], Outcome]  #: Simulates it that many times better.
     #: Names of knobs that it turns at once; where one of them does nearly as much, only that one is among the best.
     parts: tuple[str, ...] = ()
+    shortens: str = ""  #: What of a step it can shorten, where it is tried unasked.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

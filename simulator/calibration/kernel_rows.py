@@ -16,6 +16,7 @@ from simulator.kernels.conditions import CONDITIONS, Conditions, conditions_of, 
 from simulator.models.compressed import mean_keys
 from simulator.models.layer import (
     DTYPE_BYTES,
+    SCALED_BYTES,
     AttentionShape,
     GemmShape,
     KernelShape,
@@ -56,9 +57,6 @@ _PASSES: dict[str, Pass] = {
     "backward": "backward",
     "bwd": "backward",
 }
-#: bytes per element of operands with scales for blocks: one of 8 bits for 32 elements (mxfp8), for 16 (nvfp4), for 32 of
-#: 4 bits (mxfp4), one of 32 bits for 128 (fp8_block)
-_SCALED_BYTES = {"fp8": 1.0, "fp8_block": 1.03, "mxfp8": 1.03, "nvfp4": 0.5625, "mxfp4": 0.53}
 #: host time of an FP8 block-scaled linear layer of vLLM without CUDA graphs, by machine: medians of rows with split=fit
 #: below 30 GFLOP, ai-dynamo/aiconfigurator@095f58a51c
 EAGER_LINEAR_S = {"b200": 180e-6, "gb200": 308e-6, "gb300": 315e-6, "h100-sxm5-80g": 86e-6, "h200-sxm": 85e-6}
@@ -169,7 +167,7 @@ def _both_passes(first: GemmShape) -> tuple[KernelShape, ...]:
     """
     m, n, k = first.m, first.n, first.k
     products = (replace(first, n=k, k=n, kernel_pass="dgrad"), replace(first, m=n, n=k, k=m, kernel_pass="wgrad"))
-    written = _SCALED_BYTES.get(first.dtype)
+    written = SCALED_BYTES.get(first.dtype)
     if written is None:
         return products
     sizes = [first.batch * size for size in (m * k, n * k, m * n)]
@@ -313,10 +311,10 @@ _TENSORS: dict[str, tuple[bool, float, float, float, float]] = {
 _BYTES: dict[str, tuple[float, float]] = {
     "adamw_fused": (16.0, 12.0),
     "clip_grad_norm": (8.0, 4.0),
-    "fp8_static_quantize": (2.0, 1.0),
-    "mxfp8_quantize": (2.0, 1.03),
-    "nvfp4_quantize_2d_weight": (2.0, 1.125),
-    "nvfp4_quantize_hadamard_row_col": (2.0, 1.125),
+    "fp8_static_quantize": (2.0, SCALED_BYTES["fp8"]),
+    "mxfp8_quantize": (2.0, SCALED_BYTES["mxfp8"]),
+    "nvfp4_quantize_2d_weight": (2.0, 2 * SCALED_BYTES["nvfp4"]),
+    "nvfp4_quantize_hadamard_row_col": (2.0, 2 * SCALED_BYTES["nvfp4"]),
     "nvfp4_amax_hadamard": (2.0, 1e-3),
 }
 
@@ -437,7 +435,7 @@ def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
         beside = _both_passes(shape)
     elif isinstance(shape, GemmShape) and "quantisation of the activation" in notes:
         elements = shape.m * shape.k * shape.batch
-        written = _SCALED_BYTES.get(shape.dtype, 1.0) * elements
+        written = SCALED_BYTES.get(shape.dtype, 1.0) * elements
         beside = (
             PointwiseShape(
                 name=quantise_name(shape.library), n_elements=elements, read_bytes=2.0 * elements,

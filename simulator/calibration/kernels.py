@@ -19,7 +19,7 @@ from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
 from simulator.kernels.pointwise import ALIASES, PointwiseConstants, pointwise_time_s
 from simulator.kernels.roofline import ExpertConstants, KernelConstants
 from simulator.kernels.scan import ScanConstants, scan_time_s
-from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape, ScanShape
+from simulator.models.layer import SCALED_ELEMENTS, AttentionShape, GemmShape, PointwiseShape, ScanShape
 from simulator.topology.device import NOTES, Device, load_device
 
 FloatArray = npt.NDArray[np.float64]
@@ -54,8 +54,6 @@ _ATTENTION_LAST = {
 }
 FEWEST_ATTENTION = 8
 
-#: types of operands that carry scales; fitted after the plain ones, whose constants they share
-SCALED_TYPES = ("fp8", "fp8_block", "mxfp8", "nvfp4", "mxfp4")
 #: name of the products of expert blocks, which are fitted after all others
 EXPERTS = "experts"
 #: fewest rows that a scaled type is fitted to: four constants
@@ -185,7 +183,7 @@ def _attention_name(row: KernelRow, device: Device) -> str:
     if row.implementation != "cudnn" or not isinstance(shape, AttentionShape):
         return name
     name = f"{name}_wide" if shape.head_dim > WIDE_HEADS else name
-    return f"{name}_{shape.dtype}" if shape.dtype in SCALED_TYPES else name
+    return f"{name}_{shape.dtype}" if shape.dtype in SCALED_ELEMENTS else name
 
 
 def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path = "") -> KernelFit:
@@ -224,7 +222,7 @@ def fit_kernel_rows(
     sections: dict[str, Any] = {}
     unsure: dict[str, float] = {}
     gemms = [r for r in rows if isinstance(r.shape, GemmShape) and r.shape.name != EXPERTS]
-    plain = [r for r in gemms if r.shape.dtype not in SCALED_TYPES]
+    plain = [r for r in gemms if r.shape.dtype not in SCALED_ELEMENTS]
     if plain:
         gemm = _fit_gemm(plain, known, constants.gemm)
         unsure |= {f"gemm.{name}": error for name, error in gemm.relative_errors.items()}
@@ -234,7 +232,7 @@ def fit_kernel_rows(
         if isinstance(row.shape, GemmShape):
             libraries.setdefault((row.shape.dtype, row.shape.library), []).append(row)
     for (dtype, library), narrow in sorted(libraries.items()):  # the vendor's first
-        if dtype in SCALED_TYPES and len(narrow) >= FEWEST_NARROW:
+        if dtype in SCALED_ELEMENTS and len(narrow) >= FEWEST_NARROW:
             constants = _fit_scaled(narrow, dtype, library, known, constants, unsure)
     if gemms:
         sections["gemm"] = _plain(constants.gemm, GemmConstants())

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from simulator.answer import Answer
+from simulator.answer import Answer, split_degrees
 from simulator.config import notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.bounds import Bounds, Layout
@@ -640,13 +640,10 @@ def describe(plan: ParallelPlan) -> str:
     >>> describe(ParallelPlan(dp=16, tp=8, pp=8, micro_batch=2, global_batch=512, sharding="zero1"))
     'dp16 tp8 pp8 mb2 zero1'
     """
-    degrees = [f"dp{plan.dp}"]
-    degrees += [f"{name}{getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(plan, name) > 1]
-    if plan.etp not in (None, plan.tp):
-        degrees.append(f"etp{plan.etp}")
-    if plan.virtual_pp > 1:
-        degrees.append(f"v{plan.virtual_pp}")
-    degrees.append(f"mb{plan.micro_batch}")
+    split = split_degrees(plan)
+    virtual = split.pop("virtual_pp", 1)
+    degrees = [f"dp{plan.dp}", *(f"{name}{degree}" for name, degree in split.items())]
+    degrees += [f"v{virtual}"] * (virtual > 1) + [f"mb{plan.micro_batch}"]
     if plan.sequence_parallel:
         degrees.append("sp")
     if plan.sharding != "none":

@@ -10,16 +10,13 @@ from typing import Any, TypedDict, cast
 import msgspec
 
 from simulator.analysis.metrics import PARTS, exposed_by_axis
-from simulator.answer import MEMORY_PARTS, Answer, Result, describe_plan, throughput
+from simulator.answer import MEMORY_PARTS, SAME, Answer, Result, describe_plan, throughput
 from simulator.config import load_yaml
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import canonical_name, convert, given_in, scenario_of
 from simulator.plan import ParallelPlan
 from simulator.simulation import simulate
 from simulator.units import format_bytes, format_signed, format_time
-
-#: share of the larger time below which two answers take the same
-SAME = 5e-4
 
 
 class InputChange(TypedDict):

@@ -27,6 +27,7 @@ from simulator.topology.operation_spec import (
     PowerSpec,
     operation_defaults,
 )
+from simulator.units import S_PER_HOUR
 
 
 @lru_cache(maxsize=1)  # a file that every search asks for
@@ -104,7 +105,7 @@ def training_of(gpus: int, tokens_per_s: float, price: Price | None) -> Training
     >>> training_of(8, 1e6, Price(gpu_hour=2.0))["cost_per_billion_tokens"]
     4.444444444444445
     """
-    gpu_hours = gpus * 1e9 / tokens_per_s / 3600.0
+    gpu_hours = gpus * 1e9 / tokens_per_s / S_PER_HOUR
     return {
         "gpu_hours_per_billion_tokens": gpu_hours,
         "cost_per_billion_tokens": gpu_hours * price.gpu_hour if price else None,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.answer import to_json
+from simulator.collector import collector_paused
 from simulator.config import data_folders, resolve_name, write_file
 from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.explore.neighbourhood import Site, objection
@@ -20,7 +21,7 @@ from simulator.explore.workers import Pool, program_digest
 from simulator.interop import load_model, open_topology
 from simulator.models.spec import ModelSpec
 from simulator.scenario import Scenario
-from simulator.simulation import collector_paused, simulate
+from simulator.simulation import simulate
 
 Record = dict[str, Any]
 _LOG = logging.getLogger(__name__)

@@ -19,13 +19,12 @@ from simulator.models.styles import STYLES
 from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import idle_settings
 from simulator.plan import SETTINGS, ParallelPlan
+from simulator.plan.parallel_plan import RECOMPUTES
 from simulator.plan.rules import sharding_refusal
 from simulator.plan.stage_layout import shortened_ends
 from simulator.schedules import SCHEDULES, plain_name
 from simulator.simulation import n_predictions
 from simulator.topology import Topology
-
-RECOMPUTE = ("none", "selective", "full")
 
 #: settings of whose words or switches every other one is a neighbour where it means anything
 _SWITCHES = (
@@ -271,7 +270,7 @@ def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
         yield from (_Change({name: value}, same_training=is_same) for value in _others(plan, name))
     if plan.steps_adam != "fused":
         yield _Change({"optimizer_implementation": "fused"})
-    yield from (_Change({"recompute": word}) for word in RECOMPUTE if word != plan.recompute)
+    yield from (_Change({"recompute": word}) for word in RECOMPUTES if word != plan.recompute)
     if plan.attention == "eager":
         yield _Change({"attention": "flash"} | ({"attention_kernel": None} if plan.softmax_kernel else {}))
     yield from _batches(plan)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypedDict, cast, final
 
 from simulator.analysis.metrics import PARTS, Breakdown, Part
-from simulator.answer import MEMORY_MARGIN, Figures, figures_of, is_tight
+from simulator.answer import MEMORY_MARGIN, SAME, Figures, figures_of, is_tight
 from simulator.config import did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.explore.best_plans import Observer, Ranked, SearchResult, describe, search
@@ -25,10 +25,6 @@ from simulator.units import format_bytes, format_signed
 
 #: settings in which plans of one search differ
 CHOICES = ("dp", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "sharding", "recompute", "sequence_parallel")
-
-
-#: plans whose times differ by less than this share are as fast as one another
-SAME = 5e-4
 
 
 def differences_s(one: Ranked, other: Ranked) -> dict[Part, float]:

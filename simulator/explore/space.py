@@ -10,7 +10,6 @@ from simulator.config import did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.named_settings import scenario_of
 from simulator.explore.neighbourhood import (
-    RECOMPUTE,
     Site,
     chunk_refusal,
     context_rule,
@@ -26,6 +25,7 @@ from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
 from simulator.parallel.expert import expert_refusal
 from simulator.plan import SETTINGS, ParallelPlan, Sharding
+from simulator.plan.parallel_plan import RECOMPUTES
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES, plain_name
 from simulator.simulation import topology_of
@@ -151,7 +151,7 @@ class Space:
                     continue
                 if expert_refusal(split, has_experts=self.spec.n_experts > 0):
                     continue
-                for word in self._values("recompute", RECOMPUTE):
+                for word in self._values("recompute", RECOMPUTES):
                     chosen = replace(split, recompute=word)
                     given = self.allowed.get("recompute_modules") if word == "selective" else None
                     for modules in given or self._modules(chosen):

@@ -36,7 +36,7 @@ from simulator.plan import ParallelPlan
 from simulator.topology import Topology
 from simulator.topology.operation_spec import FailureSpec, operation_defaults
 from simulator.topology.storage import total_rate_bytes_per_s
-from simulator.units import format_bytes, format_duration, parse_quantity
+from simulator.units import S_PER_DAY, S_PER_HOUR, format_bytes, format_duration, parse_quantity
 
 _COUNT = re.compile(r"\s*(\d[\d_,]*(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([kKMGBT]?)\s*")
 _SUFFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
@@ -93,7 +93,7 @@ class RunRequest:
     kg_co2_per_kwh: float | None = None
     n_histories: int = 0  #: Times that the run is played; 0 for the closed form alone.
     n_spares: int | None = None  #: Nodes that stand by in played histories; None for as many as are needed.
-    repair_s: float = 86400.0  #: Until a failed node is a spare again.
+    repair_s: float = S_PER_DAY  #: Until a failed node is a spare again.
     seed: int = 0  #: Of the histories.
     policy: str = "sync"  #: How checkpoints are taken, see :mod:`simulator.explore.checkpoint_policy`.
     #: Share of the failures that take so many nodes at once.
@@ -221,7 +221,6 @@ def parse_time(text: str, flag: str, *, least_s: float = 0.0) -> float:
     return seconds
 
 
-S_PER_DAY = 86400.0
 #: checkpoints in peers' memory per one in storage where nothing is said to take a node and its peer at once
 _SELDOM = 100
 
@@ -392,7 +391,7 @@ class _Bill:
 
     def gpu_hours(self, total_s: float) -> float:
         """Return GPUs times hours."""
-        return self.n_gpus * total_s / 3600.0
+        return self.n_gpus * total_s / S_PER_HOUR
 
     def cost(self, total_s: float) -> float | None:
         """Return the price of the GPU hours; None without a price."""

@@ -40,18 +40,6 @@ MOST_EVENTS = 8_000
 LARGE_PLAN = 50_000
 
 _COMPUTES = ("compute", "optimizer", "matrix products", "attention", "elementwise, norms and copies", "other kernels")
-#: improvements that are tried unasked, and the share of a step that each can shorten; parts of a whole come after it
-_FIRST = {
-    "network between nodes": "communication",
-    "bandwidth between sites": "communication",
-    "NVLink bandwidth": "communication",
-    "NVLink bandwidth (to the NVSwitch)": "communication",
-    "arithmetic rate and power limit of the GPU": "compute",
-    "memory bandwidth of the GPU": "compute",
-    "host speed": "host",
-    "storage bandwidth": "data",
-    "processor speed of the loader's workers": "data",
-}
 
 
 class ChangedCosts(ModelCosts):
@@ -203,7 +191,9 @@ def n_hops(op: Collective | Transfer, label: str, topology: Topology) -> int:
 def knobs_of(trials: Trials) -> Iterator[Knob]:
     """Yield everything of the machine that can be better by a factor."""
     for one in improvements(trials.result.topology):
-        yield Knob(name=one.name, large=one.doubled, simulate=_improved(trials, one), parts=one.parts)
+        yield Knob(
+            name=one.name, large=one.doubled, simulate=_improved(trials, one), parts=one.parts, shortens=one.shortens
+        )
     if trials.result.plan.sample_time_s:
         plan = trials.result.plan
 
@@ -215,6 +205,7 @@ def knobs_of(trials: Trials) -> Iterator[Knob]:
             name="processor speed of the loader's workers",
             large="workers that process a sequence twice as fast",
             simulate=simulate,
+            shortens="data",
         )
 
 
@@ -322,7 +313,7 @@ def _candidates(trials: Trials) -> Iterator[_Candidate]:
     for row in path_rows(trials.result.timeline):
         shares[_part(row)] = shares.get(_part(row), 0.0) + row["share"]
     for knob in knobs_of(trials):
-        share = shares.get(_FIRST.get(knob.name, ""), 0.0)
+        share = shares.get(knob.shortens, 0.0)
         if share > 0:
             yield _Candidate(share / 2, knob.large, lambda knob=knob: knob.simulate(2.0), knob.parts)  # type: ignore[misc]
     for option in options_of(trials):

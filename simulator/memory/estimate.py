@@ -22,7 +22,7 @@ from simulator.units import format_bytes
 MIB = 2**20
 #: CUDA context, cuBLAS workspaces and kernel images outside the allocator (H200 and A100, PyTorch 2: 0.4 to 0.6 GiB)
 CONTEXT_BYTES = 550 * MIB
-#: NCCL's buffers per communicator: 2 directions x channels (up to 32) x 3 protocols, 4 MiB and more each
+#: NCCL's buffers per communicator: an estimate, from 2 directions x channels (up to 32) x 3 protocols of 4 MiB and more each
 NCCL_COMMUNICATOR_BYTES = 500 * MIB
 #: what categories of memory are called
 CATEGORIES = {

@@ -29,6 +29,7 @@ from simulator.models.styles.base import Style
 from simulator.models.tape import Checkpoint, Tape
 from simulator.models.transformer import block
 from simulator.plan import PRECISIONS
+from simulator.plan.parallel_plan import ATTENTIONS, RECOMPUTES
 
 
 def build_model(spec: ModelSpec, setting: Setting) -> Model:
@@ -44,8 +45,8 @@ def _check_names(setting: Setting) -> None:
     for key, known in (
         ("precision", PRECISIONS),
         ("kernels", STYLES),
-        ("attention", ("flash", "eager", "fused_softmax")),
-        ("recompute", ("none", "selective", "full")),
+        ("attention", (*ATTENTIONS, "fused_softmax")),
+        ("recompute", RECOMPUTES),
     ):
         value = getattr(setting, key)
         if value not in known:

@@ -8,7 +8,11 @@ from typing import Literal
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import distinct
 from simulator.models.spec import ModelSpec
-from simulator.plan import PRECISIONS, Precision
+from simulator.plan import PRECISIONS, Attention, Precision, Recompute
+from simulator.plan.framework import KernelStyle
+
+#: how attention is computed, one kernel of mask and softmax among it
+AttentionOperators = Attention | Literal["fused_softmax"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +30,12 @@ class Setting:
     ep: int = 1
     etp: int | None = None  #: Degree of the experts' own tensor parallelism; by default ``tp``.
     precision: str = "bf16"  #: One of :data:`simulator.plan.PRECISIONS`.
-    #: Style of the implementation: ``hf-eager``, ``megatron``, ``compiled``, ``fused``.
-    kernels: Literal[
-        "hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused", "hand-written"
-    ] = "megatron"
+    kernels: KernelStyle = "megatron"
     #: ``flash``, ``eager``, or ``fused_softmax``: eager with Megatron's kernel of mask and softmax.
-    attention: Literal["flash", "eager", "fused_softmax"] = "flash"
+    attention: AttentionOperators = "flash"
     #: ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and the attention
     #: kernel), ``full`` (everything but the block's input).
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Recompute = "none"
     #: What selective recomputation recomputes; where empty what it is in this style.
     recompute_modules: tuple[str, ...] = ()
     offload_modules: tuple[str, ...] = ()  #: Whose inputs wait in host memory.

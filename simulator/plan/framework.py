@@ -34,6 +34,13 @@ from simulator.plan.data_parallelism import (
 Host = Literal["eager", "compiled", "graphs"]
 #: How Adam steps: in one operation over all tensors, operation by operation over all of them, or tensor by tensor.
 OptimizerImplementation = Literal["fused", "foreach", "for-loop"]
+#: Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same with gathered logits),
+#: ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm kernels), ``compiled``
+#: (torch.compile), ``fused`` (Transformer Engine), ``hand-written`` (llm.c).
+KernelStyle = Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused", "hand-written"]
+#: shares of memory lost between the allocator's blocks: a few percent in regular training on one GPU, up to 30 % in distributed
+#: training of irregular modules (Guo et al., GMLake, ASPLOS 2024)
+_REGULAR_FRAGMENTATION, _IRREGULAR_FRAGMENTATION = 0.03, 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +71,7 @@ class Framework:
     """How one training framework turns a model into kernels and collectives."""
 
     name: str
-    #: Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same with gathered
-    #: logits), ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm
-    #: kernels), ``compiled`` (torch.compile), ``fused`` (Transformer Engine), ``hand-written`` (llm.c).
-    kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused", "hand-written"]
+    kernels: KernelStyle
     #: Who reduces gradients and shards states.
     data_parallel: DataParallelism
     #: How the host issues kernels: ``eager``, ``compiled``, ``graphs``.
@@ -86,9 +90,8 @@ class Framework:
     optimizer_implementation: OptimizerImplementation = "fused"
     #: First release whose default is fused.
     fused_since: str = ""
-    #: Share of activations and temporaries lost between the allocator's blocks (Guo et al., GMLake, ASPLOS 2024: a few
-    #: percent in regular training on one GPU, up to 30 % in distributed training of irregular modules).
-    fragmentation: float = 0.03
+    #: Share of activations and temporaries lost between the allocator's blocks.
+    fragmentation: float = _REGULAR_FRAGMENTATION
     #: Whether the interleaved schedule hides its messages instead (Megatron-Core's ``overlap_p2p_comm``, its default
     #: with virtual stages).
     overlaps_interleaved_p2p: bool = False
@@ -519,13 +522,19 @@ FRAMEWORKS: dict[str, Framework] = {
             optimizer_implementation="for-loop",
         ),
         replace(_TORCH_DDP, name="torch-pp", splits="layers", owners_broadcast=""),
-        Framework(name="torch-3d", kernels="torch-modules", data_parallel=MEGATRON, overlap=False, fragmentation=0.3),
+        Framework(
+            name="torch-3d",
+            kernels="torch-modules",
+            data_parallel=MEGATRON,
+            overlap=False,
+            fragmentation=_IRREGULAR_FRAGMENTATION,
+        ),
         Framework(
             name="torch-3d-fused-norm",
             kernels="eager-fused-norm",
             data_parallel=MEGATRON,
             overlap=False,
-            fragmentation=0.3,
+            fragmentation=_IRREGULAR_FRAGMENTATION,
         ),
         *(
             # Aleph Alpha's Scaling (Aleph-Alpha/scaling): its own modules, ``pipe_partition_method: balanced``
@@ -534,7 +543,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 kernels=kernels,  # type: ignore[arg-type]
                 data_parallel=SCALING,
                 overlap=False,
-                fragmentation=0.3,
+                fragmentation=_IRREGULAR_FRAGMENTATION,
                 balances="parameters",
             )
             for name, kernels in (("scaling", "torch-modules"), ("scaling-fused-norm", "eager-fused-norm"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import gcd, inf
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import module_names as parts
@@ -18,8 +18,11 @@ from simulator.plan.stage_layout import parse_layout
 
 Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
+#: the lightest first
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 RecomputeMethod = Literal["uniform", "block"]
 Attention = Literal["flash", "eager"]
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 AttentionKernel = Literal["flash_attention", "flash_attention_1", "flash_attention_2", "flash_attention_triton",
                           "fused_softmax"]  # fmt: skip
 GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]

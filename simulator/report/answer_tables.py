@@ -15,7 +15,7 @@ from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.explore.restarts import in_words
 from simulator.plan import ParallelPlan
 from simulator.report.grid import Grid, Number, Quantity, Share
-from simulator.units import format_bytes, format_duration
+from simulator.units import S_PER_DAY, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from simulator.explore.objectives import CountAnswer, NoPlan, PlanRow
@@ -269,7 +269,7 @@ def ranking(answer: CountAnswer) -> Iterator[tuple[int | None, list[str], PlanRo
 
 def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None, str]]:
     """Yield what, the key of its number, the number where it is known, and the line in words."""
-    time, low, high = (format_duration(run[key] * 86400.0) for key in ("days", "low_days", "high_days"))
+    time, low, high = (format_duration(run[key] * S_PER_DAY) for key in ("days", "low_days", "high_days"))
     length = f"{_count(run['tokens'])} tokens in {run['iterations']:,} iterations"
     yield "time", "days", run["days"], f"{time} (80 %: {low} to {high}) for {length}"
     yield "GPU hours", "gpu_hours", run["gpu_hours"], f"{run['gpu_hours']:,.0f}"
@@ -304,9 +304,9 @@ def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float | N
             ", ".join(f"{name} {count:,.3g}" for name, count in parts),
         )
     if (played := run["played"]) is not None:
-        middle, low, high = (format_duration(played[f"{key}_days"] * 86400.0) for key in ("p50", "p10", "p90"))
+        middle, low, high = (format_duration(played[f"{key}_days"] * S_PER_DAY) for key in ("p50", "p10", "p90"))
         words = f"{middle} at the median of {played['histories']:,} (80 % between {low} and {high}), mean goodput {played['goodput']:.2%}"
-        waiting = format_duration(played["waiting_days"] * 86400.0)
+        waiting = format_duration(played["waiting_days"] * S_PER_DAY)
         money = "" if played["cost"] is None else f", {played['cost']:,.0f} {run['currency']}".rstrip()
         words += f"{money}, {_energy(played['kwh'])}"
         yield (
@@ -338,7 +338,7 @@ def money_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[Mapp
     """Return the columns of money and days that rows of a table have something in: heading to what writes a cell."""
     if any("days" in row for row in rows):
         return {
-            "run": lambda row: format_duration(row["days"] * 86400.0) if "days" in row else "-",
+            "run": lambda row: format_duration(row["days"] * S_PER_DAY) if "days" in row else "-",
             **({"played, 80 %": _played} if any("p10_days" in row for row in rows) else {}),
             **({"cost": lambda row: _money(row, "cost")} if any(row.get("cost") is not None for row in rows) else {}),
             "energy": lambda row: _energy(row["kwh"]) if "kwh" in row else "-",
@@ -360,7 +360,7 @@ def _money(row: Mapping[str, Any], key: str) -> str:
 def _played(row: Mapping[str, Any]) -> str:
     if "p10_days" not in row:
         return "-"
-    return " to ".join(format_duration(row[key] * 86400.0) for key in ("p10_days", "p90_days"))
+    return " to ".join(format_duration(row[key] * S_PER_DAY) for key in ("p10_days", "p90_days"))
 
 
 def _mass(kg: float) -> str:

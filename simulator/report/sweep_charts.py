@@ -28,7 +28,7 @@ from simulator.report.charts import (
     round_values,
 )
 from simulator.schedules import SCHEDULES
-from simulator.units import format_bytes, format_time
+from simulator.units import S_PER_HOUR, format_bytes, format_time
 
 Row = Mapping[str, Any]
 Axes = Mapping[str, Sequence[Any]]
@@ -358,14 +358,14 @@ def _pareto_axes(rows: Sequence[Row]) -> _Axes:
     is_priced = len(currencies) == 1 and all(row.get(key) is not None for row in rows)
 
     def hours(row: Row) -> float:
-        return float(row["days"]) if has_days else 1e9 / float(row["tokens_per_s"]) / 3600
+        return float(row["days"]) if has_days else 1e9 / float(row["tokens_per_s"]) / S_PER_HOUR
 
     if is_priced and (has_days or len(machines) > 1):
         unit = f"cost in {currencies.pop() or 'money'}" + ("" if has_days else " per billion tokens")
         return _Axes("Time against cost", x, unit, lambda row: (hours(row), float(row[key])))
     if len(machines) > 1:
         unit = "GPU hours per billion tokens"
-        return _Axes("Time against GPU hours", x, unit, lambda row: (hours(row), 1e9 / per_gpu(row) / 3600))
+        return _Axes("Time against GPU hours", x, unit, lambda row: (hours(row), 1e9 / per_gpu(row) / S_PER_HOUR))
     unit = "memory of the fullest rank in GiB"
     return _Axes("Time against memory", x, unit, lambda row: (hours(row), row["peak_bytes"] / _GIB))
 

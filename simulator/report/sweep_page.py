@@ -16,7 +16,7 @@ from simulator.report.grid import Grid
 from simulator.report.markup import Markup, boxes, element
 from simulator.report.page import Part, Report, Section, check_page, make_page
 from simulator.report.sweep_charts import Axes, Row, is_ok, label_of, name_of, search_charts, sweep_charts
-from simulator.units import format_bytes, format_time
+from simulator.units import S_PER_HOUR, format_bytes, format_time
 
 MAX_ROWS = 1000
 MAX_REASONS = 20
@@ -65,7 +65,7 @@ def _head(lead: str, named: Sequence[tuple[str, Row]]) -> Markup:
         ("its iteration", format_time(fastest[1]["iteration_time_s"]), f"MFU {fastest[1]['mfu']:.1%}"),
         (
             "fewest GPU hours",
-            f"{1e9 / per_gpu(cheapest[1]) / 3600:,.4g}",
+            f"{1e9 / per_gpu(cheapest[1]) / S_PER_HOUR:,.4g}",
             f"per billion tokens with {where(cheapest[0], per_gpu)}",
         ),
         (

@@ -25,6 +25,7 @@ from simulator.config import (
     resolve_name,
 )
 from simulator.errors import ConfigError
+from simulator.models.layer import SCALED_ELEMENTS
 
 #: generations that something here is fitted to or known of; a device file may name others
 ARCHITECTURES = (
@@ -102,10 +103,10 @@ class Device:
         A device without bf16 or tf32 tensor cores computes them at its fp32 rate, one without fp8 at its fp16 rate; blocks with
         scales of their own run at the rate of their elements.
         """
-        for name in (dtype, _ELEMENTS.get(dtype, dtype)):
+        for name in (dtype, SCALED_ELEMENTS.get(dtype, dtype)):
             if name in self.peak_flops_per_s:
                 return self.peak_flops_per_s[name]
-        return self.peak_flops_per_s["fp16" if dtype in ("fp8", *_ELEMENTS) else "fp32"]
+        return self.peak_flops_per_s["fp16" if dtype in SCALED_ELEMENTS else "fp32"]
 
     def computes(self, dtype: str) -> bool:
         """Whether the device has matrix units for a dtype, rather than a wider one in its place.
@@ -115,7 +116,7 @@ class Device:
         scaled = _SCALES_BLOCKS.get(dtype)
         if scaled and self.architecture in ARCHITECTURES and self.architecture not in scaled:
             return False
-        return dtype in self.peak_flops_per_s or _ELEMENTS.get(dtype, dtype) in self.peak_flops_per_s
+        return dtype in self.peak_flops_per_s or SCALED_ELEMENTS.get(dtype, dtype) in self.peak_flops_per_s
 
     def place_of(self, *path: str) -> str:
         """Return where a value stands in the device's file, or its name where it was read from none."""
@@ -172,8 +173,6 @@ def sustained_scale(power_limit_w: float, reference_w: float) -> float:
 #: formats of scaled blocks -> generations whose matrix units take the scales (NVIDIA/TransformerEngine,
 #: ``check_mxfp8_support``: compute capability 10.0; AMD, "CDNA 4 Architecture": OCP's MX formats, and no NVFP4)
 _SCALES_BLOCKS = {"mxfp8": ("blackwell", "cdna4"), "mxfp4": ("blackwell", "cdna4"), "nvfp4": ("blackwell",)}
-#: products of scaled blocks -> type of their elements
-_ELEMENTS = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
 
 
 def _architecture(name: str) -> str:

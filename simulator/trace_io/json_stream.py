@@ -10,16 +10,15 @@ objects. :class:`JsonObjects` is for objects that are reduced one at a time.
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, Generic, TypeVar, cast
 
 import msgspec
 
+from simulator.collector import collector_paused
 from simulator.errors import TraceError
 from simulator.trace_io.sources import DAMAGE
 
@@ -171,7 +170,7 @@ def read_documents(
     """Read every document in a stream; ``on_items`` gets the document's number and a list of objects, many times."""
     buffer = _Buffer(stream)
     documents: list[Document] = []
-    with _no_collector():
+    with collector_paused():
         while buffer.at_value(CHUNK_BYTES):
             if documents and buffer.peek() not in b"[{":
                 documents[-1].notes.append(f"ignored what follows the document: {bytes(buffer.data[:20])!r}")
@@ -195,18 +194,6 @@ def read_documents(
         documents[-1].notes.append(buffer.damage)
         documents[-1].truncated = True
     return documents
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Garbage collection off while millions of acyclic objects come and go."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _document(buffer: _Buffer, source: str, listed: Listed[Item], document: Document) -> Iterator[list[Item]]:

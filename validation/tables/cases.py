@@ -15,7 +15,7 @@ from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import FRAMEWORKS, ParallelPlan, Recompute
 from simulator.plan.module_names import FP8_MODULES
-from simulator.plan.parallel_plan import SETTINGS
+from simulator.plan.parallel_plan import RECOMPUTES, SETTINGS
 from validation.tables.frameworks import (
     PUBLISHED,
     blocks_launches,
@@ -92,8 +92,6 @@ _ATTENTIONS: dict[str, tuple[str, str | None]] = {
 _CUDNN_ATTENTION = "24.05"
 _NORM_KERNEL = "rms_norm_kernel"
 _RECOMPUTES_NOTHING = {"llama3-4d": "arXiv:2407.21783, section 3.3.2, trains without activation checkpointing"}
-#: lightest first: a run that was timed ran with what fits
-_RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,9 +203,9 @@ def _recompute(
         return {"recompute": "none"}, ()
     if not text:
         assumed.append("recompute: the lightest that fits, not stated")
-        return {"recompute": _RECOMPUTES[0]}, _RECOMPUTES[1:]
+        return {"recompute": RECOMPUTES[0]}, RECOMPUTES[1:]
     text = _RECOMPUTE_WORDS.get(text) or SETTINGS["recompute"].synonyms.get(text, text)
-    if text not in _RECOMPUTES:
+    if text not in RECOMPUTES:
         raise ConfigError(f"recompute '{text}' is unknown", hint="none, selective, full or full:4-layers")
     return {"recompute": text}, ()
 
@@ -387,7 +385,7 @@ def _heavier(row: Row, plan: ParallelPlan, layers: int, recompute: Sequence[Reco
         and not plan.lora_rank
     ):
         sharded = replace(plan, sharding="zero3", recompute="none", offload_layers=offloaded_when_sharded(row) or None)
-        yield from (replace(sharded, recompute=mode) for mode in _RECOMPUTES)
+        yield from (replace(sharded, recompute=mode) for mode in RECOMPUTES)
 
 
 def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tuple[str, dict[str, Any]]:

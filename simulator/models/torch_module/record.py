@@ -14,6 +14,7 @@ from simulator.models.torch_module.hooks import empty_state, recording, replaced
 from simulator.models.torch_module.load import load_torch
 from simulator.models.torch_module.modes import attention_backend, gpu_autocast, plain_operators, quiet
 from simulator.models.torch_module.partition import expert_modules, local_parameters, partitioned
+from simulator.plan.parallel_plan import ATTENTIONS
 
 #: what makes fake tensors, and prints a traceback for every operator that cannot run on them
 _FAKE = "torch._subclasses.fake_tensor"
@@ -88,8 +89,8 @@ def _model_of(name: str, layers: tuple[Layer, ...], n_sequences: int) -> Model:
 
 
 def _check(attention: str) -> None:
-    if attention not in ("flash", "eager"):
-        raise ConfigError(f"attention='{attention}' is unknown", hint="flash or eager")
+    if attention not in ATTENTIONS:
+        raise ConfigError(f"attention='{attention}' is unknown", hint=" or ".join(ATTENTIONS))
 
 
 def _is_tied(module: Any, names: Mapping[int, str]) -> bool:
