@@ -28,6 +28,7 @@ from simulator.calibration.robust import FloatArray, Residuals, standard_deviati
 from simulator.calibration.tables import plain_yaml
 from simulator.collectives import COLLECTIVES
 from simulator.collectives.constants import layered, merge, shipped
+from simulator.collectives.ring import Ring
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.tuner import choose
 from simulator.config import did_you_mean, read_text, resolve_name
@@ -44,7 +45,6 @@ LARGEST_ERROR = 0.3
 _EXPECTED_SCATTER = 0.05
 _STEP = 0.02
 _PROTOCOLS = ("LL", "LL128", "Simple")
-_RINGLIKE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +218,7 @@ def _short(place: Place) -> Place:
 def _candidates(table: Mapping[str, Any], part: str, rows: Sequence[Measured]) -> list[Place]:
     """Constants that rows of these collectives could determine: all above zero."""
     (name,) = table[part]
-    kinds = {row.collective in _RINGLIKE for row in rows}
+    kinds = {row.collective in Ring.tables for row in rows}
     found: list[Place] = []
     if True in kinds:
         found += [(part, name, path, key, i) for path in ("ring", "tree") for key in ("base_us", "hop_us", "efficiency")

@@ -18,6 +18,8 @@ from simulator.calibration.collectives import (
 )
 from simulator.calibration.robust import FloatArray, Residuals
 from simulator.collectives.constants import version_key
+from simulator.collectives.nccl import RING_PASSES, is_legacy
+from simulator.collectives.ring import Ring
 from simulator.config import load_yaml, resolve_name
 from simulator.errors import CalibrationError
 
@@ -35,7 +37,6 @@ _SOURCE = (
 
 
 _RING = ("base_us", "hop_us", "efficiency")
-_RINGLIKE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 Place = tuple[str | int, ...]
 
 
@@ -43,22 +44,18 @@ def _lists(*prefix: str, keys: tuple[str, ...] = _RING, positions: tuple[int, ..
     return tuple((*prefix, key, position) for key in keys for position in positions)
 
 
-def _old(row: Measured) -> bool:
-    return bool(row.shape.nccl) and version_key(row.shape.nccl) < (2, 12)
-
-
 def _inside(generation: str, old: bool | None, wiring: str | None = None) -> Callable[[Measured], bool]:
     return lambda r: (
         r.shape.n_nodes == 1
         and r.shape.generation == generation
-        and r.collective in _RINGLIKE
-        and (old is None or _old(r) == old)
+        and r.collective in Ring.tables
+        and (old is None or is_legacy(r.shape) == old)
         and (wiring is None or (r.shape.wiring == wiring))
     )
 
 
 def _between(protocol: str, test: Callable[[Measured], bool]) -> Callable[[Measured], bool]:
-    return lambda r: r.shape.n_nodes > 1 and r.shape.protocol == protocol and r.collective in _RINGLIKE[:3] and test(r)
+    return lambda r: r.shape.n_nodes > 1 and r.shape.protocol == protocol and r.collective in RING_PASSES and test(r)
 
 
 def _exchange(test: Callable[[Measured], bool]) -> Callable[[Measured], bool]:

@@ -20,6 +20,11 @@ from simulator.collectives.shape import GroupShape
 PROTOCOLS = ("ll", "ll128", "simple")
 LL, LL128, SIMPLE = range(len(PROTOCOLS))
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+#: how often a chunk goes around the ring; the others are chains from or to a root
+RING_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+CHAINS = ("broadcast", "reduce")
+#: NCCL's most of LL in GB/s; one row per generation, between nodes per vendor of the CPU; columns: 1 node, 2 nodes, more nodes
+_LL_MAX = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 90.0, 70.0))
 
 _GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 #: NVLink speed that NCCL assumes per 25 or 50 GB/s link, as a share of the raw rate
@@ -77,6 +82,11 @@ class Question:
         """GB/s of all channels together."""
         bus = self.channels.found * (self.channels.intra if self.shape.n_nodes <= 2 else self.channels.inter)
         return min(bus, self.figures.most_of_ampere) if self.shape.generation == "ampere" else bus
+
+    @property
+    def most_of_ll(self) -> float:
+        """GB/s that LL has at most."""
+        return _LL_MAX[self.row if self.shape.n_nodes == 1 else int(self.shape.cpu_vendor == "amd")][self.column]
 
     def intra_us(self, latency: LinkLatency, protocol: str) -> float:
         """Return the latency of a hop inside a node."""
@@ -148,7 +158,12 @@ def net_devices(shape: GroupShape) -> int:
 
 def n_steps(collective: str, n_ranks: int) -> int:
     """Steps of a ring: 2(n-1) for all-reduce, n for broadcast and reduce, n-1 otherwise."""
-    return {"all_reduce": 2 * (n_ranks - 1), "broadcast": n_ranks, "reduce": n_ranks}.get(collective, n_ranks - 1)
+    return RING_PASSES.get(collective, 1) * (n_ranks - 1) + (collective in CHAINS)
+
+
+def post_us(shape: GroupShape, protocol: str) -> float:
+    """Return what the processor takes to post the messages of a step to the NIC, below which no step between nodes is."""
+    return (2.0 if shape.cpu_vendor == "amd" else 1.0) * (3.0 if protocol == "simple" else 1.0)
 
 
 def is_legacy(shape: GroupShape) -> bool:

@@ -11,7 +11,7 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from simulator.collectives.nccl import PROTOCOLS, Question, n_steps
+from simulator.collectives.nccl import PROTOCOLS, RING_PASSES, Question, n_steps, post_us
 from simulator.collectives.shape import GroupShape
 from simulator.config import load_yaml, resolve_name
 
@@ -19,7 +19,6 @@ from simulator.config import load_yaml, resolve_name
 _BASE_US = (12.0, 12.0, 17.0)
 #: what an all-reduce under LL128 may be larger by above two nodes
 _LONGER = 3.8
-_RING_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 
 @lru_cache(maxsize=1)  # a file to read
@@ -39,7 +38,7 @@ def estimate_us(algorithm: str, protocol: str, question: Question) -> float:
     if algorithm not in ("ring", "tree"):
         return math.inf
     own, p = machine[algorithm], PROTOCOLS.index(protocol)
-    steps, passes = n_steps(question.collective, shape.n_ranks), _RING_PASSES.get(question.collective, 0)
+    steps, passes = n_steps(question.collective, shape.n_ranks), RING_PASSES.get(question.collective, 0)
     inside_us, net_us = own["inside_us"][p], own["net_us"][p]
     if shape.ranks_per_node == 1:
         net_us = machine["tree"]["net_us"][p]
@@ -48,9 +47,8 @@ def estimate_us(algorithm: str, protocol: str, question: Question) -> float:
         latency_us = 2.0 * ((shape.ranks_per_node - 1) * inside_us + int(math.log2(shape.n_nodes)) * net_us)
         bandwidth *= 0.5
     else:
-        post_us = (2.0 if shape.cpu_vendor == "amd" else 1.0) * (3.0 if protocol == "simple" else 1.0)
         n_between = passes * (shape.n_nodes - 1) if passes else steps
-        latency_us = (steps - n_between) * max(inside_us, post_us) + n_between * net_us
+        latency_us = (steps - n_between) * max(inside_us, post_us(shape, protocol)) + n_between * net_us
         bandwidth *= shape.n_ranks / steps
     place = min(26, int(math.log2(max(1.0, question.n_bytes / 64))))
     return question.time_us(_BASE_US[p] + latency_us, bandwidth * own["correction"][p][place])

@@ -27,7 +27,7 @@ from simulator.collectives.messages import (
     pipeline,
     rotated,
 )
-from simulator.collectives.nccl import LL, REDUCING, SIMPLE, Question, is_legacy, n_steps
+from simulator.collectives.nccl import CHAINS, LL, REDUCING, RING_PASSES, SIMPLE, Question, is_legacy, n_steps, post_us
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.table import Send, Table
 from simulator.network.base import Rounds, Step
@@ -48,13 +48,10 @@ LL_SLOT_BYTES = 32 * 1024
 #: what a node takes in before it passes it on in a chain of nodes (broadcast, reduce), on one channel, by protocol
 CHAIN_CHUNK_BYTES = (LL_SLOT_BYTES, 512 * 1024, 1024 * 1024)
 
-# NCCL's figures in GB/s; one row per generation, columns: 1 node, 2 nodes, more nodes
-LL_MAX = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 90.0, 70.0))
 _LONGEST_8_BIT_RING = 8
 #: rounds of a ring that are simulated before they repeat, for which many messages it is judged
 REPEATED_ROUNDS = 32
 _NEVER_US = 1e12
-_CHAINS = ("broadcast", "reduce")
 
 
 def _reduce_rounds(n: int) -> list[tuple[Send, ...]]:
@@ -139,9 +136,8 @@ class Ring(Algorithm):
         if question.eight_bit_float and collective in REDUCING and n > _LONGEST_8_BIT_RING:
             return _NEVER_US + question.n_bytes
         if protocol == "ll":
-            vendor_row = row if shape.n_nodes == 1 else int(shape.cpu_vendor == "amd")
             reduces = shape.n_nodes > 1 or collective in ("all_reduce", "reduce")
-            bus = min(LL_MAX[vendor_row][column], figures.ring_ll[0 if reduces else 1] * bus)
+            bus = min(question.most_of_ll, figures.ring_ll[0 if reduces else 1] * bus)
         elif protocol == "ll128":
             share = figures.ring_ll128_alone if shape.ranks_per_node == 1 else 0.92
             bus = min(share * bus, channels.found * figures.ll128_of.get(collective, figures.ring_ll128[row][column]))
@@ -156,7 +152,7 @@ class Ring(Algorithm):
         base = figures.ring.base[("ll", "ll128", "simple").index(protocol)]
         intra, inter = question.intra_us(figures.ring, protocol), question.inter_us(figures.ring, protocol)
         steps = n_steps(collective, shape.n_ranks)
-        if collective in _CHAINS:
+        if collective in CHAINS:
             if shape.wiring == "switch" and shape.n_nodes == 1:  # all rings visit the GPUs in the same order
                 return base + intra
             hop = intra if shape.n_nodes == 1 else inter
@@ -164,19 +160,16 @@ class Ring(Algorithm):
                 inside = figures.tree.pcie if shape.wiring == "pcie" else figures.tree.nvlink
                 hop = (inside if shape.n_nodes == 1 else figures.tree.net)[SIMPLE]
             return base + steps * hop
-        n_inter = shape.n_nodes - 1
-        if collective == "all_reduce":
-            n_inter = 2 * (shape.n_nodes if shape.n_nodes > 1 and figures.leaves_every_node else n_inter)
-        post = 0.0
-        if shape.n_nodes > 1 and figures.posts:
-            post = (2.0 if shape.cpu_vendor == "amd" else 1.0) * (3 if protocol == "simple" else 1)
+        leaves_all = collective == "all_reduce" and shape.n_nodes > 1 and figures.leaves_every_node
+        n_inter = RING_PASSES[collective] * (shape.n_nodes - (not leaves_all))
+        post = post_us(shape, protocol) if shape.n_nodes > 1 and figures.posts else 0.0
         return base + (steps - n_inter) * max(intra, post) + n_inter * inter
 
     def terms(self, case: Case) -> Terms:
         """Steps inside and between nodes, what the threads of a channel do in each, and the bytes of the ring."""
         shape, inside, between, p = case.shape, case.inside, case.between, case.p
         n, m, n_channels = shape.n_ranks, shape.ranks_per_node, case.n_channels
-        is_chain = case.collective in _CHAINS
+        is_chain = case.collective in CHAINS
         n_inside, n_between = self.steps(case)
         latency_s, steps_s, handshakes_s = inside.ring.base_s[p], n_inside * inside.ring.hop_s[p], 0.0
         if shape.n_nodes > 1:
@@ -219,12 +212,12 @@ class Ring(Algorithm):
         one before it is still on the wire.
         """
         shape, hidden_s = case.shape, 0.0
-        if case.collective not in _CHAINS and shape.n_nodes == 1:
+        if case.collective not in CHAINS and shape.n_nodes == 1:
             moved_bytes = case.inside.overlap[case.p] * case.n_bytes
             if case.p == LL and not is_legacy(shape):
                 moved_bytes = min(case.n_bytes, case.n_channels * LL_LINE_BYTES * shape.n_ranks)
             hidden_s = min(steps_s, moved_bytes / terms.rate_bytes_per_s(shape))
-        elif case.collective not in _CHAINS and case.p == SIMPLE:
+        elif case.collective not in CHAINS and case.p == SIMPLE:
             hidden_s = min(handshakes_s, (1.0 - 1.0 / SLICES) * case.n_bytes / terms.rate_bytes_per_s(shape))
         return replace(terms, latency_s=terms.latency_s + steps_s + handshakes_s - hidden_s)
 
@@ -235,10 +228,9 @@ class Ring(Algorithm):
         node by the end. (NCCL's estimate counts one hop between nodes less.)
         """
         n, nodes = case.shape.n_ranks, case.shape.n_nodes
-        if case.collective in _CHAINS:
+        if case.collective in CHAINS:
             return (0, 0) if case.pipelined and (nodes == 1 or _has_one_channel(case)) else (n - nodes, nodes - 1)
-        n_passes = 2 if case.collective == "all_reduce" else 1
-        n_between = n_passes * (nodes if 1 < nodes < n else nodes - 1)
+        n_between = RING_PASSES[case.collective] * (nodes if 1 < nodes < n else nodes - 1)
         return n_steps(case.collective, n) - n_between, n_between
 
     def _between(self, case: Case) -> tuple[float, float]:
@@ -271,13 +263,13 @@ class Ring(Algorithm):
 
     def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
         """Return the messages of all channels of all groups; too many are refused before they are written down."""
-        if job.collective not in _CHAINS:
+        if job.collective not in CHAINS:
             job.check(n_steps(job.collective, job.shape.n_ranks) * _n_lanes(job, groups))
         return on_channels(job, groups, self._channel)
 
     def rounds(self, job: Job, groups: Sequence[Sequence[int]]) -> Callable[[], Rounds] | None:
         """Return what makes the rounds of all rings: whoever sends a chunk sends another one next, to the same neighbour."""
-        return None if job.collective in _CHAINS else partial(self._rounds, job, groups)
+        return None if job.collective in CHAINS else partial(self._rounds, job, groups)
 
     def _rounds(self, job: Job, groups: Sequence[Sequence[int]]) -> Rounds:
         job.check(REPEATED_ROUNDS * _n_lanes(job, groups))
@@ -306,7 +298,7 @@ class Ring(Algorithm):
         n = len(order)
         traffic = hop_bytes(job.collective, n)
         loads = Hops(job, nodes, channel, job.terms.scales.per(traffic))
-        if job.collective in _CHAINS:
+        if job.collective in CHAINS:
             order = rotated(order, order.index(nodes[0][0]))
             n_pieces, latency_s = pipeline(job, n - 1)
             table = (broadcast if job.collective == "broadcast" else reduce)(n, n_pieces)
@@ -323,7 +315,7 @@ class Ring(Algorithm):
                 loads=loads,
                 latency_s=latency_s,
                 rate_cap_bytes_per_s=cap,
-                streams=job.collective in _CHAINS,
+                streams=job.collective in CHAINS,
             )
         ]
 
@@ -335,9 +327,7 @@ def _n_lanes(job: Job, groups: Sequence[Sequence[int]]) -> int:
 
 def _has_one_channel(case: Case) -> bool:
     """Whether a chain is so small that NCCL runs it on one channel."""
-    return (
-        case.collective in _CHAINS and case.protocol == "ll" and case.n_bytes < 2 * LL_LINE_BYTES * case.shape.n_ranks
-    )
+    return case.collective in CHAINS and case.protocol == "ll" and case.n_bytes < 2 * LL_LINE_BYTES * case.shape.n_ranks
 
 
 def _inside_share(shape: GroupShape) -> float:

@@ -19,7 +19,7 @@ from simulator.collectives.groups import Groups, Phase
 from simulator.collectives.loads import FloatArray, IntArray, Scales, Traffic
 from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels, pipeline, rotated
 from simulator.collectives.nccl import LL, PROTOCOLS, Question, is_legacy, log_nodes, nvlink_speed
-from simulator.collectives.ring import LL_MAX, LL_SLOT_BYTES, LL_WIRE_SHARE
+from simulator.collectives.ring import LL_SLOT_BYTES, LL_WIRE_SHARE
 from simulator.collectives.table import Send, Table
 from simulator.network.base import Step
 
@@ -152,8 +152,7 @@ class Tree(Algorithm):
         found, figures = question.channels.found, question.figures
         bus = min(0.92 * question.bus * _raised(question), found * figures.tree_channel[row][column])
         if protocol == "ll":
-            vendor_row = row if shape.n_nodes == 1 else int(shape.cpu_vendor == "amd")
-            bus = min(bus / 3.8, LL_MAX[vendor_row][column])
+            bus = min(bus / 3.8, question.most_of_ll)
         elif protocol == "ll128":
             share = 7 / 9 if shape.n_nodes == 1 else figures.tree_ll128_share
             bus = min(share * bus, found * figures.ll128_of.get(question.collective, figures.tree_ll128[row][column]))
