@@ -9,6 +9,9 @@ from typing import ClassVar
 
 from simulator.errors import ConfigError
 
+#: no size, count or time in microseconds is larger: a petabyte, thirty years
+MOST = 1e15
+
 
 def number_in(text: str) -> float:
     """Return the number that a cell holds, not-a-number where it holds none."""
@@ -25,6 +28,8 @@ def fault_of(text: str, *, whole: bool) -> str:
         return f"{text!r} is not a number"
     if not 0 <= number < math.inf:
         return f"{text!r} is not a finite number of at least 0"
+    if number > MOST:
+        return f"{text!r} is more than {MOST:g}, the most that is taken"
     return f"{text!r} is not a whole number" if whole and number != int(number) else ""
 
 

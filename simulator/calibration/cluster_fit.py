@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from simulator.calibration.collectives import (
     with_values,
 )
 from simulator.calibration.robust import FloatArray, Residuals, standard_deviations
-from simulator.calibration.tables import plain_yaml
+from simulator.calibration.tables import LINE, plain_yaml
 from simulator.collectives import COLLECTIVES
 from simulator.collectives.constants import layered, merge, shipped
 from simulator.collectives.ring import Ring
@@ -36,6 +37,8 @@ from simulator.errors import CalibrationError, ConfigError
 from simulator.interop import import_topology, is_foreign
 from simulator.interop.nccl_tests import import_nccl_tests, is_nccl_tests
 from simulator.topology.graph import Topology
+
+_LOG = logging.getLogger(__name__)
 
 Place = tuple[str | int, ...]
 
@@ -355,6 +358,8 @@ def _table_rows(path: Path, topology: Topology, name: str, transport: str) -> li
     kept = [row for row in ours if not transport or row["transport"] in ("", transport)]
     if not kept:
         raise CalibrationError(f"{path}: no rows of {topology.name} over {transport}")
+    if len(kept) < len(rows):
+        _LOG.warning("%s: %d of %d rows are of other clusters or transports", path, len(rows) - len(kept), len(rows))
     single = {"nodes": "1"} if topology.n_nodes == 1 else {}
     return [row | {"topology": name} | ({} if row["nodes"] else single or _nodes(row, topology)) for row in kept]
 
@@ -366,11 +371,17 @@ def _nodes(row: Mapping[str, str], topology: Topology) -> dict[str, str]:
 
 def _check_names(rows: Iterable[Mapping[str, str]], file: str, topology: Topology) -> None:
     for row in rows:
+        place = f"{file}:{row[LINE]}" if LINE in row else file
         if row["collective"] not in COLLECTIVES:
             guess = did_you_mean(row["collective"], COLLECTIVES)
-            raise CalibrationError(f"{file}: collective {row['collective']!r} is unknown.{guess}")
-        if row["gpus"].isdecimal() and int(row["gpus"]) > topology.n_gpus:
-            raise CalibrationError(f"{file}: {row['gpus']} GPUs ran, {topology.name} has {topology.n_gpus}")
+            raise CalibrationError(f"{place}: collective {row['collective']!r} is unknown.{guess}")
+        n_gpus, n_nodes = (int(row[name]) if row[name].isdecimal() else 0 for name in ("gpus", "nodes"))
+        if n_gpus > topology.n_gpus:
+            raise CalibrationError(f"{place}: {n_gpus} GPUs ran, {topology.name} has {topology.n_gpus}")
+        if n_gpus == 1 or n_nodes > n_gpus > 0:
+            raise CalibrationError(f"{place}: no collective runs on {n_gpus} GPUs of {n_nodes or 1} nodes")
+        if row["split"] not in ("", "fit", "test"):
+            raise CalibrationError(f"{place}: split {row['split']!r}", hint="fit, test, or blank")
 
 
 def hold_out(rows: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:

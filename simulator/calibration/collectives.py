@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from simulator.calibration.cells import Cells
 from simulator.calibration.robust import AT_BOUND, FloatArray, Residuals, minimise, standard_deviations
-from simulator.calibration.tables import read_rows
+from simulator.calibration.tables import LINE, read_rows
 from simulator.collectives import COLLECTIVES
 from simulator.collectives.benchmark import Conditions, benchmark_time_s, conditions_of
 from simulator.collectives.constants import FALLBACK
@@ -27,11 +28,14 @@ from simulator.collectives.ring import LL_WIRE_SHARE
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import table_constants
 from simulator.config import write_file
-from simulator.errors import CalibrationError
+from simulator.errors import CalibrationError, ConfigError
 from simulator.interop import open_topology
 
 _NEEDED = ("collective", "gpus", "size_bytes", "time_us")
-_OPTIONAL = ("topology", "nodes", "transport", "algorithm", "split", "source", "nccl", "gpus_per_process")
+_OPTIONAL = (
+    "topology", "nodes", "transport", "algorithm", "split", "source", "nccl", "gpus_per_process",
+    "row_id", "gpus_per_node", "in_place", "notes", "rel_uncertainty",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +73,14 @@ def measured_of(rows: Iterable[Mapping[str, str]], file: str) -> list[Measured]:
     """Average repeated measurements of the same case."""
     cases: dict[_Case, list[float]] = {}
     for number, row in enumerate(rows, start=1):
+        place = f"{file}:{row[LINE]}" if LINE in row else f"{file}: row {row.get('row_id') or number}"
         try:
-            case, time_s = _case(row), float(row["time_us"]) * 1e-6
-        except ValueError as error:
-            raise CalibrationError(f"{file}: row {row.get('row_id') or number}: {error}") from None
-        if not (0.0 < time_s < math.inf and case.n_bytes > 0 and case.n_gpus > 0 and case.n_nodes > 0):
+            case, time_s = _case(row), 1e-6 * Cells(cells=row).number("time_us")
+        except ConfigError as error:
+            raise CalibrationError(f"{place}:{error.message}", hint=error.hint) from None
+        if not (time_s > 0.0 and case.n_bytes > 0 and case.n_gpus > 0 and case.n_nodes > 0):
             what = f"{row['time_us']} us for {row['size_bytes']} bytes on {row['gpus']} GPUs"
-            raise CalibrationError(f"{file}: row {row.get('row_id') or number}: {what} is not a measurement")
+            raise CalibrationError(f"{place}: {what} is not a measurement")
         cases.setdefault(case, []).append(time_s)
     return [_measured(case, times) for case, times in cases.items()]
 
@@ -98,12 +103,13 @@ class _Case:
 
 
 def _case(row: Mapping[str, str]) -> _Case:
+    sizes = Cells(cells=row)
     return _Case(
         topology=row["topology"],
         collective=row["collective"],
-        n_bytes=int(float(row["size_bytes"])),
-        n_gpus=int(row["gpus"]),
-        n_nodes=int(row["nodes"] or 1),
+        n_bytes=sizes.integer("size_bytes"),
+        n_gpus=sizes.integer("gpus"),
+        n_nodes=sizes.integer("nodes", 1),
         transport=row["transport"] or None,
         algorithm=row["algorithm"].split("/")[0] or None,
         protocol=row["algorithm"].partition("/")[2] or None,

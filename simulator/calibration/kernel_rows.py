@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from simulator.calibration.cells import Cells, number_in
-from simulator.calibration.tables import read_rows
+from simulator.calibration.cells import MOST, Cells, number_in
+from simulator.calibration.tables import LINE, read_rows
 from simulator.errors import CalibrationError, ConfigError
 from simulator.kernels.conditions import CONDITIONS, Conditions, conditions_of, library_kernel
 from simulator.models.compressed import mean_keys
@@ -426,7 +425,7 @@ def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
         raise ConfigError(f"timed on {other}, which is not a {cells['device']}")
     shape = shape_of(cells, place)
     time_s = 1e-6 * number_in(cells["time_us"])
-    if not 0.0 < time_s < math.inf:
+    if not 0.0 < time_s <= 1e-6 * MOST:
         raise ConfigError(f"time_us={cells['time_us']} is not a measurement")
     beside: tuple[KernelShape, ...] = ()
     if cells["op"] == "moe_mlp" and isinstance(shape, GemmShape):
@@ -495,6 +494,9 @@ def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = (
     wanted = set(splits)
     table = read_rows(Path(path), _NEEDED, _OPTIONAL)
     ours = [row for row in table if row["device"] == device]
+    named = {row["split"] for row in ours} - {"", "fit", "test"}
+    if named:
+        raise CalibrationError(f"{path}: split {', '.join(sorted(named))}", hint="fit, test, or blank")
     if not ours:
         others = ", ".join(sorted({row["device"] for row in table})) or "nothing"
         raise CalibrationError(f"{path}: no rows of {device}", hint=f"its 'device' column has {others}")
@@ -508,6 +510,5 @@ def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = (
         try:
             found.append(row_of(row))
         except ConfigError as error:
-            name = row["row_id"] or "without row_id"
-            raise CalibrationError(f"{path}: row {name}: {error.message}", hint=error.hint) from None
+            raise CalibrationError(f"{path}:{row[LINE]}: {error.message}", hint=error.hint) from None
     return found

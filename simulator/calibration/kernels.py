@@ -202,11 +202,10 @@ def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path =
         determine; the device itself unless given.
     """
     known = load_device(device)
-    rows = read_kernel_rows(csv, known.name, splits=("fit",))
-    try:
-        test = read_kernel_rows(csv, known.name, splits=("test",))
-    except CalibrationError:
-        test = []
+    both = read_kernel_rows(csv, known.name, splits=("fit", "test"))
+    rows, test = ([row for row in both if row.split == split] for split in ("fit", "test"))
+    if not rows:
+        raise CalibrationError(f"{csv}: no rows of {known.name} with split fit")
     start = load_device(start_from) if start_from else known
     try:
         return fit_kernel_rows(rows, test, known, start_from=start)

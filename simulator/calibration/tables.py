@@ -3,28 +3,92 @@
 from __future__ import annotations
 
 import csv
+import difflib
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simulator.config import read_text
-from simulator.errors import CalibrationError
+from simulator.errors import CalibrationError, ConfigError
 
 if TYPE_CHECKING:
     from ruamel.yaml import YAML
 
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table as text: its columns, and its cells with the line where each row stands."""
+
+    header: list[str]
+    rows: list[tuple[int, dict[str, str]]]  #: Line, 1-based, and column name to text without surrounding blanks.
+    faults: list[str]  #: Rows that have more or fewer cells than the header names.
+
+
+def table_of(text: str, file: str) -> Table:
+    """Read comma-separated text, with or without a byte-order mark; blank lines are none of its rows.
+
+    Raises
+    ------
+    ConfigError
+        Where it has no header, a column twice, or is no table.
+    """
+    reader = csv.reader(text.removeprefix("\ufeff").splitlines(keepends=True))
+    rows: list[tuple[int, dict[str, str]]] = []
+    faults: list[str] = []
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        if not any(header):
+            raise ConfigError(f"{file}:1: the file is empty", hint="the first line names the columns")
+        repeated = sorted({name for name in header if name and header.count(name) > 1})
+        if repeated:
+            raise ConfigError(f"{file}:1: the column {', '.join(repeated)} is there more than once")
+        for values in reader:
+            if len(values) == len(header):
+                if any(value.strip() for value in values):
+                    rows.append(
+                        (reader.line_num, {name: cell.strip() for name, cell in zip(header, values, strict=True)})
+                    )
+            elif any(value.strip() for value in values):
+                faults.append(
+                    f"{file}:{reader.line_num}: {len(values)} cells where the header names {len(header)} columns"
+                )
+    except csv.Error as error:  # a cell of more than 131,072 characters
+        raise ConfigError(f"{file}:{reader.line_num}: is not a table: {error}") from None
+    return Table(header=header, rows=rows, faults=faults)
+
+
+#: key under which a row says on which line it stands; no column of ours
+LINE = "line"
+
 
 def read_rows(path: Path, needed: Sequence[str], optional: Sequence[str]) -> list[dict[str, str]]:
-    """Read the rows of a table, optional columns filled up with blanks."""
+    """Read the rows of a table, optional columns filled up with blanks; each says its :data:`LINE`.
+
+    A column that is none of these, and may be a misspelt one of them, is an error; any other is named, and left out.
+    """
     try:
-        reader = csv.DictReader(read_text(path).splitlines(keepends=True))
-        missing = [name for name in needed if name not in (reader.fieldnames or ())]
-        if missing:
-            raise CalibrationError(f"{path}: no column {', '.join(missing)}", hint=f"needed: {', '.join(needed)}")
-        blank = dict.fromkeys(optional, "")
-        return [blank | {key: value or "" for key, value in row.items() if key} for row in reader]
-    except csv.Error:
-        raise CalibrationError(f"{path}: is not a CSV table") from None
+        table = table_of(read_text(path), str(path))
+    except ConfigError as error:
+        raise CalibrationError(error.message, hint=error.hint) from None
+    known = (*needed, *optional)
+    absent = [name for name in known if name not in table.header]
+    others = [name for name in table.header if name and name not in known]
+    for name in others:
+        if near := difflib.get_close_matches(name, absent, 1, cutoff=0.8):
+            raise CalibrationError(f"{path}:1: no column is called '{name}'", hint=f"did you mean '{near[0]}'?")
+    missing = [name for name in needed if name in absent]
+    if missing:
+        raise CalibrationError(f"{path}:1: no column {', '.join(missing)}", hint=f"needed: {', '.join(needed)}")
+    if table.faults:
+        raise CalibrationError(table.faults[0], hint="as many cells in every row as there are columns")
+    if others:
+        _LOG.warning("%s: columns that are not read: %s", path, ", ".join(others))
+    blank = dict.fromkeys(optional, "")
+    return [{**blank, **cells, LINE: str(line)} for line, cells in table.rows]
 
 
 def plain_yaml() -> YAML:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator.calibration.tables import read_rows
 from simulator.collectives.benchmark import benchmark_table, size_range
 from simulator.interop import open_topology
 from simulator.kernels import RooflineKernels
@@ -82,8 +83,16 @@ def test_the_account_in_words(simulate, logs):
         ("#  size count type redop root time algbw busbw\n", ["-t", "polaris"], "no result lines"),
         ('{"results": [', ["-t", "polaris"], "not JSON"),
         ("collective,size_bytes,time_us\nall_reduce,1024,3\n", ["-t", "polaris"], "no column gpus"),
-        ("collective,gpus,size_bytes,time_us\nall_reduce,8,1024,fast\n", ["-t", "polaris"], "row 1"),
-        ("collective,gpus,size_bytes,time_us\nall_reduce,8,1024,-3\n", ["-t", "polaris"], "is not a measurement"),
+        (
+            "collective,gpus,size_bytes,time_us\nall_reduce,8,1024,fast\n",
+            ["-t", "polaris"],
+            ":2:time_us: 'fast' is not a number",
+        ),
+        (
+            "collective,gpus,size_bytes,time_us\nall_reduce,8,1024,-3\n",
+            ["-t", "polaris"],
+            "'-3' is not a finite number",
+        ),
         ("collective,gpus,size_bytes,time_us\nall_reduse,8,1024,3\n", ["-t", "polaris"], "Did you mean"),
         ("collective,gpus,size_bytes,time_us\nall_reduce,99999,1024,3\n", ["-t", "polaris"], "99999 GPUs ran"),
         (
@@ -136,10 +145,10 @@ def test_kernels_of_a_device(simulate, tmp_path, monkeypatch):
         (lambda text: text.replace("a100-sxm4-80g", "abacus"), "its 'device' column has abacus"),
         (lambda text: text.replace(",gemm,", ",gamm,"), "op 'gamm' is unknown"),
         (lambda text: text.replace(",nn,", ",sideways,"), "pass 'sideways' is unknown"),
-        (lambda text: text.replace(",1024,", ",wide,"), "row r"),
+        (lambda text: text.replace(",1024,", ",wide,"), ":3: k: 'wide' is not a number"),
         (lambda text: text.replace("time_us", "time"), "no column time_us"),
         (lambda text: "\n".join(text.splitlines()[:5]), "cannot determine"),
-        (lambda text: "", "no column"),
+        (lambda text: "", "the file is empty"),
     ],
 )
 def test_bad_tables_are_explained(simulate, tmp_path, change, message):
@@ -154,3 +163,39 @@ def test_files_that_are_none(simulate, tmp_path):
     for arguments in (["collectives", tmp_path, "-t", "polaris"], ["kernels", tmp_path, "-d", "h200-sxm"]):
         code, _, err = simulate("calibrate", *arguments)
         assert code == 3 and "cannot be read: Is a directory" in err
+
+
+TIMED = ("kernels", "-d", "h100-sxm5-80g")
+KERNELS = "device,op,time_us,m,n,k,dtype\n"
+LOG = "collective,gpus,nodes,size_bytes,time_us,split\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "message"),
+    [
+        (TIMED, KERNELS + "h100-sxm5-80g,gemm,1e300,256,512,4096,bf16\n", ":2: time_us=1e300 is not"),
+        (TIMED, KERNELS + "h100-sxm5-80g,gemm,8,1e300,512,4096,bf16\n", ":2: m: '1e300' is more than 1e+15"),
+        (TIMED, KERNELS.replace("dtype", "dtyp"), ":1: no column is called 'dtyp'\nhint: did you mean 'dtype'?"),
+        (TIMED, KERNELS + "h100-sxm5-80g,gemm,8,256,512,4096,bf16,9\n", ":2: 8 cells where the header names 7"),
+        (TIMED, KERNELS.replace("m,", "m,m,"), ":1: the column m is there more than once"),
+        (("collectives", "-t", "polaris"), LOG + "all_reduce,8,9,1024,5,fit\n", ":2: no collective runs on 8 GPUs of 9 nodes"),
+        (("collectives", "-t", "polaris"), LOG + "all_reduce,1,1,1024,5,fit\n", ":2: no collective runs on 1 GPUs of 1 nodes"),
+        (("collectives", "-t", "polaris"), LOG + "all_reduce,8,2,1024,5,foo\n", ":2: split 'foo'"),
+        (("collectives", "-t", "polaris"), LOG + "all_reduce,8,2,1e30,5,fit\n", ":2:size_bytes: '1e30' is more than 1e+15"),
+        (("collectives", "-t", "polaris"), LOG + "all_reduce,8,2,1.5,5,fit\n", ":2:size_bytes: '1.5' is not a whole number"),
+    ],
+)  # fmt: skip
+def test_cells_of_tables_are_checked_with_their_line(simulate, tmp_path, command, text, message):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    code, _, err = simulate("calibrate", command[0], path, *command[1:])
+    assert code == 3 and f"{path}{message}" in err
+
+
+def test_a_table_with_a_byte_order_mark_is_read_and_columns_without_use_are_named(tmp_path, caplog):
+    """Excel writes one before the first column's name."""
+    path = tmp_path / "table.csv"
+    path.write_text("device,op,time_us,room\nh100,gemm,8,12\n", encoding="utf-8-sig")
+    (row,) = read_rows(path, ("device", "op", "time_us"), ())
+    assert (row["device"], row["line"]) == ("h100", "2")
+    assert [record.getMessage() for record in caplog.records] == [f"{path}: columns that are not read: room"]

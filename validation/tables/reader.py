@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.calibration.cells import Cells, fault_of
+from simulator.calibration.tables import table_of
 from simulator.config import read_text
 from simulator.errors import ConfigError
 from validation.tables.kinds import INTEGERS, KINDS, NUMBERS
@@ -133,16 +133,6 @@ def find_table(path: Path) -> Path:
     return shipped if not os.path.exists(path) and path.name == str(path) and shipped.is_file() else path
 
 
-def _lines(text: str, file: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the cells of each line."""
-    reader = csv.reader(text.splitlines(keepends=True))
-    try:
-        for values in reader:
-            yield reader.line_num, values
-    except csv.Error as error:  # a cell of more than 131,072 characters
-        raise ConfigError(f"{file}:{reader.line_num}: is not a table: {error}") from None
-
-
 def read_table(path: str | Path) -> list[Row]:
     """Read a measurement file.
 
@@ -156,31 +146,15 @@ def read_table(path: str | Path) -> list[Row]:
         raise ConfigError(
             f"{file}: no such file", hint=f"give the path of a measurement CSV, or one of {', '.join(shipped)}"
         )
-    text = read_text(place).removeprefix("\ufeff")
-    lines = _lines(text, file)
-    header = [name.strip() for name in next(lines, (1, []))[1]]
-    if not any(header):
-        raise ConfigError(f"{file}:1: the file is empty", hint="the first line names the columns")
-    repeated = sorted({name for name in header if name and header.count(name) > 1})
-    if repeated:
-        raise ConfigError(f"{file}:1: the column {', '.join(repeated)} is there more than once")
-    kind = detect_kind(header, file)
-    rows, faults = [], []
-    for line, values in lines:
-        if not any(value.strip() for value in values):
-            continue
-        if len(values) != len(header):
-            faults.append(f"{file}:{line}: {len(values)} cells where the header names {len(header)} columns")
-            continue
-        cells = {name: value.strip() for name, value in zip(header, values, strict=True)}
-        faults += _faults_of(cells, kind, f"{file}:{line}")
-        rows.append(Row(kind=kind, file=file, line=line, cells=cells))
+    table = table_of(read_text(place), file)
+    kind = detect_kind(table.header, file)
+    faults = table.faults + [fault for line, cells in table.rows for fault in _faults_of(cells, kind, f"{file}:{line}")]
     if faults:
         more = f"\n... and {len(faults) - _MAX_FAULTS} more" if len(faults) > _MAX_FAULTS else ""
         raise ConfigError("\n".join(faults[:_MAX_FAULTS]) + more, hint="correct the cells; blank means not stated")
-    if not rows:
+    if not table.rows:
         raise ConfigError(f"{file}:2: no rows below the header")
-    return rows
+    return [Row(kind=kind, file=file, line=line, cells=cells) for line, cells in table.rows]
 
 
 def check_columns(names: Sequence[str], rows: Sequence[Row], flag: str) -> None:
