@@ -196,7 +196,10 @@ def read_text(path: str | Path) -> str:
     try:
         return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+        is_wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+        encoding = "UTF-16" if is_wide else "ISO-8859-1"
+        hint = f"save it as UTF-8: iconv -f {encoding} -t UTF-8" + (", if it is text of Western Europe" * (not is_wide))
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})", hint=hint) from None
 
 
 def load_yaml(path: str | Path) -> tuple[Any, Locator]:

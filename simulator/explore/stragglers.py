@@ -134,13 +134,20 @@ def parse_causes(
     return causes
 
 
+#: what stands still for longer has failed, and what comes more seldom does not come
+_MOST_PAUSE_S, _MOST_STEPS = 1e6, 1e12
+
+
 def _now_and_then(text: str, flag: str) -> tuple[float, float]:
     """Read ``200 ms/50 steps``: seconds, and steps from one time to the next on average."""
     time, slash, often = text.partition("/")
     word = often.strip().removesuffix("steps").removesuffix("step").strip() or "1"
     if not slash or not word.replace(".", "", 1).isdigit() or float(word) < 1:
         raise ConfigError(f"{flag} {text}: a time, and once in how many steps", hint=f"{flag} '200 ms/50 steps'")
-    return parse_time(time.strip(), flag, least_s=1e-9), float(word)
+    seconds, steps = parse_time(time.strip(), flag, least_s=1e-9), float(word)
+    if seconds > _MOST_PAUSE_S or steps > _MOST_STEPS:
+        raise ConfigError(f"{flag} {text}: at most {_MOST_PAUSE_S:g} s, once in at most {_MOST_STEPS:g} steps")
+    return seconds, steps
 
 
 #: nothing that still works is slower

@@ -66,8 +66,12 @@ _NVSWITCH, _BRIDGE = "0x068000", "0x060400"
 _GPU_CLASSES, _NIC_CLASSES = ("0x0302", "0x0300", "0x1200"), ("0x0207", "0x0200")
 _VENDOR = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 _ARCH = {"arm64": "arm", "ppc64": "power"}
+#: Mb/s of a NIC that states none (NVIDIA/nccl, ``src/graph/topo.cc``, ``ncclTopoAddNet``)
+_UNSTATED_SPEED = 10_000
 #: NCCL writes 1, RCCL 2
 _VERSIONS = ("1", "2")
+#: no count of links, number of a GPU or speed in Mb/s is larger
+_MOST_NUMBER = 100_000_000
 
 
 def sniff(text: str) -> bool:
@@ -108,7 +112,7 @@ def import_nccl_topology(
     account = Account()
     _account(root, account)
     node = _collect(root, path, account)
-    counts, switches = _nvlinks(node, path)
+    counts, switches = _nvlinks(node, path, account)
     source = f"NCCL topology file {Path(path).name}"
     if node.is_bare:
         return _bare(node, path, account, device, nodes, nic_bandwidth, text)
@@ -195,7 +199,25 @@ def _collect(root: Element, path: str | Path, account: Account) -> _Node:
     if not node.gpus:
         raise refuse(path, 1, "there is no <gpu> in the file", hint="dump the topology from a job that uses the GPUs")
     node.gpus.sort(key=lambda gpu: gpu[0])
+    if not node.is_bare:  # there nothing asks for a GPU by its name
+        _check_names(node, path)
     return node
+
+
+def _check_names(node: _Node, path: str | Path) -> None:
+    """Refuse GPUs that share a number or a bus id: what is said of the one would be taken for the other."""
+    for what, names in (
+        (
+            "dev",
+            [number for number, _, _, _ in node.gpus if number >= 0],
+        ),  # -1 stands for GPUs that no process of the job has
+        ("busid", [busid for _, _, busid, _ in node.gpus]),
+    ):
+        twice = [name for name, n in Counter(names).items() if n > 1]
+        if twice:
+            raise ConfigError(
+                f"{path}: two GPUs have {what}={twice[0]}", hint="dump the topology again, or correct the file"
+            )
 
 
 def _walk(element: Element, busid: str, switch: str, node: _Node, path: str | Path) -> None:
@@ -217,23 +239,28 @@ def _walk(element: Element, busid: str, switch: str, node: _Node, path: str | Pa
             node.nets += [(net, switch) for net in child.iter("net") if net.get("dev") is not None]
 
 
-def _nvlinks(node: _Node, path: str | Path) -> tuple[list[list[int]], int | None]:
+def _nvlinks(node: _Node, path: str | Path, account: Account) -> tuple[list[list[int]], int | None]:
     """Matrix of NVLinks, and the number of NVSwitches if there are any."""
     place = {busid: index for index, (_, _, busid, _) in enumerate(node.gpus)}
     size = len(node.gpus)
     counts = [[0] * size for _ in range(size)]
     switches: set[str] = set()
     through = []
+    outside: Counter[str] = Counter()
     for index, (_, gpu, _, _) in enumerate(node.gpus):
         mine = 0
         for link in (*gpu.iter("nvlink"), *gpu.iter("xgmi")):
-            target, n_links = link.get("target", "").lower(), _number(link, "count", path)
+            target, n_links = link.get("target", "").lower(), _number(link, "count", path, least=0)
             if link.get("tclass", "").startswith(_NVSWITCH):
                 switches.add(target)
                 mine += n_links
             elif target in place:
                 counts[index][place[target]] += n_links
+            else:
+                outside[f"{link.tag} to {target or 'nothing'}"] += n_links
         through.append(mine)
+    for what, n_links in outside.items():
+        account.assume(f"{n_links} links are left out: {what}, which is neither a GPU of the file nor an NVSwitch")
     if switches:
         fewest = min(through)
         counts = [[0 if i == j else fewest for j in range(size)] for i in range(size)]
@@ -273,6 +300,8 @@ def _pcie(node: _Node, account: Account) -> dict[str, Any]:
         account.assume(f"PCIe generation {generation}: link_speed says {dict(speeds)}")
     width = widths.most_common(1)[0][0] if widths else "16"
     lanes = int(width) if width in map(str, PCIE_LANES) else 16
+    if width != str(lanes):
+        account.assume(f"{lanes} lanes of PCIe: link_width says {dict(widths)}")
     switches = [switch for _, _, _, switch in node.gpus if ":" in switch]
     n_switches = len(set(switches)) if len(switches) == len(node.gpus) else 0
     if n_switches:
@@ -296,7 +325,10 @@ def _nics(node: _Node, path: str | Path, account: Account, wanted: str | None) -
     if not node.nets:
         account.assume("no NIC: the file lists only those that the job used")
         return None
-    speeds = [max(_number(net, "speed", path, 0), 0) or 10_000 for net, _ in node.nets]
+    stated = [_number(net, "speed", path, 0) for net, _ in node.nets]
+    speeds = [speed if speed > 0 else _UNSTATED_SPEED for speed in stated]
+    if speeds != stated:
+        account.assume(f"NICs without a speed have {_UNSTATED_SPEED // 1000} Gb/s, as NCCL takes them to")
     rates = {speed: f"{speed / 1000:g} Gb/s" for speed in sorted(speeds)}
     if len(rates) > 1 and wanted is None:
         message = f"{path}: NICs of {', '.join(rates.values())}: the file does not say which carry the job's traffic"
@@ -311,14 +343,18 @@ def _nics(node: _Node, path: str | Path, account: Account, wanted: str | None) -
     return {"count": speeds.count(chosen), "bandwidth": rates[chosen]}
 
 
-def _number(element: Element, key: str, path: str | Path, default: int | None = None) -> int:
+def _number(element: Element, key: str, path: str | Path, default: int | None = None, *, least: int = -1) -> int:
+    """Return a whole number of an attribute; NCCL writes -1 where it does not know."""
     value = element.get(key)
     if value is None and default is not None:
         return default
     try:
-        return int(float(value or ""))
+        number = int(float(value or ""))
     except (ValueError, OverflowError):
         raise ConfigError(f"{path}: <{element.tag} {key}={value!r}> needs a number") from None
+    if not least <= number <= _MOST_NUMBER:
+        raise ConfigError(f"{path}: <{element.tag} {key}={value!r}>: from {least} to {_MOST_NUMBER:,}")
+    return number
 
 
 NCCL_TOPO = Format(

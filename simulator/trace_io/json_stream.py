@@ -106,13 +106,13 @@ class _Buffer:
             self.fill(size)
         return found
 
-    def values(self) -> tuple[list[Any], int]:
-        """Decode values one by one as far as they go, forgiving what JSON forbids; also return their length in bytes."""
+    def values(self, before: str = "[]") -> tuple[list[Any], int]:
+        """Decode values one by one, up to one of some characters, forgiving what JSON forbids; also return their length in bytes."""
         text = self.data.decode("utf-8", "surrogateescape")
         readable = text if text.isascii() else _BAD_UTF8.sub("\ufffd", text)
         found: list[Any] = []
         position = 0
-        while position < len(text) and text[position] not in "[]":
+        while position < len(text) and text[position] not in before:
             try:
                 value, end = _DECODER.raw_decode(readable, position)
             except (ValueError, RecursionError):
@@ -225,7 +225,7 @@ def _items(buffer: _Buffer, listed: Listed[Item], document: Document) -> Iterato
             return
         items, n_bytes = _decode_some(buffer.data, listed, document)
         if not n_bytes:
-            values, n_bytes = buffer.values()
+            values, n_bytes = buffer.values(before="]")
             items = listed.repaired(values, document)
         if not n_bytes and not buffer.ended and size < MAX_OBJECT_BYTES:
             size *= 2

@@ -306,6 +306,7 @@ def _allocations(columns: tuple[array[Any], ...]) -> Allocations | None:
 
 def _notes(columns: _Columns, documents: list[Document]) -> tuple[str, ...]:
     notes = [note for document in documents for note in document.notes]
+    notes += [note for document in documents for note in _absurd_numbers(document.header)]
     if any(document.truncated for document in documents):
         notes.append("the file ends early: everything up to the last whole event was read")
     skipped = sum(document.n_skipped for document in documents) + columns.n_bad
@@ -316,6 +317,17 @@ def _notes(columns: _Columns, documents: list[Document]) -> tuple[str, ...]:
     if len(documents) > 1:
         notes.append(f"{len(documents)} documents of this rank were joined")
     return tuple(notes)
+
+
+def _absurd_numbers(header: dict[str, Any]) -> list[str]:
+    """Name the ranks and sizes of ``distributedInfo`` that nothing can be."""
+    info = header.get("distributedInfo")
+    said = {key: info[key] for key in ("rank", "world_size") if key in info} if isinstance(info, dict) else {}
+    return [
+        f"distributedInfo: {key} {str(value)[:20]} is not read: a whole number below {MAX_RANKS:,} is meant"
+        for key, value in said.items()
+        if _distributed(header, key, -1) < 0 and value != -1  # which stands for none
+    ]
 
 
 def _distributed(header: dict[str, Any], key: str, default: int) -> int:

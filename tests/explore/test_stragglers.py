@@ -336,3 +336,9 @@ def test_the_map_by_rank_says_what_it_leaves_out() -> None:
     plain = {**found, "causes": [row for row in found["causes"] if row["cause"] != "slow links"], "ranks": single}
     said = straggler_page(answer().scenario, plain, played).charts["ranks"].summary
     assert links not in said and pairs not in said and rows in said
+
+
+@pytest.mark.parametrize("text", ["1e300 s/1 step", "2000000 s/5 steps", "1 s/10000000000000 steps"])
+def test_pauses_are_bounded(text):
+    with pytest.raises(ConfigError, match="at most 1e\\+06 s, once in at most 1e\\+12 steps"):
+        parse_causes(pause=text)

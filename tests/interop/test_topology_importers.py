@@ -289,6 +289,25 @@ def test_nccl_direct_links_become_a_mesh(brought):
     assert any("no NIC" in text for text in cluster.report.assumed)
 
 
+def one_socket(*parts):
+    return f'<system version="1"><cpu numaid="0">{"".join(parts)}</cpu></system>'
+
+
+def test_what_an_nccl_file_says_twice_is_refused(brought):
+    with pytest.raises(ConfigError, match="two GPUs have dev=0"):
+        brought("nccl-topo", one_socket(gpu_xml(0, ""), gpu_xml(1, "").replace('dev="1"', 'dev="0"')))
+    with pytest.raises(ConfigError, match="two GPUs have busid"):
+        brought("nccl-topo", one_socket(gpu_xml(0, ""), gpu_xml(1, "").replace("0000:01", "0000:00")))
+
+
+def test_links_of_an_nccl_file_that_end_nowhere_are_said(brought):
+    link = '<nvlink target="ffff:ff:00.0" count="12" tclass="0x030200"/>'
+    cluster = brought("nccl-topo", one_socket(gpu_xml(0, link), gpu_xml(1, "")))
+    assert any("12 links are left out: nvlink to ffff:ff:00.0" in text for text in cluster.report.assumed)
+    with pytest.raises(ConfigError, match=r"count='-3'.*from 0"):
+        brought("nccl-topo", one_socket(gpu_xml(0, link.replace("12", "-3")), gpu_xml(1, "")))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

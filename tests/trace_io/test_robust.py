@@ -263,6 +263,24 @@ def test_numbers_as_strings_and_wrong_types(tmp_path):
     assert "malformed events" in trace.ranks[0].notes[0]
 
 
+@pytest.mark.parametrize("place", [0, 5, 999])
+def test_lists_among_the_events_are_malformed_events_and_no_end(tmp_path, place):
+    """Wherever they stand, the others and what follows the list are read."""
+    whole = document()
+    whole["traceEvents"][place:place] = [[1, 2], [{"ph": "X"}]]
+    whole = {**whole, "deviceProperties": [{"name": "NVIDIA H100"}]}
+    trace = read(save(tmp_path / "a.json", whole))
+    assert (trace.n_ops, trace.ranks[0].device) == (12, "NVIDIA H100")
+    assert trace.ranks[0].notes == ("2 malformed events were skipped",)
+
+
+@pytest.mark.parametrize("said", [99_999_999_999, -4, "first", [0]])
+def test_ranks_and_sizes_that_nothing_can_be_are_named(tmp_path, said):
+    whole = document() | {"distributedInfo": {"rank": said, "world_size": 2}}
+    (note,) = read(save(tmp_path / "rank3.json", whole)).ranks[0].notes
+    assert f"distributedInfo: rank {said} is not read" in note
+
+
 def test_nan_control_characters_and_bad_utf8(tmp_path):
     text = json.dumps(document()).replace('"dur": 50.0', '"dur": NaN', 1).replace("gemm", "ge\tmm", 1)
     data = text.encode().replace(b"cudaLaunchKernel", b"cuda\xff\xfeLaunch", 1)
