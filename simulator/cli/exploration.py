@@ -72,7 +72,7 @@ def sweep(
         axes = {"topology": clusters} | axes
     request = run_request(scenario, set(), of_rows=True)
     given = merge_sweeps(read_sweep(spec) if spec else Sweep(), Sweep(base=base, axes=axes))
-    check_output(formats, plot, out)
+    check_output(formats, plot, out, name="sweep")
     say_who_works(scheduler, jobs)
     store = open_store(out)
     workers: dict[str, Any] = {
@@ -170,7 +170,7 @@ def search(
     request = run_request(scenario, set(), of_rows=True)
     is_priced = objective != "cost" or price_of(topology_of(scenario_of(base)), request.price) is not None
     check_objective(objective, has_price=is_priced)
-    check_output(tables_in, plot, out, emit)
+    check_output(tables_in, plot, out, emit, name="search")
     margin = margin_of(memory_margin)
     say_who_works(scheduler, jobs)
     store = open_store(out) if out else None

@@ -167,6 +167,31 @@ def _limits_first(words: list[str]) -> list[str]:
     return words
 
 
+class _ForWhoeverReads(io.TextIOWrapper):
+    """Standard output whose reader may go, as ``head -1`` does: the rest goes nowhere, and files are written all the same."""
+
+    is_gone = False
+
+    def _let_go(self) -> None:
+        self.is_gone = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it where nothing reads on."""
+        try:
+            return super().write(text)
+        except BrokenPipeError:
+            self._let_go()
+            return len(text)
+
+    def flush(self) -> None:
+        """Hand on what was written."""
+        try:
+            super().flush()
+        except BrokenPipeError:
+            self._let_go()
+
+
 def _make_streams_safe() -> None:
     """Let a character that the terminal's encoding lacks become a question mark, and a closed stream an error of ours."""
     if sys.stderr is None:
@@ -176,6 +201,9 @@ def _make_streams_safe() -> None:
     if sys.stdout is None:
         print("error: standard output is closed", file=sys.stderr)
         sys.exit(SimulatorError.exit_code)
+    if type(sys.stdout) is io.TextIOWrapper and not sys.stdout.isatty():
+        out = sys.stdout
+        sys.stdout = _ForWhoeverReads(out.buffer, out.encoding, out.errors, line_buffering=out.line_buffering)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and (stream.encoding or "").lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="replace")
@@ -210,6 +238,10 @@ def main() -> None:
             _asked(sys.argv[1:])()
         finally:
             sys.stdout.flush()  # a full disk is an error to report, not one to ignore at exit
+    except SystemExit as end:
+        if not end.code and isinstance(sys.stdout, _ForWhoeverReads) and sys.stdout.is_gone:
+            sys.exit(1)
+        raise
     except SimulatorError as error:
         if wants_json:
             print_json({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
@@ -223,9 +255,6 @@ def main() -> None:
         sys.exit(SimulatorError.exit_code)
     except KeyboardInterrupt as interrupt:
         _end_interrupted(interrupt)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except OSError as error:
         message = (
             f"{error.filename}: {error.strerror}" if error.filename else f"standard output: {error.strerror or error}"

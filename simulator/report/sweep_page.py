@@ -118,14 +118,16 @@ def _against(row: Row) -> str:
 NO_PLOT = "none"
 
 
-def check_output(formats: str, plot: str | None, *folders: str | None) -> None:
-    """Complain about what cannot be written, before hours of work: formats, the ending of a plot, folders that are files."""
+def check_output(formats: str, plot: str | None, *folders: str | None, name: str = "sweep") -> None:
+    """Complain about what cannot be written, before hours of work: formats, a plot, folders that are files, tables of a name."""
     check_formats(listed(formats, f"--format {formats}"))
     if plot and plot != NO_PLOT:
         check_page(plot)
     for folder in folders:
         if folder:
             check_place(folder, is_folder=True)
+            for ending in listed(formats) if Path(folder).is_dir() else ():
+                check_place(Path(folder) / f"{name}.{ending}")
 
 
 def write_sweep(result: SweepResult, folder: str | Path, formats: str, plot: str | None = None) -> list[Path]:

@@ -426,6 +426,17 @@ def test_a_pipe_that_is_closed_early_is_no_error_of_the_program():
     assert (len(ended.stdout), ended.stderr) == (1, "")
 
 
+def test_a_reader_that_goes_takes_no_file_with_it(tmp_path):
+    """``simulate ... --report out.html | head -1``: nothing reads the answer on, and the page was asked for all the same."""
+    words = ["-m", "simulator", "-t", "bigred200", "-m", "gpt2", "--gpus", "1", "--report", str(tmp_path / "out.html")]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, *words], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert done.returncode == 1 and b"Traceback" not in done.stderr
+    assert (tmp_path / "out.html").read_text(encoding="utf-8").rstrip().endswith("</html>")
+
+
 @pytest.mark.parametrize(
     ("words", "rows", "n_rows", "n_records"),
     [

@@ -439,6 +439,9 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="not a folder"):
         check_output("csv", None, str(tmp_path / "file"))
+    (tmp_path / "sweep.csv").mkdir()
+    with pytest.raises(ConfigError, match=r"sweep\.csv: is a folder"):
+        check_output("csv", None, str(tmp_path), name="sweep")
     with pytest.raises(ConfigError, match="neither an address nor a file"):
         check_scheduler("tcp:localhost")
     with pytest.raises(ConfigError, match="nothing to sweep"):
