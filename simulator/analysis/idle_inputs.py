@@ -49,6 +49,7 @@ def idle_inputs(
         *_nearly_idle(plan, topology.n_nodes, given),
         *_idle_faults(scenario.faults, topology, link_busy_s),
         *idle_release(plan, topology.device(0)),
+        *(idle_power(topology.device(0)) if any(name.startswith("power.") for name, _ in scenario.overrides) else ()),
         *idle_loading(plan, has_storage=topology.storage is not None, given=given),
     ]  # fmt: skip
 
@@ -108,6 +109,14 @@ def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str
     names = ["sample_bytes"] if plan.sample_time_s else ["sample_bytes", "loader_workers"]
     why = "reading data is not modelled without storage (--set storage.node_bandwidth=...)"
     return [f"{flag_of(name)} has no effect: {why}" for name in names if name in given]
+
+
+def idle_power(device: Device) -> list[str]:
+    """Name a cap on power that the board never reaches."""
+    if device.power_cap_w is None or device.power_cap_w < device.power_limit_w:
+        return []
+    leaves = f"it leaves a {device.name} {device.power_cap_w:,.0f} W, which draws {device.power_limit_w:,.0f} W at most"
+    return [f"the power cap has no effect: {leaves}"]
 
 
 def idle_release(plan: ParallelPlan, device: Device) -> list[str]:

@@ -34,6 +34,8 @@ def limit_memory(text: str | None = None) -> None:
         n_bytes = int(DEFAULT_SHARE * whole)
     else:
         n_bytes = _bytes_of(text, whole)
+        if text.strip().endswith("%") and n_bytes > whole:
+            raise ConfigError(f"--max-memory {text}: more than the machine has", hint="write 4GiB or 50%")
         if n_bytes < LEAST_BYTES:
             raise ConfigError(f"--max-memory {text}: the program itself takes {format_bytes(LEAST_BYTES)}")
     if sys.platform == "linux" and n_bytes > 0:

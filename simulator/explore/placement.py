@@ -219,9 +219,11 @@ def read_free_nodes(path: str, cluster: Topology) -> list[int]:
             except ConfigError as error:
                 raise ConfigError(f"{path}:{number}:1: {error.message}", hint=error.hint) from None
     nodes = sorted(found)
-    if not nodes or nodes[-1] >= cluster.n_nodes:
+    if not nodes:
+        raise ConfigError(f"{path}: names no node", hint="sinfo -t idle -h -o %N > FILE, or lines like 0-3,8")
+    if nodes[-1] >= cluster.n_nodes:
         raise ConfigError(
-            f"{path}: nodes {nodes[:3] or ''} ...: {cluster.name} has nodes 0 to {cluster.n_nodes - 1}",
+            f"{path}: node {nodes[-1]}: {cluster.name} has nodes 0 to {cluster.n_nodes - 1}",
             hint="--set nodes=N makes it larger",
         )
     return nodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.analysis.idle_inputs import idle_choices, idle_inputs, idle_loading, idle_release
+from simulator.analysis.idle_inputs import idle_choices, idle_inputs, idle_loading, idle_power, idle_release
 from simulator.faults import Faults
 from simulator.models.catalog import CATALOG
 from simulator.plan import ParallelPlan
@@ -107,3 +107,10 @@ def test_what_little_difference_a_schedule_makes_to_one_micro_batch():
 def test_releases_that_make_no_difference(device, cuda, words):
     found = idle_release(plan(cuda=cuda or None), load_device(device))
     assert (not found) if words is None else (len(found) == 1 and words in found[0] and f"cuda={cuda}" in found[0])
+
+
+@pytest.mark.parametrize(("cap", "said"), [("300", False), ("400", True), ("5kW", True)])
+def test_a_cap_that_a_board_never_reaches_is_named(cap, said):
+    """NVIDIA's data sheet of the A100 SXM: 400 W at most."""
+    device = load_topology("bigred200", 4, overrides={"power.gpu_cap": cap if "W" in cap else f"{cap} W"}).device(0)
+    assert [text[:30] for text in idle_power(device)] == ["the power cap has no effect: i"] * said
