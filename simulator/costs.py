@@ -144,7 +144,7 @@ class ModelCosts:
         plan, dispatcher = self.scenario.plan, Dispatcher.of(self.topology.device(op.groups[0][0]))
         rate = inf
         kernel = "dispatch" if (op.name == "dispatch") == (op.phase != "backward") else "combine"
-        if plan.moe_dispatcher == "deepep" and op.axis == "ep:local":
+        if plan.dispatcher.copies_with_sms and op.axis == "ep:local":
             nvlink = shape_of(op.groups[0], self.topology).nvlink_bytes_per_s
             rate = flow.n_bytes / dispatcher.copying_s(kernel, routed, plan.dispatcher_sms, nvlink)
         return _bounded(flow, dispatcher.launch_s(kernel), rate)

@@ -1,11 +1,7 @@
 """Expert parallelism: how tokens reach their experts and return, and what runs beside it.
 
-A layer marks dispatch and combine with the bytes of all routed copies of its tokens; this module turns them into
-
-- ``alltoall``: one all-to-all of every copy (GShard, Megatron-Core's default);
-- ``allgather``: all tokens to all ranks, and a reduce-scatter of the results;
-- ``deepep``, ``hybridep``: one copy of a token per node over the network and one per rank inside it, at the same time.
-
+A layer marks dispatch and combine with the bytes of all routed copies of its tokens; this module turns them into what the plan's
+dispatcher carries (:mod:`simulator.plan.dispatchers`).
 How many tokens a rank computes, and sends at most, is :func:`expert_load`: capacity and skew.
 
 References
@@ -97,9 +93,9 @@ def _exchanges(point: CommunicationPoint, plan: ParallelPlan, communicators: Com
     goes_out = (point.operator == "dispatch") == (point.kernel_pass == "forward")
     n_bytes = point.n_bytes * (FP8_SHARE if plan.moe_fp8_dispatch and goes_out else 1.0)
     token_bytes = n_bytes / point.n_copies
-    if plan.moe_dispatcher == "alltoall":
+    if plan.dispatcher.carries == "copies":
         yield Exchange("all_to_all", "ep", round(n_bytes), point.operator, point.overlaps)
-    elif plan.moe_dispatcher == "allgather":
+    elif plan.dispatcher.carries == "all":
         name = "all_gather" if goes_out else "reduce_scatter"
         yield Exchange(name, "ep", round(token_bytes * plan.ep), point.operator, point.overlaps)
     else:
@@ -160,4 +156,4 @@ def sorts_arrivals(plan: ParallelPlan) -> bool:
     NVIDIA/Megatron-LM, ``docs/discussions/deepseek-v3-gb200-optimization``, section 2.1.1: one global and one local permutation before
     and after the exchange; ``core/transformer/moe/token_dispatcher.py`` (``sort_chunks_by_idxs``).
     """
-    return plan.ep > 1 and plan.moe_dispatcher == "alltoall"
+    return plan.ep > 1 and plan.dispatcher.sorts_arrivals

@@ -173,8 +173,8 @@ class Framework:
     expert_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     #: The same by precision.
     precision_recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
-    #: The same of those whose tokens HybridEP carries.
-    hybrid_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: The same by dispatcher of experts.
+    dispatcher_recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     #: What it splits, of the parts of PyTorch that run one by one: each degree and the sharding have one of their own there.
     splits: Literal["", "batch", "parameters", "tensors", "layers"] = ""
     #: Other names that people type.
@@ -227,7 +227,7 @@ class Framework:
             found.pop("sharding", None)
         found |= self.expert_recipe if is_split and has_experts else {}
         found |= self.precision_recipes.get(settings.get("precision", "bf16"), {})
-        found |= self.hybrid_recipe if settings.get("moe_dispatcher") == "hybridep" else {}
+        found |= self.dispatcher_recipes.get(settings.get("moe_dispatcher", ""), {})
         for feature in self.features:
             found |= feature.settings if feature.is_on(settings) else {}
         return {key: value for key, value in found.items() if key not in settings}
@@ -341,7 +341,9 @@ FRAMEWORKS: dict[str, Framework] = {
             # allocator segments that expand (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), between which nothing is lost
             # (in NVFP4 no user buffers: tp_comm_overlap = False if precision == "nvfp4")
             precision_recipes={"bf16": {"master_bytes": 2}, "nvfp4": {"asynchronous_tp": False}},
-            hybrid_recipe={"moe_dispatcher_sms": 32},  # moe_hybridep_num_sms of all performance recipes since 25.11
+            dispatcher_recipes={
+                "hybridep": {"moe_dispatcher_sms": 32},  # moe_hybridep_num_sms of all performance recipes since 25.11
+            },
             fragmentation=0.0,
             aliases=("nemo",),
         ),

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import module_names as parts
 from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
+from simulator.plan.dispatchers import DISPATCHERS, Dispatcher
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting
 from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Host, OptimizerImplementation, hosted
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
@@ -29,9 +30,6 @@ GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]
 Compression = Literal["none", "fp16", "bf16", "onebit"]
 Offload = Literal["none", "cpu"]
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
-Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
-#: dispatcher that brings kernels of its own -> SMs that they take (Megatron-Core: moe_deepep_num_sms, moe_hybridep_num_sms)
-DISPATCHER_SMS = {"deepep": 20, "hybridep": 16}
 #: groups of settings and their headings
 GROUPS = {name: name.capitalize() for name in ("degrees", "batch", "sharding", "pipeline", "precision")} | {
     "recompute": "Recomputation and offloading", "overlap": "Overlap", "experts": "Experts", "software": "Software",
@@ -297,12 +295,13 @@ class ParallelPlan:
         "overlap", "Whether each context-parallel rank holds a chunk of the beginning and one of the end, so that a causal mask "
         "costs all the same.", default=True,
     )  # fmt: skip
-    moe_dispatcher: Dispatcher = setting(
+    moe_dispatcher: str = setting(
         "experts", "`alltoall`, `allgather` (every rank sees all tokens), `deepep` (one copy of a token per node and rank) or "
-        "`hybridep` (the same with fewer SMs and at the rate of the links).", default="alltoall",
+        "`hybridep` (the same with fewer SMs and at the rate of the links).", default="alltoall", words=DISPATCHERS,
     )  # fmt: skip
     moe_dispatcher_sms: int | None = setting(
-        "experts", "SMs that the dispatcher's own kernels take from compute.", unset="20 with deepep, 16 with hybridep", least=1,
+        "experts", "SMs that the dispatcher's own kernels take from compute.", least=1,
+        unset=", ".join(f"{one.n_sms} with {name}" for name, one in DISPATCHERS.items() if one.n_sms),
     )  # fmt: skip
     moe_fused_experts: bool = setting(
         "experts", "Whether one kernel serves all experts of a rank, whose rows the device counts without the host.", default=False,
@@ -429,7 +428,7 @@ class ParallelPlan:
     def permutes_by_scan(self) -> bool:
         """Whether the kernels that sort tokens by expert visit all experts for every token, as Transformer Engine's did before 2.7."""
         is_old = (self.release or "99") < "25.09" and self.framework_spec.calls_modules
-        return is_old and self.moe_dispatcher in ("alltoall", "allgather")
+        return is_old and not self.dispatcher.n_sms
 
     @property
     def stashes_experts(self) -> bool:
@@ -443,9 +442,14 @@ class ParallelPlan:
         return self.framework_spec.host != "graphs" and not self.moe_fused_experts and not is_static
 
     @property
+    def dispatcher(self) -> Dispatcher:
+        """The entry of :data:`~simulator.plan.dispatchers.DISPATCHERS` that the plan names."""
+        return DISPATCHERS[self.moe_dispatcher]
+
+    @property
     def dispatcher_sms(self) -> int:
         """SMs of the dispatcher's own kernels; 0 where NCCL carries the tokens."""
-        usual = DISPATCHER_SMS.get(self.moe_dispatcher, 0)
+        usual = self.dispatcher.n_sms
         return usual and (self.moe_dispatcher_sms or usual)
 
     @property
