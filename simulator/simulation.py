@@ -107,7 +107,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         wide_modules=tuple(plan.bf16_modules.split("+")) if plan.bf16_modules else (),
         wide_first=plan.bf16_first_layers, wide_last=plan.bf16_last_layers,
         lora_targets=tuple(adapted if plan.lora_rank else ()), fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
-        fuses_operations=plan.fused_operations and framework.kernels == "fused" and plan.precision_spec.quantisation is not None,
+        fuses_operations=plan.fused_operations and framework.has_fused_layers and plan.precision_spec.quantisation is not None,
         bias_summing=framework.bias_summing(plan.release),
         left_sms=framework.margin_sms if plan.moe_fused_experts and find_schedule(plan.schedule).takes_turns else 0,
         permutes_by_scan=plan.permutes_by_scan, sorts_arrivals=sorts_arrivals(plan), stops_early=framework.stops_recompute_early,

@@ -19,9 +19,9 @@ from simulator.models.styles import STYLES
 from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import idle_settings
 from simulator.plan import SETTINGS, ParallelPlan
-from simulator.plan.parallel_plan import RECOMPUTES
 from simulator.plan.rules import sharding_refusal
 from simulator.plan.stage_layout import shortened_ends
+from simulator.plan.vocabularies import RECOMPUTES
 from simulator.schedules import SCHEDULES, plain_name
 from simulator.simulation import n_predictions
 from simulator.topology import Topology

@@ -25,7 +25,7 @@ from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
 from simulator.parallel.expert import expert_refusal
 from simulator.plan import SETTINGS, ParallelPlan, Sharding
-from simulator.plan.parallel_plan import RECOMPUTES
+from simulator.plan.vocabularies import RECOMPUTES
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES, plain_name
 from simulator.simulation import topology_of
@@ -130,7 +130,7 @@ class Space:
     def _modules(self, plan: ParallelPlan) -> tuple[str | None, ...]:
         """What selective recomputation recomputes: what the framework's does, or Megatron-Core's modules of such models."""
         spec = self.spec
-        if plan.recompute != "selective" or plan.framework_spec.kernels != "fused":
+        if plan.recompute != "selective" or not plan.framework_spec.has_fused_layers:
             return (None,)
         of_latents = ("mla_up_proj",) if spec.is_latent_attention else ()
         outputs = ("layernorm", "moe_act") if spec.n_experts else ("layernorm",)

@@ -155,7 +155,7 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
         flags |= {"fine-grained-activation-offloading": True, "offload-modules": plan.offload_modules.replace("+", " ")}
     if plan.captured_modules:
         flags |= {"cuda-graph-impl": "transformer_engine", "cuda-graph-scope": " ".join(plan.captured_modules)}
-    elif plan.cuda_graphs == "full_iteration":
+    elif plan.captures_iteration:
         flags["cuda-graph-impl"] = "full_iteration"
     if is_local:
         flags |= {"transformer-impl": "local", "use-flash-attn": plan.attention == "flash"}

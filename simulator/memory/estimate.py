@@ -277,7 +277,7 @@ def _stage_bytes(
         "context": CONTEXT_BYTES,
         "communicators": _communicator_bytes(plan, has_experts=every.n_expert > 0),
     }
-    categories["graphs"] = working if plan.captured_modules or plan.cuda_graphs == "full_iteration" else 0
+    categories["graphs"] = working if plan.captured_modules or plan.captures_iteration else 0
     dynamic = sum(saved) + working
     in_step = categories["gradients"]
     if plan.steps_adam == "foreach":

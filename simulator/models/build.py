@@ -29,7 +29,7 @@ from simulator.models.styles.base import Style
 from simulator.models.tape import Checkpoint, Tape
 from simulator.models.transformer import block
 from simulator.plan import PRECISIONS
-from simulator.plan.parallel_plan import ATTENTIONS, RECOMPUTES
+from simulator.plan.vocabularies import ATTENTIONS, RECOMPUTES
 
 
 def build_model(spec: ModelSpec, setting: Setting) -> Model:

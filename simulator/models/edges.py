@@ -144,19 +144,19 @@ def head(style: Style, x: Tensor) -> None:
         style.loss(logits, setting.micro_batch, spec.vocab)
         return None
     x = merged(style, x)
-    if spec.architecture == "bert":
+    if spec.family.transforms_head:
         x = style.linear(x, spec.hidden, spec.hidden, bias=True, name="transform")
         x = style.norm(pointwise(style.tape, "gelu", [x], saves=[x]))
     elif spec.final_norm:
         x = style.norm(x)
-        if spec.architecture == "t5":
+        if spec.family.scales_head:
             x = dropout(style.tape, x, spec.dropout)
             x = pointwise(style.tape, "mul", [x])
     vocab = padded_vocab(spec.vocab, setting.tp) // setting.tp
     (logits,) = style.columns(
         x,
         [vocab],
-        bias=spec.head_bias or spec.architecture == "bert",
+        bias=spec.head_bias or spec.family.transforms_head,
         name="logits",
         is_narrow="output" in setting.narrow_modules,
     )

@@ -29,7 +29,7 @@ def forward_flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
     flops += _first_stack_flops(spec, sequence_length) / sequence_length
     if spec.patch_values or spec.image:
         return flops + 2.0 * spec.hidden * (spec.projection or spec.vocab) / sequence_length
-    head = spec.hidden * spec.vocab + (spec.hidden**2 if spec.architecture == "bert" else 0)
+    head = spec.hidden * spec.vocab + (spec.hidden**2 if spec.family.transforms_head else 0)
     head += spec.residual_streams * spec.stream_width
     return flops + 2.0 * (1 + spec.mtp_layers) * head + spec.mtp_layers * 4.0 * spec.hidden**2
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from simulator.errors import ConfigError
+from simulator.models.architectures import ARCHITECTURES, Architecture, ArchitectureName
 from simulator.models.layer import Parameter
 from simulator.models.parameters import model_parameters
 
@@ -46,9 +47,9 @@ class ModelSpec:
     """
 
     name: str  #: Catalogue name, for people and for provenance.
-    #: Family that decides the block's structure: ``gpt``, ``bert``, ``t5``, ``llama`` or ``mpt``; ``mixtral``, ``qwen``
-    #: and their like are ``llama`` with experts, biases or query/key norms.
-    architecture: Literal["gpt", "bert", "t5", "llama", "mpt"]
+    #: Family that decides the block's structure; ``mixtral``, ``qwen`` and their like are ``llama`` with experts, biases or
+    #: query/key norms.
+    architecture: ArchitectureName
     layers: int  #: Transformer blocks; of the decoder where there is an encoder.
     #: ``hidden``, ``heads``, ``kv_heads``, ``head_dim``, ``ffn_hidden``: widths. ``ffn_hidden`` is that of a dense
     #: block.
@@ -174,6 +175,11 @@ class ModelSpec:
     #: Length of the encoder's own sequence, two spectral frames of so many values to a token (Whisper); 0: the decoder's.
     encoder_positions: int = 0
     mel_bins: int = 0
+
+    @property
+    def family(self) -> Architecture:
+        """What the usual implementation of its architecture does."""
+        return ARCHITECTURES[self.architecture]
 
     @property
     def blocks(self) -> tuple[str, ...]:

@@ -171,7 +171,11 @@ def _idle_precision(plan: ParallelPlan) -> Idle:
             plan.precision_spec.quantisation is None,
             f"precision={plan.precision} quantises nothing",
         ),
-        (("fused_operations",), plan.framework_spec.kernels != "fused", "only Transformer Engine fuses operations so"),
+        (
+            ("fused_operations",),
+            not plan.framework_spec.has_fused_layers,
+            "only Transformer Engine fuses operations so",
+        ),
         (
             ("attention_kernel",),
             plan.precision_spec.activations == "fp32",

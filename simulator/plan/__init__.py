@@ -9,8 +9,9 @@ from __future__ import annotations
 from simulator.plan.fields import Setting, declared
 from simulator.plan.framework import FRAMEWORKS, Framework
 from simulator.plan.names import OTHER_NAMES, setting_named
-from simulator.plan.parallel_plan import GROUPS, SETTINGS, Attention, ParallelPlan, Recompute, Sharding
+from simulator.plan.parallel_plan import SETTINGS, ParallelPlan
 from simulator.plan.precision import MOMENTS, PRECISIONS, Precision
+from simulator.plan.vocabularies import GROUPS, Attention, Recompute, Sharding
 
 __all__ = [
     "FRAMEWORKS",

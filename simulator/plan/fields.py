@@ -26,7 +26,7 @@ class Setting:
     """The declaration of one setting."""
 
     key: str  #: Its name in Python, in files, in ``--set`` and in ``--axis``; its flag has hyphens.
-    group: str  #: One of :data:`simulator.plan.parallel_plan.GROUPS`.
+    group: str  #: One of :data:`simulator.plan.GROUPS`.
     doc: str  #: What it means, in one line.
     kind: type  #: ``int``, ``float``, ``bool`` or ``str``.
     default: Any  #: None where it is derived unless given; ``unset`` then says from what.

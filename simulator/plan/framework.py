@@ -29,6 +29,7 @@ from simulator.plan.data_parallelism import (
     SCALING,
     DataParallelism,
 )
+from simulator.plan.vocabularies import ContextExchange
 
 #: How kernels are issued: operation by operation, from compiled code, or as captured graphs.
 Host = Literal["eager", "compiled", "graphs"]
@@ -106,7 +107,7 @@ class Framework:
     #: redundant AllGather operation in backward pass").
     gathers_to_recompute: bool = False
     #: How context parallelism exchanges keys and values unless the plan says otherwise.
-    cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
+    cp_comm_type: ContextExchange = "p2p"
     #: Which fused attention kernel: ``flash_attention`` (the device's best: cuDNN or FlashAttention 3 on Hopper,
     #: FlashAttention 2 before), ``flash_attention_2``, or ``flash_attention_triton`` (the port of the first one).
     flash: str = "flash_attention"
@@ -180,18 +181,23 @@ class Framework:
     #: Other names that people type.
     aliases: tuple[str, ...] = ()
 
+    @property
+    def has_fused_layers(self) -> bool:
+        """Whether its layers are such as Transformer Engine's, which may fuse operations, or recompute single modules."""
+        return self.kernels == "fused"
+
     def has_wide_adapters(self, release: str | None) -> bool:
         """Tell whether adapters are in fp32 beside 16-bit weights, at a release."""
-        return bool(self.wide_adapters_since) and (release or "99") >= self.wide_adapters_since
+        return bool(self.wide_adapters_since) and not _is_before(release, self.wide_adapters_since)
 
     def optimizer_of(self, release: str | None) -> OptimizerImplementation:
         """How Adam steps at a release, where a plan does not say."""
-        is_fused = bool(self.fused_since) and (release or "99") >= self.fused_since
+        is_fused = bool(self.fused_since) and not _is_before(release, self.fused_since)
         return "fused" if is_fused else self.optimizer_implementation
 
     def has_loose_gates(self, release: str | None) -> bool:
         """Tell whether rotations and gated activations run operation by operation, at a release."""
-        return (release or "99") < self.gates_fused_since
+        return _is_before(release, self.gates_fused_since)
 
     def rotates_by_document(self, release: str | None) -> bool:
         """Tell whether rotations that are not fused take packed documents one after the other.
@@ -202,11 +208,15 @@ class Framework:
         ``_apply_rotary_pos_emb_thd`` reads the lengths on the host and rotates each document by itself; on 22 August 2026 (commit
         d98e8a64) it rotates all of them by a gathered table.
         """
-        return self.calls_modules and (release or "99") < "26.08"
+        return self.calls_modules and _is_before(release, _MEGATRON_DOCUMENTS)
 
     def has_early_modules(self, release: str | None) -> bool:
         """Tell whether calls of Transformer Engine cost the host what they did before 2.11: containers before 26.02."""
-        return self.calls_modules and (release or "99") < "26.02"
+        return self.calls_modules and _is_before(release, _ENGINE_2_11)
+
+    def permutes_by_scan(self, release: str | None) -> bool:
+        """Tell whether sorting tokens by expert visits all experts for every token, as Transformer Engine's kernels did before 2.7."""
+        return self.calls_modules and _is_before(release, _ENGINE_2_7)
 
     @staticmethod
     def bias_summing(release: str | None) -> float:
@@ -217,7 +227,7 @@ class Framework:
         NVIDIA/cudnn-frontend, issue 256 and pull request 322: 139.0 us without the sums, 155.6 with them, and 1,362.8 in its versions
         1.24 and 1.25, which container 26.06.01 has.
         """
-        return (1362.8 if release == "26.06.01" else 155.6) / 139.0 - 1.0
+        return (1362.8 if release == _SLOW_BIAS_SUMS else 155.6) / 139.0 - 1.0
 
     def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the framework's recipes set beside ``settings``, which win; one replica on as many ranks has nothing to shard."""
@@ -233,6 +243,15 @@ class Framework:
         return {key: value for key, value in found.items() if key not in settings}
 
 
+def _is_before(release: str | None, first: str) -> bool:
+    """Tell whether a container is older than the first one of something; one that is not named is the newest."""
+    return (release or "99") < first
+
+
+#: first containers of Transformer Engine 2.7 and 2.11, and of Megatron's rotation of all packed documents at once
+_ENGINE_2_7, _ENGINE_2_11, _MEGATRON_DOCUMENTS = "25.09", "26.02", "26.08"
+#: the container whose cuDNN sums the gradients of biases slowly
+_SLOW_BIAS_SUMS = "26.06.01"
 #: month in which Megatron came to fuse rotations and gated activations
 _MEGATRON_GATES = "23.11"
 #: month of PEFT 0.11

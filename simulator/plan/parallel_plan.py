@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import gcd, inf
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import module_names as parts
@@ -16,24 +16,17 @@ from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, H
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rules import check_combination, check_words
 from simulator.plan.stage_layout import parse_layout
-
-Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
-Recompute = Literal["none", "selective", "full"]
-#: the lightest first
-RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
-RecomputeMethod = Literal["uniform", "block"]
-Attention = Literal["flash", "eager"]
-ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
-AttentionKernel = Literal["flash_attention", "flash_attention_1", "flash_attention_2", "flash_attention_triton",
-                          "fused_softmax"]  # fmt: skip
-GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]
-Compression = Literal["none", "fp16", "bf16", "onebit"]
-Offload = Literal["none", "cpu"]
-ContextExchange = Literal["p2p", "all_gather", "a2a"]
-#: groups of settings and their headings
-GROUPS = {name: name.capitalize() for name in ("degrees", "batch", "sharding", "pipeline", "precision")} | {
-    "recompute": "Recomputation and offloading", "overlap": "Overlap", "experts": "Experts", "software": "Software",
-    "tuning": "Fine-tuning", "data": "Data loading"}  # fmt: skip
+from simulator.plan.vocabularies import (
+    Attention,
+    AttentionKernel,
+    Compression,
+    ContextExchange,
+    GradientCollective,
+    Offload,
+    Recompute,
+    RecomputeMethod,
+    Sharding,
+)  # fmt: skip
 
 _EVERYTHING: tuple[Effect, ...] = ("time", "memory", "training")
 
@@ -389,7 +382,7 @@ class ParallelPlan:
     @property
     def framework_spec(self) -> Framework:
         """The entry of :data:`FRAMEWORKS` that the plan names, with the plan's own way to issue kernels."""
-        host: Host | None = "graphs" if self.cuda_graphs == "full_iteration" else self.host
+        host: Host | None = "graphs" if self.captures_iteration else self.host
         return FRAMEWORKS[self.framework] if host is None else hosted(self.framework, host)
 
     @property
@@ -398,10 +391,15 @@ class ParallelPlan:
         return "fused_softmax" if self.attention == "eager" and self.attention_kernel == "fused_softmax" else ""
 
     @property
+    def captures_iteration(self) -> bool:
+        """Whether the whole iteration is one CUDA graph."""
+        return self.cuda_graphs == "full_iteration"
+
+    @property
     def captured_modules(self) -> tuple[str, ...]:
         """Modules that run as CUDA graphs of their own: words of :data:`~simulator.plan.module_names.GRAPH_SCOPES`."""
         scopes = tuple((self.cuda_graphs or "none").split("+"))
-        return scopes if scopes[0] not in ("none", "full_iteration") else ()
+        return scopes if scopes[0] != "none" and not self.captures_iteration else ()
 
     @property
     def narrow_modules(self) -> tuple[str, ...]:
@@ -426,14 +424,13 @@ class ParallelPlan:
 
     @property
     def permutes_by_scan(self) -> bool:
-        """Whether the kernels that sort tokens by expert visit all experts for every token, as Transformer Engine's did before 2.7."""
-        is_old = (self.release or "99") < "25.09" and self.framework_spec.calls_modules
-        return is_old and not self.dispatcher.n_sms
+        """Whether the kernels that sort tokens by expert visit all experts for every token."""
+        return self.framework_spec.permutes_by_scan(self.release) and not self.dispatcher.n_sms
 
     @property
     def stashes_experts(self) -> bool:
         """Whether a graph of the whole iteration holds dropless experts, whose activations then live in buffers of static size."""
-        return self.cuda_graphs == "full_iteration" and self.ep > 1 and not self.moe_pad_to_capacity
+        return self.captures_iteration and self.ep > 1 and not self.moe_pad_to_capacity
 
     @property
     def waits_for_counts(self) -> bool:
@@ -449,8 +446,7 @@ class ParallelPlan:
     @property
     def dispatcher_sms(self) -> int:
         """SMs of the dispatcher's own kernels; 0 where NCCL carries the tokens."""
-        usual = self.dispatcher.n_sms
-        return usual and (self.moe_dispatcher_sms or usual)
+        return self.dispatcher.n_sms and (self.moe_dispatcher_sms or self.dispatcher.n_sms)
 
     @property
     def model_parallel(self) -> int:

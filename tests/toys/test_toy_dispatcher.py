@@ -8,8 +8,23 @@ import pytest
 
 from simulator.plan.dispatchers import DISPATCHERS, Dispatcher
 
-JOB = ("--topology", "dgx-h100", "--model", "mixtral-8x7b", "--sequence-length", 2048, "--gpus", 16, "--ep", 8, "--pp", 2, "--sharding", "zero1", "--global-batch", 16,
-       "--micro-batch", 1)  # fmt: skip
+JOB = (
+    *(
+        "--topology",
+        "dgx-h100",
+        "--model",
+        "mixtral-8x7b",
+        "--sequence-length",
+        2048,
+        "--gpus",
+        16,
+        "--ep",
+        8,
+        "--pp",
+        2,
+    ),
+    *("--sharding", "zero1", "--global-batch", 16, "--micro-batch", 1),
+)
 COMPARED = ("iteration_time_s", "breakdown", "communication", "memory", "bottleneck")
 
 

@@ -15,7 +15,8 @@ from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import FRAMEWORKS, ParallelPlan, Recompute
 from simulator.plan.module_names import FP8_MODULES
-from simulator.plan.parallel_plan import RECOMPUTES, SETTINGS
+from simulator.plan.parallel_plan import SETTINGS
+from simulator.plan.vocabularies import RECOMPUTES
 from validation.tables.frameworks import (
     PUBLISHED,
     blocks_launches,

@@ -55,13 +55,13 @@ class HfEager(Style):
 
     @property
     def merges_columns(self) -> bool:  # type: ignore[override]
-        """GPT-2's ``Conv1D`` and MPT's ``Wqkv`` are one product; the other families have three."""
-        return self.spec.architecture in ("gpt", "mpt")
+        """Whether query, key and value are one product."""
+        return self.spec.family.merges_qkv
 
     @property
     def is_autocast(self) -> bool:
         """MPT's framework casts the gathered shards instead: its kernels see 16 bits."""
-        return self.setting.is_autocast and self.spec.architecture != "mpt"
+        return self.setting.is_autocast and not self.spec.family.casts_shards
 
     def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
         """Append ``nn.LayerNorm`` (one kernel) or the pieces of the Python RMSNorm."""
@@ -88,7 +88,7 @@ class HfEager(Style):
         small = kernel("rsqrt", n_rows, 4 * n_rows, 4 * n_rows, "fp32")
         back = kernel("rsqrt", n_rows, 8 * n_rows, 4 * n_rows, "fp32", in_pass="backward")
         inverse = tape.record([mean], n_rows, "fp32", forward=[small, small], backward=[back] * 3, saves_output=True)
-        source = x if self.spec.architecture == "t5" else wide
+        source = x if self.spec.family.norms_input else wide
         normal = self._times_rows(source, inverse, n_rows, width)
         return self._times_weight(cast(tape, normal, self._norm_dtype(x)), width)
 
@@ -148,7 +148,7 @@ class HfEager(Style):
             saves=[] if self.spec.activation == "relu" else [x],
             saves_output=self.spec.activation == "relu",
         )
-        if self.spec.architecture != "t5":
+        if not self.spec.family.drops_activations:
             return y
         y = dropout(self.tape, y, self.spec.dropout)
         return cast(self.tape, y, "fp32") if self.is_autocast else y
@@ -217,10 +217,10 @@ class HfEager(Style):
             weights = pointwise(tape, "softmax", [scores], saves_output=True, row=shape.seq_k)
             return self.weighted_values(dropout(tape, weights, self.spec.dropout), v, shape)
         scores = self.biased(scores, shape)
-        wide = self.is_autocast or self.spec.architecture in ("llama", "mpt")
+        wide = self.is_autocast or self.spec.family.has_wide_scores
         scores = cast(tape, scores, "fp32") if wide else scores
         weights = pointwise(tape, "softmax", [scores], saves_output=True, row=shape.seq_k)
-        if self.spec.architecture not in ("bert", "t5"):
+        if self.spec.family.is_decoder_like:
             weights = cast(tape, weights, self.dtype)
         weights = dropout(tape, weights, self.spec.dropout)
         return self.weighted_values(cast(tape, weights, self.dtype), v, shape)
@@ -265,11 +265,10 @@ class HfEager(Style):
         MPT's training code has flash-attention's fused cross-entropy (llm-foundry, ``loss_fn: fused_crossentropy``).
         """
         tape = self.tape
-        if self.spec.architecture == "mpt":
+        if self.spec.family.fuses_loss:
             self._training_metrics(logits, vocab)
             return fused_loss(self, logits, n_tokens, vocab)
-        decoder = self.spec.architecture not in ("bert", "t5")
-        if decoder or self.is_autocast:
+        if self.spec.family.is_decoder_like or self.is_autocast:
             logits = cast(tape, logits, "fp32")
         width = 4 if logits.dtype == "fp32" else 2
         row = n_tokens * width

@@ -42,7 +42,7 @@ class TorchModules(HfEager):
         is_narrow: bool = True,
     ) -> list[Tensor]:
         """Append the products one by one, each in a region of its own."""
-        rows = [sum(rows)] if name == "qkv" and self.spec.architecture in ("gpt", "mpt") else list(rows)
+        rows = [sum(rows)] if name == "qkv" and self.spec.family.merges_qkv else list(rows)
         regions = [rows] if self.setting.is_sequence_parallel else [[n] for n in rows]
         found: list[Tensor] = []
         with self._checkpointed() if name == "logits" else nullcontext():
@@ -102,13 +102,13 @@ class EagerFusedNorm(TorchModules):
     def biased(self, scores: Tensor, shape: AttentionShape) -> Tensor:
         """Append the addition of the position bias and of the causal mask, or of that of the padding."""
         scores = super().biased(scores, shape)
-        if self.spec.architecture != "bert":
+        if not self.spec.family.adds_bias_and_mask:
             return scores
         return add(self.tape, scores, self.tape.shared(shape.batch * shape.seq_k, scores.dtype), access="strided")
 
     def activation(self, x: Tensor, *, bias: bool) -> Tensor:
         """Append the activation, and before BERT's the sum with the bias."""
-        if self.spec.architecture == "bert":
+        if self.spec.family.adds_bias_and_mask:
             x = add(self.tape, x, self.tape.shared(self.spec.ffn_hidden, x.dtype))
         return super().activation(x, bias=bias)
 

@@ -14,7 +14,7 @@ from simulator.models.torch_module.hooks import empty_state, recording, replaced
 from simulator.models.torch_module.load import load_torch
 from simulator.models.torch_module.modes import attention_backend, gpu_autocast, plain_operators, quiet
 from simulator.models.torch_module.partition import expert_modules, local_parameters, partitioned
-from simulator.plan.parallel_plan import ATTENTIONS
+from simulator.plan.vocabularies import ATTENTIONS
 
 #: what makes fake tensors, and prints a traceback for every operator that cannot run on them
 _FAKE = "torch._subclasses.fake_tensor"
