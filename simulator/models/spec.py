@@ -314,16 +314,6 @@ class ModelSpec:
         """Those of them that are in matrices of blocks."""
         return sum(p.n_elements for p in self.parameters if p.is_matrix)
 
-    @property
-    def n_active_parameters(self) -> int:
-        """Parameters that one token meets: all of a dense model, ``top_k`` experts of another."""
-        if not self.n_experts:
-            return self.n_parameters
-        experts = sum(p.n_elements for p in self.parameters if p.is_expert)
-        mixed = zip(self.specs_of_blocks, self.blocks, strict=True)
-        counts = [own.n_experts for own, kind in mixed if "E" in kind]
-        return self.n_parameters - experts + experts * self.top_k * len(counts) // max(1, sum(counts))
-
     def to_dict(self) -> dict[str, Any]:
         """Return the spec as plain data."""
         image = {"image": self.image.to_dict() if self.image else None}

@@ -286,19 +286,6 @@ class StageLayers:
         indices = range(len(self.chunks[chunk]))
         return indices if kind == "F" else reversed(indices)
 
-    def emit(
-        self,
-        tasks: TaskList,
-        layer: Layer,
-        kind: Kind,
-        after: tuple[int, ...],
-        micro_batch: int,
-        *,
-        in_block: bool = False,
-    ) -> tuple[int, ...]:
-        """Append one layer's tasks and return the indices that must end before its output is complete."""
-        return finish(self.steps(tasks, layer, kind, after, micro_batch, in_block=in_block))
-
     def steps(
         self,
         tasks: TaskList,

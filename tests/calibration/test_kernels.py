@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from simulator.calibration.kernel_rows import KernelRow, gemm_shape, read_kernel_rows, row_of
-from simulator.calibration.kernel_transfer import sustained_scale, transfer_kernels
 from simulator.calibration.kernels import (
     KernelFit,
     fit_kernel_rows,
@@ -154,18 +153,6 @@ def test_writing_a_fit_keeps_the_rest_of_the_file(tmp_path: Path) -> None:
     assert "launch_s: 12.3%" in file.read_text()
     assert "tile_efficiency.128x128: not determined" in file.read_text()
     assert device.host == load_device("a100-sxm4-40g").host
-
-
-def test_transfer_keeps_shares_and_moves_the_power_limit() -> None:
-    a100, pcie = load_device("a100-sxm4-80g"), load_device("a100-pcie-40g")
-    assert transfer_kernels(a100, a100)["gemm"]["joules_per_flop"] == a100.kernels["gemm"]["joules_per_flop"]
-    moved = transfer_kernels(pcie, a100)["gemm"]
-    assert moved["tile_efficiency"] == dict(a100.kernels["gemm"]["tile_efficiency"])
-    speed = {
-        d.name: d.power_limit_w / j
-        for d, j in ((a100, a100.kernels["gemm"]["joules_per_flop"]), (pcie, moved["joules_per_flop"]))
-    }
-    assert speed["a100-pcie-40g"] / speed["a100-sxm4-80g"] == pytest.approx(sustained_scale(250.0, 400.0), rel=1e-3)
 
 
 def _anchors() -> Iterator[tuple[str, str, float, float]]:

@@ -122,7 +122,8 @@ def test_megatrons_arguments_describe_the_model_too(model, framework, tmp_path):
     same = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "gated_mlp", "norm", "positions", "tied")
     same += (
         "blocks",
-        "n_active_parameters",
+        "n_experts",
+        "top_k",
         "shared_expert_hidden",
         "attention_gate",
         "is_latent_attention",

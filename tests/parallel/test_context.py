@@ -13,7 +13,7 @@ from simulator.models.layer import AttentionShape
 from simulator.models.setting import Setting
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.mesh import Communicators, Mesh
-from simulator.parallel.stage import StageLayers, items_of
+from simulator.parallel.stage import StageLayers, finish, items_of
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, KernelRun
 from simulator.program.program import TaskList
@@ -96,7 +96,7 @@ def test_ring_steps_run_beside_the_messages_of_the_next():
     plan = plan_of(4, "p2p")
     tasks = TaskList()
     stage = StageLayers([[layer_of(plan)]], plan, Communicators(Mesh(plan, 8), 0, folded=True))
-    stage.emit(tasks, layer_of(plan), "F", (), 0)
+    finish(stage.steps(tasks, layer_of(plan), "F", (), 0))
     messages = [i for i, task in enumerate(tasks.tasks) if isinstance(task.op, Collective)]
     assert len(messages) == 3
     for index in messages:

@@ -10,7 +10,7 @@ from simulator.models.layer import CommunicationPoint
 from simulator.models.setting import Setting
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.sharded import released_before_reuse
-from simulator.parallel.stage import StageLayers, items_of
+from simulator.parallel.stage import StageLayers, finish, items_of
 from simulator.parallel.states import accumulation_traffic
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, KernelRun
@@ -49,7 +49,7 @@ def test_tensor_parallel_all_reduces_twice_per_layer_and_pass(kind):
     plan = plan_of()
     spec, model, stage = stage_of(plan)
     tasks = TaskList()
-    stage.emit(tasks, model.layers[1], kind, (), 0)
+    finish(stage.steps(tasks, model.layers[1], kind, (), 0))
     message = 2 * plan.micro_batch * plan.sequence_length * spec.hidden
     assert [(c.collective, c.axis, c.n_bytes) for c in collectives(tasks.tasks)] == [("all_reduce", "tp", message)] * 2
 
@@ -61,7 +61,7 @@ def test_sequence_parallel_gathers_and_scatters_the_same_bytes():
     counts = {}
     for kind in ("F", "B"):
         tasks = TaskList()
-        stage.emit(tasks, model.layers[1], kind, (), 0)
+        finish(stage.steps(tasks, model.layers[1], kind, (), 0))
         assert all(c.n_bytes == message for c in collectives(tasks.tasks))
         counts[kind] = sorted(c.collective for c in collectives(tasks.tasks))
     assert counts["F"] == ["all_gather"] * 2 + ["reduce_scatter"] * 2
@@ -72,7 +72,7 @@ def test_sequence_parallel_gathers_and_scatters_the_same_bytes():
 def test_the_input_gradients_all_reduce_runs_beside_the_weight_gradient():
     _, model, stage = stage_of(plan_of())
     tasks = TaskList()
-    stage.emit(tasks, model.layers[1], "B", (), 0)
+    finish(stage.steps(tasks, model.layers[1], "B", (), 0))
     for index, task in enumerate(tasks.tasks):
         if isinstance(task.op, Collective):
             following = tasks.tasks[index + 1]
@@ -85,7 +85,7 @@ def test_the_input_gradients_all_reduce_runs_beside_the_weight_gradient():
 def test_full_recompute_repeats_forward_collectives():
     _, model, stage = stage_of(plan_of(recompute="full"))
     tasks = TaskList()
-    stage.emit(tasks, model.layers[1], "B", (), 0)
+    finish(stage.steps(tasks, model.layers[1], "B", (), 0))
     assert len(collectives(tasks.tasks)) == 4
     assert {t.op.phase for t in tasks.tasks if isinstance(t.op, KernelRun)} == {"recompute", "backward"}
 
@@ -135,7 +135,7 @@ def test_deepspeed_releases_what_is_used_again_too_late():
 def test_asynchronous_tensor_parallelism_runs_collectives_beside_their_products():
     _, model, stage = stage_of(plan_of(sequence_parallel=True, asynchronous_tp=True))
     tasks = TaskList()
-    stage.emit(tasks, model.layers[1], "F", (), 0)
+    finish(stage.steps(tasks, model.layers[1], "F", (), 0))
     for index, task in enumerate(tasks.tasks):
         if isinstance(task.op, Collective) and task.op.collective == "all_gather":
             consumer = tasks.tasks[index + 1]
