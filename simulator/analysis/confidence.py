@@ -24,6 +24,7 @@ from simulator.topology.device import DEFAULT_KERNEL_ERROR, Device
 from simulator.units import format_bytes
 
 LEVEL = 0.8
+# estimates, no source: what intervals hold is set by :attr:`ResidualTable.widening`, whatever these are
 #: how far apart runs are that differ in one feature; 1 is "another kind of run"
 _APART = {"kind": 1.0, "device": 0.5, "generation": 0.5, "kernels": 0.7, "fp8": 0.7, "experts": 0.7}
 #: doublings of the number of GPUs that make another kind of run
@@ -32,8 +33,10 @@ _DOUBLINGS = 5.0
 _REACH = 0.5
 #: growth of the interval per unit of distance to the nearest measured run
 _GROWTH = 1.0
-_SMALLEST_HALF_WIDTH = 0.04
-_FAR = 0.75
+#: least half-width of the logarithm, and distance from which a run is said to be far from anything measured
+_SMALLEST_HALF_WIDTH, _FAR = 0.04, 0.75
+#: factor either way where no run was measured
+_UNKNOWN_FACTOR = 2.0
 #: standard deviations of a normal distribution on either side that hold 80 % of it
 _DEVIATIONS = 1.2816
 
@@ -143,7 +146,9 @@ def interval(features: Features, table: ResidualTable, *, without: str = "", lev
     """
     rows = [row for row in table.rows if row.source != without]
     if not rows:
-        return Interval(low=0.5, high=2.0, basis="no measured runs to compare with", distance=math.inf)
+        return Interval(
+            low=1.0 / _UNKNOWN_FACTOR, high=_UNKNOWN_FACTOR, basis="no measured runs to compare with", distance=math.inf
+        )
     apart = {other: features.distance(other) for other in {row.features for row in rows}}
     distances = np.array([apart[row.features] for row in rows])
     nearest = float(distances.min())

@@ -31,6 +31,9 @@ _GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 _NVLINK_SHARE = {"volta": 0.8, "ampere": 0.8, "hopper": 0.824, "blackwell": 0.802}
 #: the same of a network's rate: 12 GB/s for each 100 Gb/s
 _NET_SHARE = 0.96
+#: NCCL's rate of a slot of PCI Express over the raw one: 12 of 15.75 GB/s (``src/graph/topo.h``, ``PCI_BW``), and the GB/s of
+#: generation 4, beyond which one ring through host bridges is not taken to go: an estimate, no source
+_PCIE_SHARE, _MOST_OF_PCIE = 0.76, 24.0
 _MAX_CHANNELS = {"volta": 24, "ampere": 24, "hopper": 24, "blackwell": 32}
 _INTRA_SPEEDS = (18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0)
 _INTER_SPEEDS = (48.0, 30.0, 28.0, 24.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.4, 1.2)
@@ -110,7 +113,7 @@ def find_channels(shape: GroupShape) -> Channels:
     """Number of channels and their speed as NCCL's search finds them on a regular node."""
     speed = nvlink_speed(shape)
     if shape.wiring == "pcie":
-        n_intra, per_channel = 1, min(shape.nvlink_bytes_per_s / 1e9 * 0.76, 24.0)
+        n_intra, per_channel = 1, min(shape.nvlink_bytes_per_s / 1e9 * _PCIE_SHARE, _MOST_OF_PCIE)
     else:
         per_channel = 20.0 if speed >= 20.0 else max(s for s in _INTRA_SPEEDS if s <= max(speed, 3.0))
         n_intra = max(1, round(speed / per_channel))

@@ -41,6 +41,9 @@ FIRST_GENERATION_SPEED: Mapping[str, Mapping[str, tuple[float, float]]] = {
 DROPOUT_CLOCKS = {"forward": 0.06, "backward": 0.12}
 #: elements of a head beyond which libraries have other kernels
 WIDE_HEADS = 128
+#: sharpness of the maximum of compute and memory time, and share of the memory bandwidth at which caches are copied: estimates, no
+#: source
+_OVERLAP_NORM, _COPY_SHARE = 4, 0.8
 BLOCK_ROWS = 128.0
 BLOCK_COLUMNS = 64.0
 
@@ -146,8 +149,8 @@ def attention_times_s(
     memory = n_bytes / (constants.dram_bandwidth * bandwidth) + gathered_bytes / (
         constants.gather_bandwidth * bandwidth
     )
-    copies = conditions.cache_copies * 2.0 * width * batch * kv_heads * seq_k * head_dim / (0.8 * bandwidth)
-    unlimited = (compute**4 + memory**4) ** 0.25 + copies
+    copies = conditions.cache_copies * 2.0 * width * batch * kv_heads * seq_k * head_dim / (_COPY_SHARE * bandwidth)
+    unlimited = (compute**_OVERLAP_NORM + memory**_OVERLAP_NORM) ** (1 / _OVERLAP_NORM) + copies
     n_flops = np.minimum(1.0, width / 2.0) * np.array([s.n_flops for s in shapes])  # in 16-bit ones
     energy = n_flops * constants.joules_per_flop + n_bytes * constants.joules_per_byte
     return constants.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.sustained_power_w)

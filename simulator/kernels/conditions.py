@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
+#: how sharply a benchmark goes from boost clock to the power limit as its kernels become longer: an estimate, no source
+_SHARPNESS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
@@ -42,7 +45,7 @@ class Conditions:
         sustained = np.maximum(unlimited_s, power_limited_s / self.power_share)
         if self.burst_s <= 0.0:
             return sustained
-        share = 1.0 / (1.0 + (self.burst_s / sustained) ** 3)
+        share = 1.0 / (1.0 + (self.burst_s / sustained) ** _SHARPNESS)
         return share * sustained + (1.0 - share) * unlimited_s
 
 

@@ -33,6 +33,12 @@ FloatArray = npt.NDArray[np.float64]
 #: 16-bit elements of a vector load of 16 bytes
 _VECTOR_ELEMENTS = 8
 
+#: factors where the contiguous dimensions are only multiples of 4, 2 or 1 16-bit elements: estimates, no source; device files have
+#: fitted ones
+_ALIGNMENT_EFFICIENCY = {"4": 0.85, "2": 0.7, "1": 0.5}
+#: elements of output whose sums are held by one SM, half of its 65,536 registers, and the most tiles at a time: estimates, no source
+_RESIDENT_ELEMENTS, _MOST_RESIDENT = 32768.0, 6.0
+
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 #: last CUDA release whose cuBLAS has only kernels without tensor cores for batches of 16-bit products that are not aligned to 16
@@ -95,7 +101,7 @@ class GemmConstants:
     #: is that of one dtype.
     release_efficiency: Mapping[str, float] = field(default_factory=dict)
     #: Factors where the contiguous dimensions are only multiples of 4, 2 or 1 16-bit elements.
-    alignment_efficiency: Mapping[str, float] = field(default_factory=lambda: {"4": 0.85, "2": 0.7, "1": 0.5})
+    alignment_efficiency: Mapping[str, float] = field(default_factory=lambda: dict(_ALIGNMENT_EFFICIENCY))
     #: Whether batches of such products run on the FP32 units, which the libraries of a release may say.
     scalar_batches: bool = False
 
@@ -229,7 +235,7 @@ def gemm_times_s(columns: GemmColumns, device: Device, constants: GemmConstants,
     m, n, k, batch = (x[:, None] for x in (columns.m, columns.n, columns.k, columns.batch))
     area = tile_m * tile_n
     rounds = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * split / columns.n_sms[:, None])
-    resident = np.clip(np.round(32768.0 / area), 1.0, 6.0)
+    resident = np.clip(np.round(_RESIDENT_ELEMENTS / area), 1.0, _MOST_RESIDENT)
     solo = 1.0 + c.solo_penalty * np.maximum(0.0, 1.0 - rounds / resident)
     steps = np.ceil(k / split / c.k_step) * c.k_step
     loop = rounds * 2.0 * area * steps * solo / (columns.peak_flops_per_s[:, None] * efficiency)

@@ -13,6 +13,9 @@ from simulator.kernels.base import peak_flops_per_s
 from simulator.models.layer import ScanShape
 from simulator.topology.device import Device
 
+#: share of the peak that an operation without one of its own reaches: an estimate, no source, of the order of the others
+_ANY_SHARE = 0.05
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanConstants:
@@ -35,6 +38,6 @@ class ScanConstants:
 
 def scan_time_s(shape: ScanShape, device: Device, constants: ScanConstants) -> float:
     """Seconds of one recurrence, forward or backward."""
-    share = constants.efficiency.get(shape.name, 0.05)
+    share = constants.efficiency.get(shape.name, _ANY_SHARE)
     products = shape.n_flops / (share * peak_flops_per_s(shape, device))
     return constants.launch_s + max(products, shape.n_bytes / device.memory_bandwidth_bytes_per_s)
