@@ -115,7 +115,7 @@ class ModelCosts:
         return self._flows.of(op, self._flow)
 
     def forget_flows(self) -> None:
-        """Let go what is known of operations that nobody asks for again."""
+        """Let go what is known of operations that are not asked for again."""
         self._flows.clear()
 
     def _flow(self, op: Collective | Transfer) -> Flow:

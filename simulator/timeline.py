@@ -31,7 +31,7 @@ class Span(NamedTuple):
     micro_batch: int = -1  #: -1 where it has none.
     host_wait_ps: int = 0  #: How much of the idle time before the start is the host issuing too late.
     host_idle_ps: int = 0  #: Idle time inside the span for the same reason, between the kernels of a run.
-    #: What happened inside a block or a run of kernels, relative to ``start_ps``; empty where nobody looked.
+    #: What happened inside a block or a run of kernels, relative to ``start_ps``; empty until it is asked for.
     inner: Sequence[Span] = ()
 
     @property

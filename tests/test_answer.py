@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -31,7 +32,7 @@ def test_an_answer_has_exactly_the_documented_keys(request, which):
 #: categories of the memory verdict, as the page on memory lists them
 PEAK_PARTS = (
     "parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "transient_bytes", "buffers_bytes",
-    "context_bytes", "communicators_bytes", "fragmentation_bytes",
+    "graphs_bytes", "context_bytes", "communicators_bytes", "fragmentation_bytes",
 )  # fmt: skip
 
 
@@ -194,3 +195,11 @@ def test_a_plan_in_words_and_in_short_has_the_experts_own_degree():
     assert "dp=8, tp=2, ep=4, etp=1, micro-batch 1" in describe_plan(plan)
     assert describe(plan) == "dp8 tp2 ep4 etp1 mb1"
     assert "etp" not in describe_plan(replace(plan, etp=2)) + describe(replace(plan, etp=2))
+
+
+def test_the_page_on_memory_lists_every_category():
+    page = (Path(__file__).resolve().parent.parent / "docs" / "memory.md").read_text(encoding="utf-8")
+    listed = {
+        word.strip() for row in page.splitlines() if row.startswith("| ") for word in row.split("|")[1].split(",")
+    }
+    assert {key.removesuffix("_bytes") for key in PEAK_PARTS} <= listed

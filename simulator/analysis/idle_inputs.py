@@ -31,7 +31,7 @@ def idle_inputs(
     link_busy_s : mapping
         Seconds by number of the link, of those that carried anything.
     given : collection of str
-        Settings of the plan that the user made: defaults are nobody's mistake.
+        Settings of the plan that the user made: defaults are no mistake of the user's.
     """
     from simulator.parallel.idle import idle_settings
 

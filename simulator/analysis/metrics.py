@@ -449,7 +449,7 @@ def measure(timeline: Timeline, device: Device, *, pipelined: bool) -> Metrics:
         )
         for rank in timeline.members
     }
-    # the slowest rank waits for nobody: what it leaves idle is every host's, what others leave beyond that is waiting for it
+    # the slowest rank waits for no other: what it leaves idle is every host's, what others leave beyond that is waiting for it
     least_ps = min(left_ps for _, _, left_ps in found.values())
     for rank, members in timeline.members.items():
         weight = len(members) / world

@@ -166,7 +166,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _unblocked(path: str, flags: int) -> int:
-    """Open a file, as an ``opener``: a pipe into which nobody writes is empty, and not waited for."""
+    """Open a file, as an ``opener``: a pipe without a writer is empty, and not waited for."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     os.set_blocking(descriptor, True)
     return descriptor

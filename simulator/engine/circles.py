@@ -1,4 +1,4 @@
-"""Circles of ranks that meet nobody else while their periods last: each has a steady state of its own.
+"""Circles of ranks that meet no others while their periods last: each has a steady state of its own.
 
 Replicas of a pipeline meet at the reduction of the gradients only. Where one of them is slower than the others, there is no
 period that all of them share, but each circle of ranks that communicate, or load the same links, has one. The periods that are
@@ -25,7 +25,7 @@ class OutsideError(Exception):
 
 
 class Circle(NamedTuple):
-    """Ranks that meet each other in their stretches, directly or through others, and nobody else."""
+    """Ranks that meet each other in their stretches, directly or through one another, and no others."""
 
     numbers: tuple[int, ...]  #: Of the ranks, in the program's order.
     links: frozenset[int]  #: On which others could hold them up; none of blocks that nothing outside can touch.

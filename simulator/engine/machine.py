@@ -35,7 +35,7 @@ class Machine:
     network : NetworkModel
         Idle.
     circles : sequence of Circle
-        Ranks that meet nobody else in their stretches; where there are several, each goes on behind the periods that are left
+        Ranks that meet no others in their stretches; where there are several, each goes on behind the periods that are left
         out as soon as its steady state is known. By default all ranks are one.
     host_start_ps : int
         When the hosts begin to issue; the devices are ready at 0.

@@ -18,7 +18,7 @@ class Restart:
 
     detection: float = 0.0  #: Until it is known that and where something failed.
     allocation: float = 0.0  #: Until there is another node, where one is gone.
-    start: float = 0.0  #: Of processes and communicators; all of a restart whose phases nobody tells apart.
+    start: float = 0.0  #: Of processes and communicators; all of a restart whose phases are not told apart.
     warm_up: float = 0.0  #: What first steps take longer than later ones.
 
 

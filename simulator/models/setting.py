@@ -173,7 +173,7 @@ class Setting:
 
 
 def splits_heads(spec: ModelSpec, tp: int) -> bool:
-    """Whether ranks would get parts of key-value heads, which nobody computes with.
+    """Whether ranks would get parts of key-value heads, which no framework computes with.
 
     References
     ----------

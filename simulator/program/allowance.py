@@ -1,4 +1,4 @@
-"""How much may be written down and run: what keeps work that nobody asked for by name within bounds.
+"""How much may be written down and run: what keeps work that was not asked for by name within bounds.
 
 Work is counted in tasks, not in seconds, so that what is done does not depend on the machine that does it.
 """

@@ -160,7 +160,7 @@ _NOTHING = "the trace recorded nothing of this kind"
 
 
 def _without_empty(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows without the columns in which no row has anything to say: marks that nobody bears, and what is not known.
+    """Return rows without the columns in which no row has anything to say: marks that no row bears, and what is not known.
 
     Examples
     --------

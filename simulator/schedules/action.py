@@ -13,7 +13,7 @@ class Action(NamedTuple):
     """One pass of one micro-batch through one chunk of a stage's layers."""
 
     #: ``F`` forward; ``B`` whole backward; or, where backward is split, ``I`` for the gradient of the input, which the
-    #: previous stage waits for, and ``W`` for the gradient of the weights, which nobody waits for. ``V`` is a meeting
+    #: previous stage waits for, and ``W`` for the gradient of the weights, which nothing waits for. ``V`` is a meeting
     #: of all stages, at which each computes its share of the vocabulary layers, forward and backward.
     kind: Kind
     micro_batch: int

@@ -51,7 +51,7 @@ def execute(table: Table, placement: Placement, duration_of: Callable[[Action], 
     Raises
     ------
     ConfigError
-        If the rows wait for one another and nobody can go on; the message says who waits for what.
+        If the rows wait for one another and none can go on; the message says who waits for what.
     """
     ends: dict[Pass, float] = {}
     starts_by_row: list[list[float]] = [[] for _ in table]

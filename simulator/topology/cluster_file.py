@@ -14,7 +14,7 @@ from simulator.topology.given_graph import GraphSpec, topology_of_graph
 from simulator.topology.graph import Topology, check_size
 from simulator.topology.layout import build_layout
 
-#: assumed: nobody takes more than a quarter more racks than the job needs
+#: assumed: no job is spread over more than a quarter more racks than the job needs
 MOST_SPREAD = 4
 
 

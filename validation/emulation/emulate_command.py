@@ -204,7 +204,7 @@ def _shapes(
 
 
 def _jobs(base: Job, names: str, sizes: str, *, is_free: bool) -> list[Job]:
-    """Return a job of each name and size; ``is_free`` if nobody said how many collectives run at once."""
+    """Return a job of each name and size; ``is_free`` if it is not said how many collectives run at once."""
     jobs: list[Job] = []
     for name in _list(names):
         for size in _list(sizes)[:1] if name in STEPS else _list(sizes):

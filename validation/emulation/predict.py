@@ -150,7 +150,7 @@ class _Costs(Costs):
         if isinstance(op, Transfer):
             return plan_transfer(op.n_bytes, op.pairs, self._topology)
         flow = plan_collective(op.collective, op.n_bytes, op.groups, self._topology)
-        if self._job.name in SENDS_FIRST and not self._job.turn_s:  # at best all begin at once, and nobody waits
+        if self._job.name in SENDS_FIRST and not self._job.turn_s:  # at best all begin at once, and none waits
             flow = replace(flow, rate_cap_bytes_per_s=math.inf)
         if op.collective != "all_gather":
             return flow

@@ -51,7 +51,7 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch | None:
-    """Read from the environment who launched this process; None if nobody did.
+    """Read from the environment who launched this process; None if it was not launched so.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

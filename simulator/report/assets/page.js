@@ -43,7 +43,7 @@
     return made;
   }
 
-  /* a legend that stands in one column on a phone takes its room from nobody */
+  /* a legend that stands in one column on a phone takes room from no picture */
   function legendPx(chart) {
     const names = chart.layout.showlegend === false ? [] : chart.traces.filter((one) => one.showlegend !== false && one.name).map((one) => one.name);
     const isLine = names.reduce((length, name) => length + 6.2 * name.length + 46, 0) < window.innerWidth - 100;
