@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simulator.config import near_misses
 from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
+from simulator.plan.fields import Value
 
 if TYPE_CHECKING:
     from simulator.interop.cluster import ImportedCluster
@@ -104,13 +105,13 @@ class Imported:
     file: str  #: Where it came from.
     spec: ModelSpec | None = None  #: The model, where the file describes one.
     #: Plan settings in the keys of :class:`simulator.plan.ParallelPlan`.
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Value] = field(default_factory=dict)
     accumulation: int | None = None  #: Micro-batches of a step, where the global batch follows from them and the ranks.
     report: ImportReport = field(default_factory=ImportReport)  #: What was done with every key.
 
     def plan(self) -> ParallelPlan:
         """Return the settings as a plan, everything else at its default."""
-        return ParallelPlan(**self.settings)
+        return ParallelPlan(**self.settings)  # type: ignore[arg-type]  # each is checked by its declaration
 
     def to_yaml(self) -> str:
         """Write a plan file, what was assumed and what is unknown as comments."""

@@ -82,7 +82,7 @@ def _own_plan(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]:
     imported = import_settings(path)
     if not imported.settings:
         raise ConfigError(f"{path} ({imported.kind}) describes a model and no plan", hint=f"give it as --model {path}")
-    settings = dict(imported.settings)
+    settings: dict[str, Any] = dict(imported.settings)
     if imported.accumulation and "global_batch" not in settings and "micro_batch" in settings and n_gpus:
         ranks = n_gpus // (settings.get("tp", 1) * settings.get("pp", 1) * settings.get("cp", 1))
         settings["global_batch"] = settings["micro_batch"] * imported.accumulation * max(1, ranks)

@@ -14,6 +14,8 @@ from simulator.units import parse_quantity
 
 #: what a setting decides beside the time of a step: ``training`` is what is learned, if only its rounding
 Effect = Literal["time", "memory", "training"]
+#: what a setting may be: nothing where it is left to its default
+Value = str | int | float | bool | None
 #: no setting is a larger number than this
 MOST = 10**15
 
