@@ -101,12 +101,13 @@ class Answer(TypedDict):
     tokens_per_s: float | None  #: Of all GPUs together; null for models that know no tokens.
     tflops_per_gpu: float  #: Model FLOPs per second and GPU, in units of 1e12.
     #: Model FLOPs utilization: ``tflops_per_gpu`` over the peak of the device in the plan's precision. The model's
-    #: FLOPs are those of forward and twice as many of backward, without recomputation; attention counts whole, as in
-    #: PaLM (arXiv 2204.02311, appendix B), although causal kernels skip half of it. Of a long sequence it may therefore
-    #: exceed 1, in fp32 the more so, of which fused attention makes products in TF32.
+    #: FLOPs are those of forward and twice as many of backward, without recomputation; of attention all keys that the model lets a
+    #: token look at count, those of its document, window or chunk, as in PaLM (arXiv 2204.02311, appendix B) whether before or
+    #: after it, although causal kernels skip half of them. Of a long document it may therefore exceed 1, in fp32 the more so,
+    #: of which fused attention makes products in TF32.
     mfu: float
-    #: Hardware FLOPs utilization: the same with what activation checkpointing runs again, so that without it both are equal (PaLM,
-    #: appendix B; Korthikanti et al., arXiv 2205.05198, appendix A).
+    #: Hardware FLOPs utilization: the same with what activation checkpointing runs again, counted alike, so that without it both are
+    #: equal (PaLM, appendix B; Korthikanti et al., arXiv 2205.05198, appendix A) and both may exceed 1 for the same reason.
     hfu: float
     breakdown: Breakdown  #: Where the time goes.
     communication_fraction: float  #: Exposed communication as a share of the iteration.
@@ -363,7 +364,6 @@ def describe_utilization(answer: Answer) -> str:
     plan = answer["provenance"]["scenario"]["plan"]
     units = ", and make fp32 of TF32 where there is any" if plan["precision"] == "fp32" else ""
     why = f" (counts attention whole; causal kernels skip half{units})" if answer["mfu"] > 1 else ""
-    why = why or " (counts attention over whole sequences, not documents)" * bool(plan.get("document_length"))
     return f"{answer['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {answer['mfu']:.1%}{why}, HFU {answer['hfu']:.1%}"
 
 

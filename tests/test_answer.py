@@ -88,6 +88,20 @@ def test_hfu_counts_the_flops_of_the_published_formula(simulated, recompute, pas
     assert result.answer["mfu"] == pytest.approx(model_flops / seconds / 312e12, rel=1e-3)
 
 
+def test_hfu_of_packed_documents_is_no_more_than_the_hardware_can(simulated):
+    """131,072 tokens in documents of 4,096, everything recomputed: a token meets 4,096 keys, of which causal kernels skip half.
+
+    Llama 3 8B without its embedding has 7.5e9 weights in products: forward is 2 x 7.5e9 and 4 x 4096 x 4,096 x 32 layers per token.
+    """
+    result = simulated(
+        "dgx-h100", "llama3-8b", gpus=8, micro_batch=1, sequence_length=131072, document_length=4096, recompute="full"
+    )
+    per_token = 2 * 7.505e9 + 4 * 4096 * 4096 * 32
+    tokens_per_s = result.answer["tokens_per_s"] / 8
+    assert result.answer["mfu"] == pytest.approx(3 * per_token * tokens_per_s / 989e12, rel=2e-3)
+    assert result.answer["mfu"] < result.answer["hfu"] < 1
+
+
 def test_the_least_time_leaves_out_what_causal_kernels_skip(simulated):
     """Flash attention: half of the scores, but five products in backward where the model counts four."""
     eager, flash = (

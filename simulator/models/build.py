@@ -83,7 +83,10 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
         layers=tuple(layers),
         n_parameters=spec.n_parameters,
         model_flops_per_sequence=model_flops_per_sequence(
-            spec, setting.sequence_length, is_frozen=setting.lora_rank > 0
+            spec,
+            setting.sequence_length,
+            attended_length=setting.attended_length,
+            is_frozen=setting.lora_rank > 0,
         ),
         tied_embedding=spec.tied,
     )

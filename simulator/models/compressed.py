@@ -35,7 +35,7 @@ def compressed_attention(style: Style, x: Tensor, *, kind: str) -> Tensor:
     shape = style.attention_shape(causal=True, kind="w")
     if kind != "w":
         kv = _with_compressed(style, x, kv, shape, kind)
-        compressed = seen_keys(spec, kind, setting.sequence_length)
+        compressed = seen_keys(spec, kind, shape.seq_k)
         seen = spec.sliding_window + compressed
         shape = replace(shape, window=seen if seen < shape.seq_k else 0, gathered=compressed if kind == "k" else 0)
     context = _rotated(style, style.core_attention(q, kv, kv, shape))

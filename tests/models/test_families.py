@@ -237,6 +237,56 @@ def test_documents_of_several_lengths_cost_the_sum_of_their_squares(lengths):
     assert sum(lengths) * plan.attended_length == pytest.approx(sum(n * n for n in lengths), rel=0.02)
 
 
+@pytest.mark.parametrize("length", [128, 256, 2048])
+@pytest.mark.parametrize("rank", [0, 8])
+def test_model_flops_of_packed_documents_are_the_sum_of_squares(length, rank):
+    """NVIDIA-NeMo/Megatron-Bridge, pull request 3839: the term of attention, 4 s^2 h of a sequence forward and twice as much backward,
+    is 4 h times the sum of the squares of the documents'; frozen weights do not change it."""
+    spec = small("llama2-7b")
+    s, width = 4096, spec.heads * spec.head_dim
+    whole, packed = (
+        build_model(
+            spec,
+            Setting(
+                micro_batch=1, sequence_length=s, document_length=n, kernels="fused", lora_rank=rank, lora_targets=()
+            ),
+        ).model_flops_per_sequence
+        for n in (0, length)
+    )
+    squares = sum(length**2 for _ in range(s // length))
+    assert whole - packed == pytest.approx(3 * 4 * width * (s**2 - squares) * spec.layers, rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "length", "seen"), [
+    ("gpt-oss-20b", 64, {"wE": 64, "*E": 64}), ("gpt-oss-20b", 1024, {"wE": 128, "*E": 1024}),
+    ("llama4-scout", 16384, {"cE": 8192, "*E": 16384}), ("llama4-scout", 4096, {"cE": 4096, "*E": 4096}),
+])  # fmt: skip
+def test_windows_and_chunks_lie_within_documents(name, length, seen):
+    """A window of 128 tokens, chunks of 8,192: a token sees the shorter of them and its document, in both counts."""
+    spec = small(name)
+    s = 32768
+    setting = Setting(micro_batch=1, sequence_length=s, document_length=length, kernels="fused")
+    layers = build_model(spec, setting).layers
+    shapes = [item for layer in layers for item in layer.forward if type(item).__name__ == "AttentionShape"]
+    keys = [seen[block] for block in spec.blocks]
+    width = spec.heads * spec.head_dim
+    assert [shape.whole_flops for shape in shapes] == [4 * width * s * n for n in keys]
+    whole = build_model(spec, Setting(micro_batch=1, sequence_length=s, kernels="fused")).model_flops_per_sequence
+    unlimited = [{"w": 128, "c": 8192}.get(block[0], s) for block in spec.blocks]
+    less = whole - build_model(spec, setting).model_flops_per_sequence
+    assert less == pytest.approx(3 * 4 * width * s * (sum(unlimited) - sum(keys)), rel=1e-9)
+
+
+@pytest.mark.parametrize("settings", [{"attention": "eager"}, {"cp": 2}])
+def test_documents_that_no_kernel_is_told_of_count_whole(settings):
+    spec = small("llama2-7b")
+    one, packed = (
+        build_model(spec, Setting(micro_batch=1, sequence_length=4096, document_length=n, kernels="fused", **settings))
+        for n in (0, 256)
+    )
+    assert one.model_flops_per_sequence == packed.model_flops_per_sequence
+
+
 @pytest.mark.parametrize(("release", "n_lengths"), [("26.04", 2), ("26.08", 0)])
 def test_rotations_by_operation_take_packed_documents_one_after_the_other(release, n_lengths):
     """NVIDIA/Megatron-LM, ``rope_utils.py`` of June 2026: lengths are read once for the queries and once for the keys; each of four

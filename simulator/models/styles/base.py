@@ -488,8 +488,7 @@ class Style(ABC):
         window = self.spec.sliding_window if kind == "w" and causal else 0
         if kind == "c" and causal and setting.cp > 1:
             window = self.spec.attention_chunk // 2
-        document = setting.document_length if setting.attention == "flash" else 0
-        limits = [setting.sequence, self.spec.attention_chunk if kind == "c" else 0, document]
+        limits = [setting.attended_length, self.spec.attention_chunk if kind == "c" else 0]
         n_chunks = setting.sequence // min(filter(None, limits)) if setting.cp == 1 else 1
         return AttentionShape(
             window=window if window < setting.sequence_length else 0,
