@@ -70,8 +70,9 @@ class ModelCosts:
         shape = kernel.shape
         assert shape is not None
         if shape.name == "cpu_adam" and isinstance(shape, PointwiseShape):
-            n_ranks = min(self.topology.gpus_per_node, self.scenario.plan.gpus)
-            return to_ps(cpu_adam_s(self.topology.device(rank), shape.n_elements, n_ranks))
+            n_ranks = min(self.topology.gpus_per_host, self.scenario.plan.gpus)
+            memory_bytes_per_s = self.topology.node.host_memory_bytes_per_s(n_ranks)
+            return to_ps(cpu_adam_s(self.topology.device(rank), shape.n_elements, n_ranks, memory_bytes_per_s))
         if isinstance(shape, AttentionShape) and shape.name == "flash_attention" and shape.dtype != "fp32":
             # of fp32 PyTorch and xFormers take the memory-efficient kernel: FlashAttention of any generation computes in 16 bits
             shape = replace(shape, name=self.flash)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulator.topology.device import Device
+from simulator.topology.processors import socket_memory_bytes_per_s
 
 #: (mode, phase) -> key in the ``host:`` section and the seconds per operation where a file states none
 _DEFAULTS = {
@@ -23,11 +24,16 @@ PCIE_EFFICIENCY = 0.85
 COPY_LATENCY_S = 1.0e-5
 #: host time to see that the device is done, where a device file states none
 SYNCHRONIZE_S = 6.0e-6
-#: bytes per parameter that a CPU's Adam reads and writes: gradient, master weight and both moments, and the 16-bit weight
-CPU_ADAM_BYTES = 30
-#: bytes per second that the processors of one node step with: 0.24 s per 1e9 parameters on two Xeon 8168 with 12 channels of
-#: DDR4-2666, half of their memory bandwidth (Ren et al., ZeRO-Offload, arXiv:2101.06840, table 4)
+#: bytes per parameter that a CPU's Adam reads: gradient, master weight and both moments; and writes: those but for the gradient, and
+#: the 16-bit weight
+CPU_ADAM_READ_BYTES = 16
+CPU_ADAM_WRITTEN_BYTES = 14
+CPU_ADAM_BYTES = CPU_ADAM_READ_BYTES + CPU_ADAM_WRITTEN_BYTES
+#: bytes per second that the processors of one node step with: 0.24 s per 1e9 parameters on the two Xeon 8168 of a DGX-2
+#: (Ren et al., ZeRO-Offload, arXiv:2101.06840, table 4)
 CPU_ADAM_BYTES_PER_S = CPU_ADAM_BYTES * 1e9 / 0.24
+#: and what share that is of the rate of their memory, 12 channels of DDR4-2666: 0.49; processors of all kinds are taken to reach it
+CPU_ADAM_SHARE = CPU_ADAM_BYTES_PER_S / (2 * socket_memory_bytes_per_s("Xeon Platinum 8168", 3))
 
 
 def copy_bytes_per_s(device: Device, *, to_host: bool) -> float:
@@ -36,23 +42,26 @@ def copy_bytes_per_s(device: Device, *, to_host: bool) -> float:
     return float(device.host.get(key, PCIE_EFFICIENCY * device.pcie_bandwidth_bytes_per_s))
 
 
-def cpu_adam_s(device: Device, n_elements: int, n_ranks: int) -> float:
+def cpu_adam_s(device: Device, n_elements: int, n_ranks: int, memory_bytes_per_s: float | None = None) -> float:
     """Seconds of an optimizer step on the host's processors.
 
     Parameters
     ----------
     device : Device
-        Its ``host`` section may state ``cpu_adam_bytes_per_s``, of all processors of a node together.
+        Its ``host`` section may state ``cpu_adam_bytes_per_s``, of all processors of a host together.
     n_elements : int
         Parameters of one rank.
     n_ranks : int
-        Ranks of the node, which step theirs at the same time.
+        Ranks of the host, which step theirs at the same time.
+    memory_bytes_per_s : float, optional
+        Raw rate of the host's memory, which they share; by default that of a DGX-2.
 
     References
     ----------
     Ren et al., ZeRO-Offload, arXiv:2101.06840, table 4.
     """
-    rate = float(device.host.get("cpu_adam_bytes_per_s", CPU_ADAM_BYTES_PER_S))
+    known = CPU_ADAM_BYTES_PER_S if memory_bytes_per_s is None else CPU_ADAM_SHARE * memory_bytes_per_s
+    rate = float(device.host.get("cpu_adam_bytes_per_s", known))
     return n_elements * n_ranks * CPU_ADAM_BYTES / rate
 
 

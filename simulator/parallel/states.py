@@ -12,6 +12,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from simulator.kernels.host import CPU_ADAM_READ_BYTES, CPU_ADAM_WRITTEN_BYTES
 from simulator.memory.estimate import state_bytes
 from simulator.models.layer import GemmShape, Layer, PointwiseShape
 from simulator.models.styles import STYLES
@@ -127,7 +128,7 @@ def optimizer_run(n_elements: int, plan: ParallelPlan, matrices: Sequence[GemmSh
             add("adamw_foreach", 2 * (gradient + weight) + 8 * moment, 2 * weight + 6 * moment + written, dtype)
 
     if plan.offload_optimizer == "cpu":
-        add("cpu_adam", 16, 14)
+        add("cpu_adam", CPU_ADAM_READ_BYTES, CPU_ADAM_WRITTEN_BYTES)
         return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))
     if half and not plan.framework_spec.master_weights:
         add_adam(weight=2, moment=2, gradient=2, dtype="bf16")

@@ -17,6 +17,7 @@ from simulator.link_generations import PCIE_X16_BYTES_PER_S, NodePcie, PcieLanes
 from simulator.topology.device import load_device
 from simulator.topology.fabrics import FABRICS, Fabric
 from simulator.topology.operation_spec import OperatedSpec
+from simulator.topology.processors import socket_memory_bytes_per_s
 
 if TYPE_CHECKING:
     FabricSpec = Fabric
@@ -157,6 +158,7 @@ class CpuSpec(Sourced):
     socket_bandwidth_bytes_per_s: Bandwidth = Field(default=32e9, alias="socket_bandwidth", gt=0)
     socket_latency_s: Latency = Field(default=0.0, alias="socket_latency", ge=0)
     c2c_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="c2c_bandwidth", gt=0)
+    memory_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="memory_bandwidth", gt=0)
 
 
 class NicSpec(Sourced):
@@ -203,6 +205,13 @@ class NodeSpec(Sourced):
     def hosts(self) -> int:
         """Nodes of the file whose GPUs one NVLink domain joins; 1 where NVLink ends at the node."""
         return self.nvlink.nodes if isinstance(self.nvlink, NvSwitchSpec) else 1
+
+    def host_memory_bytes_per_s(self, n_gpus: int) -> float:
+        """Raw rate of one host's memory, of all sockets together; where GPUs are attached to processors, of those of its first GPUs."""
+        sockets, gpus = self.cpu.sockets // self.hosts, self.gpus // self.hosts
+        used = -(-n_gpus * sockets // gpus) if self.cpu.c2c_bandwidth_bytes_per_s else sockets
+        known = self.cpu.memory_bandwidth_bytes_per_s
+        return used * (known or socket_memory_bytes_per_s(self.cpu.model, self.pcie.generation or 4))
 
     def domain(self) -> NodeSpec:
         """Return all nodes of one NVLink domain as one: what ranks are placed on, and what NCCL calls a node."""

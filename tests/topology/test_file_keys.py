@@ -125,6 +125,7 @@ CASES = {
     ("CpuSpec", "socket_bandwidth"): (NO_NVLINK | {"node.cpu.vendor": "other"}, "node.cpu.socket_bandwidth", "1 GB/s"),
     ("CpuSpec", "socket_latency"): (NO_NVLINK, "node.cpu.socket_latency", "50 us"),
     ("CpuSpec", "c2c_bandwidth"): (NO_NVLINK, "node.cpu.c2c_bandwidth", "450 GB/s"),
+    ("CpuSpec", "memory_bandwidth"): ({}, "node.cpu.memory_bandwidth", "100 GB/s"),
     ("NicSpec", "count"): ({}, "node.nics.count", 4),
     ("NicSpec", "bandwidth"): ({}, "node.nics.bandwidth", "100 Gb/s"),
     ("NicSpec", "latency"): ({}, "node.nics.latency", "50 us"),
@@ -283,6 +284,7 @@ def answers(path):
         communication_s(topology),
         operation(topology),
         host_refusal(topology),
+        topology.node.host_memory_bytes_per_s(topology.gpus_per_host),
         structure,
         topology.device(0).memory_bytes,
     ]
