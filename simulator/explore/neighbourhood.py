@@ -16,10 +16,11 @@ from simulator.models.recorded import RecordedModule
 from simulator.models.setting import splits_heads
 from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
+from simulator.models.transformer import capturable
 from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import idle_settings
 from simulator.plan import SETTINGS, ParallelPlan
-from simulator.plan.rules import sharding_refusal
+from simulator.plan.rules import capture_doubt, sharding_refusal
 from simulator.plan.stage_layout import shortened_ends
 from simulator.plan.vocabularies import RECOMPUTES
 from simulator.schedules import SCHEDULES, plain_name
@@ -268,6 +269,7 @@ def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
     for name in _SWITCHES:
         is_same = "training" not in SETTINGS[name].changes
         yield from (_Change({name: value}, same_training=is_same) for value in _others(plan, name))
+    yield from _host_bound(plan, site)
     if plan.steps_adam != "fused":
         yield _Change({"optimizer_implementation": "fused"})
     yield from (_Change({"recompute": word}) for word in RECOMPUTES if word != plan.recompute)
@@ -281,6 +283,23 @@ def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
     if site.topology.storage is not None or plan.sample_time_s:
         workers = max(1, plan.loader_workers * 2)
         yield _Change({"loader_workers": workers}, workers / plan.loader_workers if plan.loader_workers else 0.0)
+
+
+def _host_bound(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
+    """Yield what spares the host work, as far as the framework has it: CUDA graphs, and one kernel for all experts."""
+    facts, has_experts = plan.framework_spec, site.spec.n_experts > 0
+    now = plan.cuda_graphs or "none"
+    if has_experts and plan.precision in facts.fused_experts:
+        yield _Change({"moe_fused_experts": not plan.moe_fused_experts})
+    if not facts.captures or plan.host == "graphs":
+        return
+    words = ["none"]
+    if isinstance(site.spec, ModelSpec) and plan.recompute != "full":  # modules are not captured inside of checkpoints
+        words.append("+".join(word for word in capturable(site.spec) if word in facts.captures))
+    whole = replace(plan, cuda_graphs="full_iteration")
+    if "full_iteration" in facts.captures and not capture_doubt(whole, has_experts=has_experts):
+        words.append("full_iteration")
+    yield from (_Change({"cuda_graphs": word}) for word in words if word not in ("", now))
 
 
 def _others(plan: ParallelPlan, name: str) -> list[object]:

@@ -20,8 +20,9 @@ from simulator.models.recurrent import (
     mamba2,
     short_convolution,
 )
-from simulator.models.spec import ATTENTION
+from simulator.models.spec import ATTENTION, ModelSpec
 from simulator.models.styles.base import Style
+from simulator.plan.module_names import GRAPH_SCOPES
 
 
 def attention(style: Style, x: Tensor, *, causal: bool, kind: str = "*") -> Tensor:
@@ -155,6 +156,13 @@ _SUBLAYERS: dict[str, tuple[Callable[[Style, Tensor], Tensor], str]] = {
     "s": (short_convolution, "mamba"),
     "l": (lightning_attention, "attn"),
 }
+
+
+def capturable(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the modules of a model that CUDA graphs can launch whatever experts get: of experts what comes before their tokens travel."""
+    found = {"attn" if kind in ATTENTION else _SUBLAYERS[kind][1] for kind in "".join(spec.blocks)}
+    before = {"moe_router", "moe_preprocess"} if "moe" in found else set()
+    return tuple(scope for scope in GRAPH_SCOPES if scope in (found - {"moe"} | before))
 
 
 def block(

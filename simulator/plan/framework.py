@@ -29,6 +29,7 @@ from simulator.plan.data_parallelism import (
     SCALING,
     DataParallelism,
 )
+from simulator.plan.module_names import GRAPH_SCOPES
 from simulator.plan.vocabularies import ContextExchange
 
 #: How kernels are issued: operation by operation, from compiled code, or as captured graphs.
@@ -58,13 +59,22 @@ class Feature:
         return has_experts and release >= self.since and settings.get("precision") in self.precisions
 
 
+#: Transformer Engine's fused operations over all experts are for MXFP8 (NVIDIA/TransformerEngine, pull requests 2622 and 2769)
+_FUSED_PRECISIONS = ("mxfp8",)
 #: Megatron Bridge 26.06 (recipes under src/megatron/bridge/perf_recipes): grouped products fused with their activation, and whole
 #: iterations as one graph over experts with paged buffers, attention in eight bits, for mixtures of experts in MXFP8
 _FUSED_EXPERTS = Feature(
     since="26.06",
-    precisions=("mxfp8",),
+    precisions=_FUSED_PRECISIONS,
     settings={"moe_fused_experts": True, "cuda_graphs": "full_iteration", "fp8_modules": "attention"},
 )
+
+
+#: whole iterations or modules, as Megatron-Core's user guide has them (``user-guide/features/cuda_graph``): ``--cuda-graph-impl`` and
+#: ``--cuda-graph-modules``
+_MEGATRON_GRAPHS = tuple(scope for scope in GRAPH_SCOPES if scope != "none")
+#: blocks that ``torch.compile`` with ``mode="reduce-overhead"`` compiles, which the trainer calls as it likes
+_COMPILED_GRAPHS = ("attn", "mlp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +172,10 @@ class Framework:
     gathers_narrow: bool = False
     #: Whether the routers of its mixtures of experts compute in fp32 (``moe_router_dtype``).
     routes_wide: bool = False
+    #: What it can capture in CUDA graphs in training, as ``cuda_graphs`` names it.
+    captures: tuple[str, ...] = ()
+    #: Precisions in which one kernel can serve all experts of a rank (``moe_fused_experts``).
+    fused_experts: tuple[str, ...] = ()
     #: SMs that fused products of experts leave to an exchange of tokens that runs beside them.
     margin_sms: int = 0
     #: What its recipes turn on from some release on.
@@ -334,6 +348,8 @@ FRAMEWORKS: dict[str, Framework] = {
             offloads_modules=True,
             experts_need_split_tokens=True,
             calls_modules=True,
+            captures=_MEGATRON_GRAPHS,
+            fused_experts=_FUSED_PRECISIONS,
             aliases=("primus",),
         ),
         Framework(
@@ -350,6 +366,8 @@ FRAMEWORKS: dict[str, Framework] = {
             calls_modules=True,
             gathers_narrow=True,  # all mixed-precision recipes of Megatron Bridge with delayed or current scaling
             routes_wide=True,  # providers of DeepSeek, Qwen3, Nemotron-H, OLMoE and others (src/megatron/bridge/models)
+            captures=_MEGATRON_GRAPHS,
+            fused_experts=_FUSED_PRECISIONS,
             margin_sms=16,  # CUDNNFE_CLUSTER_OVERLAP_MARGIN=8 clusters of two SMs (perf_plugins.py from 26.06 on)
             features=(_FUSED_EXPERTS,),
             recipe={"sharding": "zero1", "overlap": True, "overlap_parameter_gather": True},
@@ -415,6 +433,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 kernels="compiled" if compiled else "hf-eager",
                 data_parallel=facts,
                 host="compiled" if compiled else "eager",
+                captures=_COMPILED_GRAPHS if compiled else (),
                 master_weights=False,
                 recipe=FULLY_SHARDED if sharded else {},
                 stops_recompute_early=True,
@@ -634,7 +653,14 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(name="apex-ddp", kernels="eager-fused-norm", data_parallel=DDP),
         Framework(name="apex-ddp-fused", kernels="megatron", data_parallel=DDP),
         # torch.optim steps 16-bit weights as they are, compiled or not
-        Framework(name="compiled-ddp", kernels="compiled", data_parallel=DDP, host="compiled", master_weights=False),
+        Framework(
+            name="compiled-ddp",
+            kernels="compiled",
+            data_parallel=DDP,
+            host="compiled",
+            captures=_COMPILED_GRAPHS,
+            master_weights=False,
+        ),
         Framework(
             name="fused", kernels="hand-written", data_parallel=replace(DDP, copies_into_buckets=False), host="graphs"
         ),

@@ -200,6 +200,29 @@ def _offload_module_conflicts(plan: ParallelPlan) -> Conflicts:
     ]
 
 
+def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
+    """Say what a graph of the whole iteration lacks to hold experts that drop no token; nothing where it lacks nothing.
+
+    Parameters
+    ----------
+    has_experts : bool
+        Whether the model is a mixture of experts.
+
+    References
+    ----------
+    NVIDIA, Megatron-Core user guide 0.20, ``user-guide/features/paged_stash``: HybridEP and Transformer Engine's fused experts are
+    required for buffers of experts whose sizes the host need not ask for; else tokens are padded to a capacity.
+    """
+    is_padded = plan.moe_capacity_factor and plan.moe_pad_to_capacity
+    is_free = plan.moe_fused_experts and (plan.ep == 1 or plan.moe_dispatcher == "hybridep")
+    if plan.cuda_graphs != "full_iteration" or not has_experts or is_padded or is_free:
+        return ""
+    return (
+        "how many tokens each expert gets, which the host must not ask for in a graph of the whole iteration: Megatron-Core captures "
+        "one with moe_dispatcher=hybridep and moe_fused_experts, or with experts padded to a capacity"
+    )
+
+
 def _module_conflicts(plan: ParallelPlan) -> Conflicts:
     scopes = (plan.cuda_graphs or "").split("+")
     alone = [scope for scope in scopes if scope in ("none", "full_iteration")]

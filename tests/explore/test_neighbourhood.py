@@ -60,3 +60,55 @@ def test_a_fused_step_is_offered_to_who_has_none(framework, offered):
     plan = ParallelPlan(gpus=4, global_batch=4, micro_batch=1, framework=framework, sequence_length=64).resolve(4)
     found = neighbours(plan, Site(topology=load_topology("dgx-h100", 4), spec=find_spec("gpt2")))
     assert {one.plan.optimizer_implementation for one in found if one.setting == "optimizer_implementation"} == offered
+
+
+#: what each framework captures in training: NVIDIA's user guide of Megatron-Core, "CUDA Graph"; deepspeedai/DeepSpeed, issue 1746
+#: ("[REQUEST] Support for CUDA Graphs", open); ``torch.compile(mode="reduce-overhead")`` of what a trainer compiles itself
+GRAPHS = [
+    ("megatron-core", "gpt2", {}, {"attn+mlp", "full_iteration"}),
+    ("megatron-bridge", "gpt2", {"cuda_graphs": "attn+mlp"}, {"none", "full_iteration"}),
+    ("megatron-core", "gpt2", {"host": "graphs"}, set()),
+    ("megatron-core", "gpt2", {"recompute": "full"}, {"full_iteration"}),
+    ("megatron-core", "nemotron-h-56b", {}, {"attn+mlp+mamba", "full_iteration"}),
+    # dropless experts: "attn moe_router moe_preprocess" in Megatron Bridge's guide; whole iterations only as in the guide to paged stash
+    ("megatron-core", "qwen3-30b-a3b", {"ep": 4}, {"attn+moe_router+moe_preprocess"}),
+    ("megatron-core", "qwen3-30b-a3b", {"ep": 4, "moe_fused_experts": True, "precision": "mxfp8"}, {"attn+moe_router+moe_preprocess"}),
+    (
+        "megatron-core", "qwen3-30b-a3b",
+        {"ep": 4, "moe_fused_experts": True, "precision": "mxfp8", "moe_dispatcher": "hybridep"},
+        {"attn+moe_router+moe_preprocess", "full_iteration"},
+    ),
+    (
+        "megatron-core", "qwen3-30b-a3b", {"ep": 4, "moe_capacity_factor": 1.0, "moe_pad_to_capacity": True},
+        {"attn+moe_router+moe_preprocess", "full_iteration"},
+    ),
+    ("compiled-ddp", "gpt2", {}, {"attn+mlp"}),
+    ("deepspeed", "gpt2", {}, set()), ("hf-eager", "gpt2", {}, set()), ("fsdp", "gpt2", {}, set()),
+]  # fmt: skip
+
+
+def offers(setting, framework, model, settings):
+    """Values of a setting in the neighbours of a plan on four B200, those that a rule refuses left out."""
+    given = {"gpus": 4, "global_batch": 4, "micro_batch": 1, "sequence_length": 512, "framework": framework, **settings}
+    plan = ParallelPlan(**given).resolve(4)
+    found = neighbours(plan, Site(topology=load_topology("dgx-b200", 4), spec=find_spec(model)))
+    return {getattr(one.plan, setting) for one in found if one.setting == setting and not one.reason}
+
+
+@pytest.mark.parametrize(("framework", "model", "settings", "offered"), GRAPHS)
+def test_graphs_are_offered_as_the_framework_captures_them(framework, model, settings, offered):
+    assert offers("cuda_graphs", framework, model, settings) == offered
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "settings", "offered"),
+    [
+        ("megatron-core", "qwen3-30b-a3b", {"precision": "mxfp8", "ep": 4}, {True}),
+        ("megatron-core", "qwen3-30b-a3b", {"precision": "mxfp8", "ep": 4, "moe_fused_experts": True}, {False}),
+        ("megatron-core", "qwen3-30b-a3b", {"precision": "bf16", "ep": 4}, set()),  # Transformer Engine's are for MXFP8
+        ("megatron-core", "gpt2", {"precision": "mxfp8"}, set()),
+        ("hf-eager", "qwen3-30b-a3b", {"ep": 1}, set()),
+    ],
+)
+def test_fused_experts_are_offered_where_the_framework_has_them(framework, model, settings, offered):
+    assert offers("moe_fused_experts", framework, model, settings) == offered
