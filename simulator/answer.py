@@ -27,6 +27,7 @@ from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 from simulator.plan.fields import in_words
+from simulator.plan.rules import capture_doubt
 from simulator.scenario import Scenario
 from simulator.schedules import find_schedule
 from simulator.timeline import MemoryPoint, Timeline
@@ -278,6 +279,8 @@ def not_modelled(result: Result) -> list[str]:
         left_out.append("reading data: the cluster file has no storage section")
     if isinstance(spec, ModelSpec) and spec.positions == "learned" and plan.sequence_length > spec.max_positions:
         left_out.append(f"positions beyond {spec.max_positions}: the model's learned table ends there")
+    if doubt := capture_doubt(plan, has_experts=getattr(spec, "n_experts", 0) > 0):
+        left_out.append(doubt)
     return left_out
 
 

@@ -161,6 +161,33 @@ def test_a_sequence_beyond_the_learned_positions_is_said(simulated, model, lengt
     assert any("positions beyond 1024" in what for what in left_out) == is_said
 
 
+@pytest.mark.parametrize(("settings", "is_said"), [
+    ({"cuda_graphs": "full_iteration"}, True), ({"cuda_graphs": "attn+moe_router+moe_preprocess"}, False), ({}, False),
+    ({"cuda_graphs": "full_iteration", "moe_dispatcher": "hybridep"}, True),
+    ({"cuda_graphs": "full_iteration", "moe_dispatcher": "hybridep", "moe_fused_experts": True, "precision": "mxfp8"}, False),
+    ({"cuda_graphs": "full_iteration", "moe_capacity_factor": 1.0, "moe_pad_to_capacity": True}, False),
+])  # fmt: skip
+def test_a_graph_of_the_iteration_says_that_dropless_experts_need_counts(simulated, settings, is_said):
+    """NVIDIA, Megatron-Core user guide, MoE Paged Stash: "HybridEP + TE fused grouped experts are required"; else a capacity."""
+    asked = {
+        "gpus": 8,
+        "ep": 8,
+        "micro_batch": 1,
+        "global_batch": 8,
+        "sequence_length": 1024,
+        "framework": "megatron-core",
+    }
+    found = simulated("dgx-b200", "qwen3-30b-a3b-4layers", **asked, **settings)
+    left_out = found.answer["provenance"]["not_modelled"]
+    assert any("moe_fused_experts" in what and "capacity" in what for what in left_out) == is_said
+    assert not any(
+        "moe_fused_experts" in what
+        for what in simulated(
+            "dgx-b200", "gpt2", gpus=1, micro_batch=1, cuda_graphs="full_iteration", framework="megatron-core"
+        ).answer["provenance"]["not_modelled"]
+    )
+
+
 def test_models_without_tokens_have_samples_only():
     torch = pytest.importorskip("torch")
     from simulator.answer import describe_throughput
