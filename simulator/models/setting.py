@@ -7,6 +7,7 @@ from typing import Literal
 
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import distinct
+from simulator.models.layer import GemmShape
 from simulator.models.spec import ModelSpec
 from simulator.plan import PRECISIONS, Attention, Precision, Recompute
 from simulator.plan.framework import KernelStyle
@@ -181,6 +182,23 @@ class Setting:
                     f"tp={self.tp} would cut key-value heads of {spec.name}, which has {own.kv_heads}",
                     hint=f"tp must divide {own.kv_heads}, or be a multiple of it: then each rank has a copy",
                 )
+
+
+def check_blocks(shape: GemmShape, precision: str, block: int) -> None:
+    """Check that operands and result of a product, all of which are quantised, are made of whole blocks of a precision.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        Some dimension is no multiple of ``block``, which libraries refuse.
+    """
+    sizes = (("tokens", shape.m), ("outputs", shape.n), ("inputs", shape.k))
+    if wrong := [f"{size} {name}" for name, size in sizes if size % block]:
+        raise InfeasiblePlanError(
+            f"precision={precision} scales blocks of {block} elements, which do not divide the {' and '.join(wrong)} of {shape.name}",
+            hint=f"sizes of a rank that {block} divides, by --sequence-length, --tp or the model; or --precision fp8_current, "
+            "or leave its modules wide (--set bf16_modules=...)",
+        )
 
 
 def splits_heads(spec: ModelSpec, tp: int) -> bool:

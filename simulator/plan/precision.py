@@ -27,6 +27,10 @@ class Quantisation:
     wide_wgrad: bool = False  #: Whether the weight gradient is computed in 16 bits nevertheless.
     #: Rows to a multiple of which an expert's tokens are padded (NVIDIA/Megatron-LM, ``moe_router_padding_for_fp8``).
     padded_rows: int = 16
+    #: Elements that share a scale: both dimensions of what is quantised, along rows and along columns, are multiples of it
+    #: (NVIDIA/TransformerEngine, ``pytorch/tensor``, ``MXFP8Quantizer.make_empty`` and ``NVFP4Quantizer.make_empty``: "Tensor dims
+    #: must be divisible by"); 1 where tensors are taken as they are.
+    block: int = 1
     is_gathered: bool = True  #: Whether tensor-parallel ranks quantise what they gather for a product.
 
 
@@ -84,11 +88,17 @@ PRECISIONS: dict[str, Precision] = {
         _quantised("fp8_rowwise", "fp8", _ROWWISE),
         _quantised("fp8_rowwise_gw_hp", "fp8", replace(_ROWWISE, wide_wgrad=True)),
         _quantised("fp8_block", "fp8_block", Quantisation(kernel="quantize", element_bytes=1.0 + 4 / 128)),
-        _quantised("mxfp8", "mxfp8", Quantisation(kernel="quantize_mxfp8", element_bytes=1.0 + 1 / 32, padded_rows=32)),
+        _quantised(
+            "mxfp8",
+            "mxfp8",
+            Quantisation(kernel="quantize_mxfp8", element_bytes=1.0 + 1 / 32, padded_rows=32, block=32),
+        ),
         _quantised(
             "nvfp4",
             "nvfp4",
-            Quantisation(kernel="quantize_nvfp4", element_bytes=0.5 + 1 / 16, reads=2, launches=4, padded_rows=32),
+            Quantisation(
+                kernel="quantize_nvfp4", element_bytes=0.5 + 1 / 16, reads=2, launches=4, padded_rows=32, block=16
+            ),
         ),
     )
 }

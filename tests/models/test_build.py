@@ -560,3 +560,29 @@ def test_ranks_do_not_share_a_group_of_mamba2(name, tp, fits):
         return
     with pytest.raises(InfeasiblePlanError, match=f"tp={tp} does not divide ssm_groups=1"):
         built(spec, tp=tp)
+
+
+@pytest.mark.parametrize(("precision", "length", "tp", "wrong"), [
+    ("mxfp8", 1024, 1, ""), ("mxfp8", 1000, 1, "1000 tokens"), ("mxfp8", 1008, 1, "1008 tokens"), ("nvfp4", 1008, 1, ""),
+    ("nvfp4", 1000, 1, "1000 tokens"), ("fp8_current", 1000, 1, ""), ("bf16", 1000, 1, ""),
+    ("mxfp8", 1024, 4, "688 inputs of mlp_down"), ("nvfp4", 1024, 4, ""),
+])  # fmt: skip
+def test_formats_with_scales_of_blocks_refuse_what_is_no_whole_blocks(precision, length, tp, wrong):
+    """NVIDIA/TransformerEngine, ``MXFP8Quantizer.make_empty``: "Incorrect shape ... for MXFP8. Tensor dims must be divisible by 32", NVFP4
+    by 16. 2,752 channels are 688 on each of four ranks: 21.5 blocks of 32, 43 of 16; gate and up together are 43 of 32."""
+    spec = rename(find_spec("llama2-7b"), "x", layers=1, ffn_hidden=2752)
+    setting = Setting(micro_batch=1, sequence_length=length, tp=tp, precision=precision, kernels="fused")
+    if not wrong:
+        assert build_model(spec, setting).layers
+        return
+    with pytest.raises(InfeasiblePlanError, match=f"{precision}.*{wrong}"):
+        build_model(spec, setting)
+
+
+def test_experts_and_heads_that_are_padded_or_wide_need_no_whole_blocks():
+    """Experts' rows are padded to blocks (``moe_router_padding_for_fp8``), and the head's product stays in 16 bits."""
+    spec = rename(find_spec("qwen3-30b-a3b"), "x", layers=1, vocab=1001)
+    setting = Setting(micro_batch=1, sequence_length=96, precision="mxfp8", kernels="fused")
+    found = [i for layer in build_model(spec, setting).layers for i in layer.forward if isinstance(i, GemmShape)]
+    assert all(size % 32 == 0 for i in found if i.dtype == "mxfp8" for size in (i.m, i.n, i.k))
+    assert {i.dtype for i in found if i.name in ("logits", "router")} == {"bf16"}

@@ -19,9 +19,10 @@ from simulator.models.layer import (
 )
 from simulator.models.liveness import Tensor
 from simulator.models.ops import add, batched_product, cast, copy, flash_attention, kernel, map_kernel, product, scale
-from simulator.models.setting import Setting
+from simulator.models.setting import Setting, check_blocks
 from simulator.models.spec import ModelSpec
 from simulator.models.tape import Tape
+from simulator.plan.precision import Quantisation
 
 #: name of a product -> what plans call it where it has an adapter
 _PROJECTIONS = {
@@ -266,8 +267,7 @@ class Style(ABC):
         before backward (Megatron-Core's ``save_original_input``); under sequence parallelism it is this rank's share ``saved_input``.
         """
         recipe = self.setting.recipe
-        narrowing = recipe.quantisation
-        assert narrowing is not None
+        narrowing = self._narrowing_of(shape)
         n_out = x.n_elements // shape.k * shape.n
         is_trained = self.setting.lora_rank == 0
         casts = self._quantise(x, self.cast_layouts, n_pieces=shape.n_pieces, is_fused="input" in fused)
@@ -305,6 +305,13 @@ class Style(ABC):
             saved_bytes=round(held.n_elements * narrowing.element_bytes) if is_trained and is_narrow else 0,
             kept=True,
         )
+
+    def _narrowing_of(self, shape: GemmShape) -> Quantisation:
+        """Return how a product's operands are narrowed, which are made of whole blocks."""
+        narrowing = self.setting.recipe.quantisation
+        assert narrowing is not None
+        check_blocks(shape, self.setting.precision, narrowing.block)
+        return narrowing
 
     @property
     def cast_layouts(self) -> int:
