@@ -273,7 +273,8 @@ def _stage_bytes(
         else held(state.optimizer, trained, is_sharded=shards_optimizer) - unkept + _left_out_bytes(trained.n, plan),
         "activations": sum(saved),
         "transient": working,
-        "buffers": gathered + _bucket_bytes(trained.n, plan, shards_parameters=shards_parameters),
+        "buffers": gathered
+        + _bucket_bytes(trained.n, plan, shards_parameters=shards_parameters, shards_gradients=shards_gradients),
         "context": CONTEXT_BYTES,
         "communicators": _communicator_bytes(plan, has_experts=every.n_expert > 0),
     }
@@ -373,14 +374,14 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int
     return max(2, plan.gathered_bytes) * (sum(units) - sum(blocks)) + plan.gathered_bytes * int(alive)
 
 
-def _bucket_bytes(n_parameters: int, plan: ParallelPlan, *, shards_parameters: bool) -> int:
-    """Flat communication buffers: DDP's buckets copy all gradients, DeepSpeed keeps one or two buckets."""
+def _bucket_bytes(n_parameters: int, plan: ParallelPlan, *, shards_parameters: bool, shards_gradients: bool) -> int:
+    """Flat communication buffers: DDP's buckets copy all gradients unless ranks keep shards; DeepSpeed keeps one or two."""
     facts = plan.framework_spec.data_parallel
     if plan.dp * plan.cp == 1:
         return 0
     if facts.holds_buckets:
         bucket_bytes = round(min(n_parameters * plan.reduced_bytes, plan.bucket_sizes(plan.dp * plan.cp)[1]))
         return bucket_bytes * (2 if plan.overlaps and not shards_parameters else 1)
-    if facts.copies_into_buckets and not plan.gradient_as_bucket_view:
+    if facts.copies_into_buckets and not plan.gradient_as_bucket_view and not shards_gradients:
         return n_parameters * plan.reduced_bytes
     return 0

@@ -73,6 +73,17 @@ def test_fsdp_that_keeps_its_parameters_holds_shards_and_all_that_it_gathered():
     assert held == pytest.approx((4 / 64, 4 / 64, 8 / 64, 2))
 
 
+@pytest.mark.parametrize(
+    ("sharding", "expected"), [("none", (2, 4, 2)), ("zero1", (2, 4 / 64, 2)), ("zero2", (2, 4 / 64, 0)), ("zero3", (2 / 64, 4 / 64, 2))]
+)  # fmt: skip
+def test_a_trainer_on_ddp_that_shards_holds_no_copy_of_all_gradients(sharding, expected):
+    """ZeRO (arXiv:1910.02054, figure 1) of weights that Adam steps in 16 bits: whole gradients are nowhere, nor a reducer's copy of
+    them, where each rank keeps a 64th; of the only unit what is gathered remains."""
+    found = memory([layer(64_000_000)], dp=64, sharding=sharding, framework="hf-eager", precision="bf16")
+    held = tuple(found[key] / 64_000_000 for key in ("parameters", "optimizer", "buffers"))
+    assert held == pytest.approx(expected)
+
+
 def test_fp32_units_are_gathered_in_fp32():
     whole = 2 * DENSE  # the unit that computes and the next one
     assert (
