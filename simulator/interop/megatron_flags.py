@@ -17,8 +17,7 @@ from simulator.interop.emission import Emission, Request, refuse_to_write, said,
 from simulator.interop.format import Format, Imported
 from simulator.interop.key_table import Found, flattened
 from simulator.interop.megatron_model import KEYS, LAYERS, expert_counts, is_deepspeed, model_of, take_pattern
-from simulator.interop.shell import read_script
-from simulator.interop.shell_expansion import Script
+from simulator.interop.shell import Script, read_script
 from simulator.interop.typed_values import Reader, is_unknown, readable, words
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
@@ -278,11 +277,7 @@ def _launch(script: Script, file: str) -> list[str]:
         if len(set(launches)) > 1:
             script.assumed.append(f"the first of {len(set(launches))} launches is read")
         return list(launches[0])
-    held = [
-        " ".join(value) if isinstance(value, list) else value
-        for value in script.variables.values()
-        if not isinstance(value, dict)
-    ]
+    held = [" ".join(value) if isinstance(value, list) else value for value in script.variables.values()]
     options = [text for text in held if has_model(text.split())]
     if options:
         longest = max(options, key=len)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
 from simulator.interop.shell import read_script
-from simulator.interop.shell_arithmetic import UnknownError, arithmetic
+from simulator.interop.shell.arithmetic import UnknownError, arithmetic
 from simulator.interop.typed_values import is_unknown, readable
 
 
