@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from functools import lru_cache, partial
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _TOKEN = re.compile(
@@ -41,6 +42,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     {"+": operator.add, "-": operator.sub},
     {"*": operator.mul, "/": _quotient, "%": lambda a, b: a - b * _quotient(a, b)},
 )  # fmt: skip
+_PLACES = {sign: place for place, level in enumerate(_LEVELS) for sign in level}
 _WAYS = {sign: way for level in _LEVELS for sign, way in level.items()}
 
 
@@ -96,7 +98,8 @@ def arithmetic(
     return value
 
 
-def _tokens(text: str) -> list[str]:
+@lru_cache(maxsize=1024)
+def _tokens(text: str) -> tuple[str, ...]:
     """Cut an expression; the index of an element stays with its name."""
     tokens: list[str] = []
     at, text = 0, text.strip()
@@ -116,7 +119,7 @@ def _tokens(text: str) -> list[str]:
             at = end
         else:
             tokens.append(token)
-    return tokens
+    return tuple(tokens)
 
 
 def _wrapped(value: int) -> int:
@@ -144,7 +147,7 @@ def _number(token: str) -> int:
 class _Expression:
     def __init__(
         self,
-        tokens: list[str],
+        tokens: tuple[str, ...],
         value_of: Callable[[str], str | None],
         assign: Callable[[str, int], None] | None,
         depth: int,
@@ -202,13 +205,12 @@ class _Expression:
             self.depth -= 1
 
     def binary(self, level: int) -> int:
-        if level == len(_LEVELS):
-            return self.power()
-        value = self.binary(level + 1)
-        while self.next() in _LEVELS[level]:
+        """Read what binds at least as tightly as a level."""
+        value = self.power()
+        while (place := _PLACES.get(self.next(), -1)) >= level:
             sign = self.take()
             counts = not ((sign == "&&" and not value) or (sign == "||" and value))
-            value = self.apply(sign, value, self.within(lambda: self.binary(level + 1), is_live=counts))
+            value = self.apply(sign, value, self.within(partial(self.binary, place + 1), is_live=counts))
         return value
 
     def apply(self, sign: str, a: int, b: int) -> int:

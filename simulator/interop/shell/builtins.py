@@ -18,7 +18,7 @@ from simulator.interop.typed_values import is_unknown, unknown
 DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _FORMAT = re.compile(
-    r"%([-+ 0#]*)(\*|\d{1,4})?(?:\.(\*|\d{1,4})?)?[hlqjzt]?([diouxXcsbqeEfFgG%])|\\(?:c|.)|[^%\\]+|.", re.DOTALL
+    r"%([-+ 0#]*)(\*|\d+)?(?:\.(\*|\d+)?)?[hlqjzt]?([diouxXcsbqeEfFgG%])|\\(?:c|.)|[^%\\]+|.", re.DOTALL
 )
 
 
@@ -276,6 +276,8 @@ class Builtins(Conditions):
             return "%"
         if "*" in (width, precision):
             self.refuse("a * in a format of printf is not followed", hint="write the width in its place")
+        if any(len(number or "") > 5 for number in (width, precision)):
+            self.refuse(f"printf with {match[0]:.30} writes too much", hint="write its text in its place")
         value = values.pop(0) if values else ""
         if is_unknown(value):
             return value if kind in "sb" and not width else None

@@ -11,6 +11,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from simulator.interop.shell.parameters import Parameters, Part
 from simulator.interop.shell.patterns import BoundError, in_braces, quoted
@@ -35,6 +36,7 @@ class Assignment:
     raw: str
 
 
+@lru_cache(maxsize=4096)
 def assignment(text: str) -> Assignment | None:
     """Return the assignment that a word is; None where it is none."""
     match = _NAME.match(text)
@@ -231,7 +233,7 @@ class Expander(Parameters):
                 yield from found
             elif char == "`":
                 end = after_quotation(raw, at)
-                inner = re.sub(r"\\([$`\\])", r"\1", raw[at + 1 : end - 1])
+                inner = re.sub(r'\\([$`\\"])' if is_inside else r"\\([$`\\])", r"\1", raw[at + 1 : end - 1])
                 yield self._part(self.substituted(inner), is_inside)
                 at, has_text = end, True
             elif char == "\\" and at + 1 < len(raw):

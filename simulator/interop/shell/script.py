@@ -129,6 +129,7 @@ class _Walker(Redirections):
     n_captures: int = 0  #: Command substitutions around: what they launch is no launch.
     n_conditions: int = 0  #: Conditions around, in which ``set -e`` ends nothing.
     n_loops: int = 0  #: Loops around.
+    n_calls: int = 0  #: Functions and sourced files around, which may be returned from.
     n_waits: int = 0  #: Conditions of loops around, which wait for what a command finds.
     options: set[str] = field(default_factory=set)  #: Letters and names of ``set``.
     trap: str = ""  #: What runs at the end.
@@ -488,6 +489,8 @@ class _Walker(Redirections):
             case "exit":
                 raise _ExitError(node.line, self.status if number is None else number % 256)
             case "return":
+                if not self.n_calls:
+                    return True, 2
                 raise _ReturnError(self.status if number is None else number % 256)
             case "break" | "continue":
                 if self.n_loops:
@@ -603,6 +606,7 @@ class _Walker(Redirections):
         kept = self.arguments, self.has_all_arguments, self.n_loops, self.n_waits
         self.arguments, self.has_all_arguments, self.n_loops = numbered(arguments, 1), True, 0
         self.variables.enter()
+        self.n_calls += 1
         line = self.line
         try:
             with self.deeper(), self.redirected(function.body[0]):
@@ -611,6 +615,7 @@ class _Walker(Redirections):
             return end.status
         finally:
             self.variables.leave()
+            self.n_calls -= 1
             self.arguments, self.has_all_arguments, self.n_loops, self.n_waits = kept
             self.line = line
 
@@ -633,11 +638,13 @@ class _Walker(Redirections):
         kept = self.arguments, self.has_all_arguments
         if words[1:]:
             self.arguments, self.has_all_arguments = numbered(words[1:], 1), True
+        self.n_calls += 1
         try:
             return self.nested(read_text(path), 1)
         except _ReturnError as end:
             return end.status
         finally:
+            self.n_calls -= 1
             self.file, self.line = file, line
             if words[1:]:
                 self.arguments, self.has_all_arguments = kept

@@ -14,6 +14,7 @@ _OPERATORS = (";;&", "&&", "||", ";;", ";&", "|&", "|", "&", ";", "(", ")", "\n"
 #: what a user is to fill in: <PATH TO vocab.json>
 _PLACEHOLDER = re.compile(r"<[A-Z][\w ./-]*>")
 _CASE = re.compile(r"(?<![\w$-])(?:case\s+(\S+)\s+in\b|esac\b)")
+_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"\\]?)([A-Za-z_]\w*)\1?(?!\w)")
 _PAIRS = {"(": ")", "{": "}", "[": "]"}
 #: begins a stand-in of what is not known
 OPEN = "\ue000"
@@ -74,6 +75,7 @@ def closing(text: str, at: int) -> int:
     """Return the place of the bracket that closes the one here, past quotations and comments; the end of the text if none does."""
     opens, depth = text[at], 0
     cases: list[int] = []  # depths of those that are open: a bracket ends their patterns
+    documents: list[str] = []  # ends of those that begin in this line
     while at < len(text):
         char = text[at]
         if char in "ce" and opens == "(" and (match := _CASE.match(text, at)):
@@ -82,6 +84,13 @@ def closing(text: str, at: int) -> int:
             continue
         if char in SPECIAL and not (char == "'" and opens == "{"):
             at = after_quotation(text, at)
+            continue
+        if opens == "(" and char == "<" and (match := _DOCUMENT.match(text, at)):
+            documents.append(match[2])
+            at = match.end()
+            continue
+        if char == "\n" and documents:
+            at = _after_documents(text, at + 1, documents)
             continue
         if char == "#" and opens == "(" and text[at - 1] in " \t\n;":
             end = text.find("\n", at)
@@ -94,6 +103,18 @@ def closing(text: str, at: int) -> int:
                 return at
         at += 1
     return len(text)
+
+
+def _after_documents(text: str, at: int, ends: list[str]) -> int:
+    """Return the place after the here-documents that begin here; this one where one of them does not end."""
+    begin = at
+    while ends:
+        match = re.compile(rf"^\t*{re.escape(ends.pop(0))}[ \t\r]*(?=[\n)]|\Z)", re.MULTILINE).search(text, at)
+        if match is None:
+            ends.clear()
+            return begin
+        at = match.end()
+    return at
 
 
 def after_quotation(text: str, at: int) -> int:
@@ -257,7 +278,7 @@ class Lexer:
                 self.skip_to(self.closing(self.at + 1))
             elif char == "(" and self.at > begin and self.opens_part(begin):
                 self.skip_to(self.closing(self.at))
-            elif char == "[" and re.fullmatch(r"[A-Za-z_]\w*", self.text[begin : self.at]):
+            elif char == "[" and re.fullmatch(r"(?:[A-Za-z_]\w*)?", self.text[begin : self.at]):
                 self.subscript()
             elif char in " \t\n\r;&|<>()":
                 break
