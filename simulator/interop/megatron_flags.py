@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from simulator.config import load_yaml, parse_json, read_text
+from simulator.config import KeyPath, Locator, Place, load_yaml, parse_json, read_text
 from simulator.errors import ConfigError
 from simulator.interop.deepspeed import STAGES, read_deepspeed
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
@@ -227,15 +227,29 @@ def parse_megatron(
 ) -> Imported:
     """Read flags from text; see :func:`import_megatron`."""
     script = read_script(text, file, arguments=arguments, variables=variables)
-    tokens = _launch(script, file)
+    tokens, lines = _launch(script, file)
     entry = next((posixpath.basename(word) for word in tokens if word.endswith(".py")), "pretrain_gpt.py")
     family = next((one for one in ("bert", "t5") if one in entry), "gpt")
-    reader = Reader(_flags(tokens), file)
+    reader = Reader(_flags(tokens), file, locator=_Lines(file, text, tokens, lines) if "\n" in text.strip() else None)
     if _NO_TRAINING.search(entry):
         reader.account.miss(entry, "it trains nothing: a step of training its model is described")
     for note in script.assumed:
         reader.account.assume(readable(note))
     return read_flags(reader, family, nodes, gpus_per_node, written=script.files)
+
+
+class _Lines(Locator):
+    """Finds the line in which a script hands a flag to its launch."""
+
+    def __init__(self, file: str, text: str, tokens: Sequence[str], lines: Sequence[int]) -> None:
+        super().__init__(file, text)
+        names = (word[2:].partition("=")[0].replace("_", "-") for word in tokens)
+        self.lines = dict(zip(names, lines, strict=False))
+        self.launch = lines[0] if lines else 1
+
+    def value(self, path: KeyPath) -> Place:
+        """Place of a flag; of the launch where it is not there."""
+        return Place(file=self.file, line=self.lines.get(str(path[0]) if path else "", self.launch), column=1)
 
 
 #: programs that train nothing
@@ -265,25 +279,26 @@ def _positional(args: Sequence[str]) -> dict[int, str]:
     return found
 
 
-def _launch(script: Script, file: str) -> list[str]:
-    """Return the words of the command that trains; of the variables that list its options where there is none."""
+def _launch(script: Script, file: str) -> tuple[list[str], Sequence[int]]:
+    """Return the words of the command that trains, with their lines; of the variables that list its options where there is none."""
 
     def has_model(words: Sequence[str]) -> bool:
         names = {word.partition("=")[0].replace("_", "-") for word in words}
         return bool(names & {f"--{name}" for name in LAYERS}) and "--hidden-size" in names
 
-    launches = [command.words for command in script.commands if has_model(command.words)]
+    launches = [command for command in script.commands if has_model(command.words)]
     if launches:
-        if len(set(launches)) > 1:
-            script.assumed.append(f"the first of {len(set(launches))} launches is read")
-        return list(launches[0])
+        n_launches = len({command.words for command in launches})
+        if n_launches > 1:
+            script.assumed.append(f"the first of {n_launches} launches is read")
+        return list(launches[0].words), launches[0].lines
     held = [" ".join(value) if isinstance(value, list) else value for value in script.variables.values()]
     options = [text for text in held if has_model(text.split())]
     if options:
         longest = max(options, key=len)
         return longest.split() + [
             word for text in held if text.strip().startswith("--") and text not in longest for word in text.split()
-        ]
+        ], ()
     what = f"ends in line {script.ended} (exit)" if script.ended else "ends"
     raise ConfigError(
         f"{file}: {what} and launches no training of Megatron's: no command has --num-layers and --hidden-size",

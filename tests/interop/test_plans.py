@@ -670,3 +670,12 @@ def test_the_optimizer_of_megatron():
         assert ParallelPlan(**parse_megatron(f"{text} {said}").settings).optimizer == expected
     with pytest.raises(ConfigError, match="soap"):
         parse_megatron(f"{text} --optimizer soap")
+
+
+def test_faults_of_a_script_name_the_line_of_their_flag(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "#!/bin/bash\nN=$((1/0))\ntorchrun pretrain_gpt.py \\\n  --hidden-size 1024 \\\n  --num-layers $N\n"
+    )
+    with pytest.raises(ConfigError, match=r"run\.sh:5:1: num-layers: '\$\(\(1/0\)\)' is not a whole number"):
+        import_megatron(path)

@@ -1,5 +1,6 @@
 """Scripts are read as bash runs them: expectations are what bash 5 prints for the same text."""
 
+import re
 import subprocess
 
 import pytest
@@ -139,3 +140,58 @@ def test_arithmetic_on_what_is_not_known():
     with pytest.raises(UnknownError) as error:
         arithmetic("2 * GPUS", {}.get)
     assert error.value.name == "GPUS"
+
+
+UNKNOWN = {
+    "a file that a loop reads": (
+        "N=6\nwhile read L; do N=$((N+1)); done < base.txt\nrun $N", ["run", "6"], "line 2.*'while'.*N would be set",
+    ),
+    "a file that an array is made of": ("mapfile -t A < base.txt\nrun ${#A[@]}", ["run", "${#A[@]}"], ""),
+    "a loop that counts to it": ("for ((i=0; i<$NODES; i++)); do X=1; done\nrun $i", ["run", "0"], r"line 1.*i<\$NODES"),
+    "what a user types": ("read -p 'layers? ' N\nselect x in a b; do M=1; done\nrun $N", ["run", "$(read N)"], "line 2.*select"),
+    "what follows a program": ("which nvcc && X=1\nrun ${X:-2}", ["run", "2"], "line 1.*&&.*X would be set"),
+    "a number of words": ("for h in $(hosts); do X+=1; done\nrun $X", ["run", "1"], "line 1.*how many words"),
+    "names of files": ("A=(*.json)\nrun ${A[@]}", ["run", "*.json"], r"line 1.*\*.json"),
+    "a division by nothing": ("N=$((1/0))\nrun $N", ["run", "$((1/0))"], "line 1.*division by 0"),
+    "no number": ("N=$((08))\nrun $N", ["run", "$((08))"], "line 1.*no number of base 8"),
+    "a pattern that takes for ever": (
+        "A=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab\n[[ $A =~ ^(a+)+$ ]] && N=1\nrun ${N:-2}", ["run", "2"], "line 2.*for ever",
+    ),
+    "a case": ("case $(arch) in x*) N=1;; *) N=2;; esac\nrun ${N:-3}", ["run", "3"], "line 1.*case"),
+    "an element of it": ("A=($LIST x)\nrun ${A[1]} ${#A[@]}", ["run", "${A[1]}", "${#A[@]}"], ""),
+    "what follows it in a word": ("eval run --a '$(pwd)/b' $(pwd)/c", ["run", "--a", "$(pwd)/b", "$(pwd)/c"], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected", "note"), UNKNOWN.values(), ids=UNKNOWN)
+def test_what_only_a_run_would_tell_is_said_with_its_line(text, expected, note):
+    script = read_script(text, "run.sh")
+    assert [
+        readable(word) for command in script.commands for word in command.words if command.words[0] == "run"
+    ] == expected
+    assert not note or re.search(note, "\n".join(script.assumed), re.DOTALL)
+
+
+REFUSED = {
+    "more words than any script has": ("\nfor i in {1..1000000000}; do A=$i; done", ":2:1:.*1,000,000,000 words"),
+    "braces of braces": ("x=$(echo {a..z}{a..z}{a..z}{a..z}{a..z})", ":1:1:.*words"),
+    "a loop without an end": ("\n\nfor ((;;)); do :; done", ":3:1:.*50,000 statements"),
+    "a function of itself": ("f() {\n f\n}\nf", ":2:1:.*nested"),
+    "a width without an end": ("printf -v N '%1000000000d' 1", ":1:1:.*printf"),
+    "coproc": ("\ncoproc x { :; }", ":2:1:.*coproc"),
+    "an expansion that is none": ("X=${that is}", ":1:1:.*that is"),
+    "a letter of another shell": ("v=x\nX=${v@P}", ":2:1:.*@P"),
+    "what is readonly": ("readonly X=1\nX=2", ":2:1:.*readonly"),
+    "a loop over three parts that are two": ("for ((i=0;i<3)); do :; done", ":1:1:.*three parts"),
+    "a replacement that takes for ever": (
+        "A=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab\nX=${A//*a*a*a*a*a*a*c/}",
+        ":2:1:.*for ever",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_followed_is_refused_with_its_line_and_a_way_out(text, message):
+    with pytest.raises(ConfigError, match=f"(?s)run.sh{message}") as error:
+        read_script(text, "run.sh")
+    assert error.value.hint

@@ -141,6 +141,7 @@ class Expander(Parameters):
     def expand(self, words: Sequence[Word], *, names_files: str = "") -> list[str]:
         """Expand words as bash does; ``names_files`` says for what patterns would be replaced by names of files."""
         found: list[str] = []
+        lines: list[int] = []
         n_characters = 0
         self.globs.clear()
         for word in words:
@@ -152,11 +153,13 @@ class Expander(Parameters):
             for one in ones:
                 before = len(found)
                 found += self.fields(one)
+                lines += [word.line] * (len(found) - before)
                 n_characters += sum(map(len, found[before:]))
                 if n_characters > MOST_CHARACTERS:
                     self.refuse(
                         f"{word.text:.40} expands beyond {MOST_CHARACTERS >> 20} MiB", hint="give it fewer words"
                     )
+        self.lines = lines
         if names_files and self.globs:
             self.note(
                 f"which files {' '.join(self.globs)!r:.80} names is not known: it stands as it is for {names_files}"

@@ -51,6 +51,8 @@ _ASKS = (
     "ping",
     "kill",
 )
+#: variables that a note names
+_MOST_NAMES = 4
 #: commands that change nothing that is read here
 _CHANGE_NOTHING = (
     "echo", "printf", "exit", "return", "mkdir", "rm", "cd", "sleep", ":", "true", "false", "touch", "cp", "mv", "ls", "cat", "pip",
@@ -254,7 +256,9 @@ class _Walker(Redirections):
             if not all(_changes_nothing(one) for one in node.other):
                 sign = "&&" if node.kind == "and" else "||"
                 self.line = node.line
-                self.note(f"whether what stands before {sign} holds only a run can tell: what follows is left out")
+                self.note(
+                    f"whether what stands before {sign} holds only a run can tell: what follows is left out{_sets(node.other)}"
+                )
             return None
         self.status = status
         return self.go_on(node.other) if (status == 0) == (node.kind == "and") else status
@@ -286,7 +290,7 @@ class _Walker(Redirections):
             status = self.condition(condition)
             if status is None:
                 self.line = node.line
-                self.note("a condition that only a run can tell is taken as false")
+                self.note(f"a condition that only a run can tell is taken as false{_sets(body)}")
             if status == 0:
                 return self.go_on(body)
         return self.go_on(node.other) if node.other else 0
@@ -333,7 +337,7 @@ class _Walker(Redirections):
                     self.loop_while(node)
                 case _:
                     self.note(
-                        f"what is chosen by {node.kind} {node.word.text} only a run can tell: the loop is left out"
+                        f"what is chosen by {node.kind} {node.word.text} only a run can tell: the loop is left out{_sets(node.body)}"
                     )
             return self.status
         finally:
@@ -360,7 +364,9 @@ class _Walker(Redirections):
             self.step()
             holds = self.holds(self.text_of(condition, "quoted")) if condition.strip() else 0
             if holds is None:
-                self.note(f"whether (({condition.strip():.60})) holds only a run can tell: the loop ends there")
+                self.note(
+                    f"whether (({condition.strip():.60})) holds only a run can tell: the loop ends there{_sets(node.body)}"
+                )
             if holds != 0 or self._pass(node.body):
                 break
             if after.strip():
@@ -378,7 +384,7 @@ class _Walker(Redirections):
             if holds is None:
                 self.line = node.line
                 self.note(
-                    f"how often the loop '{'until' if node.negated else 'while'}' runs only a run can tell: it ends there"
+                    f"how often the loop '{'until' if node.negated else 'while'}' runs only a run can tell: it ends there{_sets(node.body)}"
                 )
             if holds is None or (holds == 0) == node.negated:
                 break
@@ -599,7 +605,8 @@ class _Walker(Redirections):
     def append(self, words: Sequence[str]) -> None:
         """Note a command; one in a command substitution launches nothing."""
         if not self.n_captures:
-            self.script.commands.append(Command(words=tuple(words), line=self.line))
+            lines = tuple(self.lines[-len(words) :]) if len(words) <= len(self.lines) else (self.line,) * len(words)
+            self.script.commands.append(Command(words=tuple(words), line=self.line, lines=lines))
 
     def call(self, function: Node, arguments: list[str]) -> int | None:
         """Walk a function."""
@@ -648,6 +655,23 @@ class _Walker(Redirections):
             self.file, self.line = file, line
             if words[1:]:
                 self.arguments, self.has_all_arguments = kept
+
+
+def _sets(nodes: Sequence[Node]) -> str:
+    """Say which variables statements would set, for a note that they are left out."""
+    names = list(dict.fromkeys(_assigned(nodes)))
+    more = " and others" if len(names) > _MOST_NAMES else ""
+    return f" ({', '.join(names[:_MOST_NAMES])}{more} would be set)" if names else ""
+
+
+def _assigned(nodes: Sequence[Node]) -> Iterator[str]:
+    for node in nodes:
+        for word in node.words or () if node.kind == "command" else ():
+            if (one := assignment(word.text)) is not None:
+                yield one.name
+        bodies = [body for pair in node.branches for body in pair] + [body for _, body, _ in node.cases]
+        for body in (node.body, node.other, *bodies):
+            yield from _assigned(body)
 
 
 def _changes_nothing(node: Node) -> bool:

@@ -27,6 +27,7 @@ class Command:
 
     words: tuple[str, ...]
     line: int
+    lines: tuple[int, ...] = ()  #: Of each word.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class State:
     depth: int = 0  #: Of what is being expanded, called or run within what.
     opens: bool = False  #: Whether a word was expanded that may be several words, or none.
     globs: list[str] = field(default_factory=list)  #: Words that files of the machine may stand for.
+    lines: list[int] = field(default_factory=list)  #: Of the words that were expanded last.
 
     @contextmanager
     def deeper(self) -> Iterator[None]:
