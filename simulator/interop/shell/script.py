@@ -33,6 +33,10 @@ from simulator.interop.typed_values import is_unknown, readable, unknown
 
 #: statements in all: no launch script comes near
 MOST_STEPS = 50_000
+#: texts whose statements are kept for loops
+_MOST_TEXTS = 200
+#: statements that a command substitution counts for
+_SUBSTITUTION = 5
 _SKIPPED = ("nohup", "time", "builtin", "sudo", "command", "exec")
 #: commands whose status says what they found
 _ASKS = (
@@ -127,6 +131,7 @@ def _status(holds: bool | None) -> int | None:
 class _Walker(Redirections):
     functions: dict[str, Node] = field(default_factory=dict)
     steps: int = 0
+    known_texts: dict[tuple[str, str, int], Sequence[Node]] = field(default_factory=dict)  #: Cut into statements.
     substituted_status: int | None = 0  #: Of the last command substitution of a command.
     n_captures: int = 0  #: Command substitutions around: what they launch is no launch.
     n_conditions: int = 0  #: Conditions around, in which ``set -e`` ends nothing.
@@ -169,9 +174,9 @@ class _Walker(Redirections):
                 raise _ExitError(node.line, self.status)
         return self.status
 
-    def step(self) -> None:
-        """Count a statement, or a pass of a loop."""
-        self.steps += 1
+    def step(self, count: int = 1) -> None:
+        """Count a statement, a pass of a loop, or what takes as long as several."""
+        self.steps += count
         if self.steps > MOST_STEPS:
             hint = "does a loop wait for something? what it starts can be a script of its own"
             self.refuse(f"the script would run more than {MOST_STEPS:,} statements", hint=hint)
@@ -408,8 +413,9 @@ class _Walker(Redirections):
 
     def captured(self, text: str) -> str | None:
         """Return what commands would print; None where only a run would tell."""
+        self.step(_SUBSTITUTION)
         try:
-            nodes = parse_script(text, self.file, first_line=self.line)
+            nodes = self.parsed(text, self.line)
         except ConfigError as error:
             self.note(f"$({text.strip():.40}) is not understood: {error}")
             return None
@@ -629,7 +635,16 @@ class _Walker(Redirections):
     def nested(self, text: str, line: int) -> int | None:
         """Walk a text that is a script of its own."""
         with self.deeper():
-            return self.go_on(parse_script(text, self.file, first_line=line))
+            return self.go_on(self.parsed(text, line))
+
+    def parsed(self, text: str, line: int) -> Sequence[Node]:
+        """Return the statements of a text that stands in a line of the script; a loop may ask for them again."""
+        key = (text, self.file, line)
+        if len(self.known_texts) > _MOST_TEXTS:
+            self.known_texts.clear()
+        if key not in self.known_texts:
+            self.known_texts[key] = parse_script(text, self.file, first_line=line)
+        return self.known_texts[key]
 
     def sourced(self, words: list[str]) -> int | None:
         """Walk a sourced file where it lies beside the script."""
