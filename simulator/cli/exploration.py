@@ -188,14 +188,13 @@ def search(
 
 
 def _idle_in_the_best(base: dict[str, Any], answer: SearchAnswer, plan: ParallelPlan) -> list[str]:
-    """Name what is given, chosen by no search, and changes nothing in the plan that is best."""
+    """Name what is given and changes nothing in the plan that is best."""
     from dataclasses import replace
 
     from simulator.explore.named_settings import scenario_of
     from simulator.explore.shared_idle import SharedIdle
-    from simulator.explore.space import AXES
 
-    idle = SharedIdle(base, AXES)
+    idle = SharedIdle(base)
     idle.meet(replace(scenario_of({**base, "topology": answer["choice"]["topology"]}), plan=plan))
     return idle.messages
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from simulator.analysis.idle_inputs import idle_inputs
@@ -14,19 +14,11 @@ from simulator.simulation import topology_of
 
 
 class SharedIdle:
-    """Collects what is idle in every scenario that it is shown.
+    """Collects what is idle in every scenario that it is shown, of the settings that they share, by canonical name."""
 
-    Parameters
-    ----------
-    base : mapping
-        Settings that the scenarios share, by canonical name.
-    apart : collection of str
-        Settings in which the scenarios differ: of those, some values may well change nothing.
-    """
-
-    def __init__(self, base: Mapping[str, Any], apart: Collection[str] = ()) -> None:
+    def __init__(self, base: Mapping[str, Any]) -> None:
         try:
-            self._given = given_in(base) - set(apart)
+            self._given = given_in(base)
         except SimulatorError:  # of a file among the settings: each scenario says so
             self._given = set()
         self._found: dict[str, str] | None = None if self._given else {}

@@ -173,7 +173,7 @@ def _simulated(
     """Simulate a sweep, so many rows at a time, and hand them on in the order of the axes."""
     if not sweep.axes:
         raise ConfigError("there is nothing to sweep", hint="--axis gpus=1,2,4,8, or --spec sweep.yaml")
-    counts, points = Counts(idle=SharedIdle(sweep.base, sweep.axes)), sweep.points()
+    counts, points = Counts(idle=SharedIdle(sweep.base)), sweep.points()
 
     def told(n_known: int) -> None:
         if observe is not None:
