@@ -17,7 +17,14 @@ from simulator.faults import slowest_of
 from simulator.identity import ByIdentity
 from simulator.kernels import KERNEL_MODELS
 from simulator.kernels.dispatcher import Dispatcher
-from simulator.kernels.host import COPY_LATENCY_S, SYNCHRONIZE_S, copy_bytes_per_s, cpu_adam_s, issue_s
+from simulator.kernels.host import (
+    COPY_LATENCY_S,
+    SYNCHRONIZE_S,
+    copy_bytes_per_s,
+    cpu_adam_bytes_per_s,
+    cpu_adam_s,
+    issue_s,
+)
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape, ScanShape
 from simulator.network.base import Flow
 from simulator.parallel.classes import placement
@@ -71,8 +78,9 @@ class ModelCosts:
         assert shape is not None
         if shape.name == "cpu_adam" and isinstance(shape, PointwiseShape):
             n_ranks = min(self.topology.gpus_per_host, self.scenario.plan.gpus)
-            memory_bytes_per_s = self.topology.node.host_memory_bytes_per_s(n_ranks)
-            return to_ps(cpu_adam_s(self.topology.device(rank), shape.n_elements, n_ranks, memory_bytes_per_s))
+            node = self.topology.node
+            rate = cpu_adam_bytes_per_s(node.sockets_of(n_ranks), node.socket_memory_bytes_per_s)
+            return to_ps(cpu_adam_s(self.topology.device(rank), shape.n_elements, n_ranks, rate))
         if isinstance(shape, AttentionShape) and shape.name == "flash_attention" and shape.dtype != "fp32":
             # of fp32 PyTorch and xFormers take the memory-efficient kernel: FlashAttention of any generation computes in 16 bits
             shape = replace(shape, name=self.flash)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from simulator.topology.device import Device
 from simulator.topology.processors import socket_memory_bytes_per_s
 
@@ -29,11 +31,23 @@ SYNCHRONIZE_S = 6.0e-6
 CPU_ADAM_READ_BYTES = 16
 CPU_ADAM_WRITTEN_BYTES = 14
 CPU_ADAM_BYTES = CPU_ADAM_READ_BYTES + CPU_ADAM_WRITTEN_BYTES
-#: bytes per second that the processors of one node step with: 0.24 s per 1e9 parameters on the two Xeon 8168 of a DGX-2
-#: (Ren et al., ZeRO-Offload, arXiv:2101.06840, table 4)
-CPU_ADAM_BYTES_PER_S = CPU_ADAM_BYTES * 1e9 / 0.24
-#: and what share that is of the rate of their memory, 12 channels of DDR4-2666: 0.49; processors of all kinds are taken to reach it
-CPU_ADAM_SHARE = CPU_ADAM_BYTES_PER_S / (2 * socket_memory_bytes_per_s("Xeon Platinum 8168", 3))
+#: bytes per second that one socket steps with: 0.24 s per 1e9 parameters on the two Xeon 8168 of a DGX-2 (Ren et al., ZeRO-Offload,
+#: arXiv:2101.06840, table 4). Nothing was measured to be faster, whatever its memory: Xeons of 2023 beside H200 and B200 step
+#: alike (stas00/ml-engineering, ``insights/when-to-upgrade-gpus``: runs of August 2026 within 2 %)
+CPU_ADAM_BYTES_PER_S = CPU_ADAM_BYTES * 1e9 / 0.24 / 2
+#: and what share that is of the rate of its memory, 6 channels of DDR4-2666: 0.49, which slower memory is taken to give, too
+CPU_ADAM_SHARE = CPU_ADAM_BYTES_PER_S / socket_memory_bytes_per_s("Xeon Platinum 8168", 3)
+
+
+def cpu_adam_bytes_per_s(n_sockets: int = 2, memory_bytes_per_s: float = math.inf) -> float:
+    """Return the rate at which sockets step states, given the raw rate of the memory of each.
+
+    Examples
+    --------
+    >>> round(cpu_adam_bytes_per_s(2, 307.2e9) / 1e9), round(cpu_adam_bytes_per_s(2, 76.8e9) / 1e9)
+    (125, 75)
+    """
+    return n_sockets * min(CPU_ADAM_BYTES_PER_S, CPU_ADAM_SHARE * memory_bytes_per_s)
 
 
 def copy_bytes_per_s(device: Device, *, to_host: bool) -> float:
@@ -42,7 +56,7 @@ def copy_bytes_per_s(device: Device, *, to_host: bool) -> float:
     return float(device.host.get(key, PCIE_EFFICIENCY * device.pcie_bandwidth_bytes_per_s))
 
 
-def cpu_adam_s(device: Device, n_elements: int, n_ranks: int, memory_bytes_per_s: float | None = None) -> float:
+def cpu_adam_s(device: Device, n_elements: int, n_ranks: int, bytes_per_s: float | None = None) -> float:
     """Seconds of an optimizer step on the host's processors.
 
     Parameters
@@ -53,15 +67,14 @@ def cpu_adam_s(device: Device, n_elements: int, n_ranks: int, memory_bytes_per_s
         Parameters of one rank.
     n_ranks : int
         Ranks of the host, which step theirs at the same time.
-    memory_bytes_per_s : float, optional
-        Raw rate of the host's memory, which they share; by default that of a DGX-2.
+    bytes_per_s : float, optional
+        Rate of the host's sockets, which they share; by default that of a DGX-2.
 
     References
     ----------
     Ren et al., ZeRO-Offload, arXiv:2101.06840, table 4.
     """
-    known = CPU_ADAM_BYTES_PER_S if memory_bytes_per_s is None else CPU_ADAM_SHARE * memory_bytes_per_s
-    rate = float(device.host.get("cpu_adam_bytes_per_s", known))
+    rate = float(device.host.get("cpu_adam_bytes_per_s", bytes_per_s or cpu_adam_bytes_per_s()))
     return n_elements * n_ranks * CPU_ADAM_BYTES / rate
 
 

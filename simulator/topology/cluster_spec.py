@@ -206,12 +206,16 @@ class NodeSpec(Sourced):
         """Nodes of the file whose GPUs one NVLink domain joins; 1 where NVLink ends at the node."""
         return self.nvlink.nodes if isinstance(self.nvlink, NvSwitchSpec) else 1
 
-    def host_memory_bytes_per_s(self, n_gpus: int) -> float:
-        """Raw rate of one host's memory, of all sockets together; where GPUs are attached to processors, of those of its first GPUs."""
+    def sockets_of(self, n_gpus: int) -> int:
+        """Sockets of one host that step the states of so many of its GPUs: all, but of GPUs attached to processors their own."""
         sockets, gpus = self.cpu.sockets // self.hosts, self.gpus // self.hosts
-        used = -(-n_gpus * sockets // gpus) if self.cpu.c2c_bandwidth_bytes_per_s else sockets
+        return -(-n_gpus * sockets // gpus) if self.cpu.c2c_bandwidth_bytes_per_s else sockets
+
+    @property
+    def socket_memory_bytes_per_s(self) -> float:
+        """Raw rate of one socket's memory."""
         known = self.cpu.memory_bandwidth_bytes_per_s
-        return used * (known or socket_memory_bytes_per_s(self.cpu.model, self.pcie.generation or 4))
+        return known or socket_memory_bytes_per_s(self.cpu.model, self.pcie.generation or 4)
 
     def domain(self) -> NodeSpec:
         """Return all nodes of one NVLink domain as one: what ranks are placed on, and what NCCL calls a node."""

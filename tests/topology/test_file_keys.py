@@ -284,7 +284,7 @@ def answers(path):
         communication_s(topology),
         operation(topology),
         host_refusal(topology),
-        topology.node.host_memory_bytes_per_s(topology.gpus_per_host),
+        topology.node.socket_memory_bytes_per_s,
         structure,
         topology.device(0).memory_bytes,
     ]
