@@ -206,7 +206,7 @@ class ResidualTable:
     """Residuals of measured runs, and the factor that makes intervals hold what they promise."""
 
     rows: tuple[Residual, ...]
-    #: Factor on half-widths; set so that intervals that ignore a run's own source hold 80 % of the runs.
+    #: Factor on half-widths; set so that intervals that ignore a run's own source hold 80 %, of rows and of sources on average.
     widening: float = 1.0
 
     def to_json(self) -> dict[str, Any]:

@@ -120,9 +120,10 @@ def test_widening_is_the_80_percent_quantile_of_the_scores():
     assert fit_widening(rows(0.0) + rows(0.1, source="b")).widening == pytest.approx(0.1 / 0.04)
     # scores of a's rows against b's 0.2 +- 0.04: 5, 5 with 1/2 each; of b's row against a's 0 +- 0.04: 5
     assert fit_widening(rows(0.0, 0.0) + rows(0.2, source="b")).widening == pytest.approx(5.0)
-    # a: (0, 0.08) against b's 0: scores 0 and 2, weights 1/2; b's 0 against a's 0.04 +- 0.04: 1, weight 1
+    # a: (0, 0.08) against b's 0: scores 0 and 2; b's 0 against a's 0.04 +- 0.04: 1. Of rows each counts 1/3, of sources a's 1/4
+    # and b's 1/2: 7/12, 5/6 and 7/12 of two, whose centres are these
     table = fit_widening(rows(0.0, 0.08) + rows(0.0, source="b"))
-    assert table.widening == pytest.approx(np.interp(0.8, [0.125, 0.5, 0.875], [0.0, 1.0, 2.0]))
+    assert table.widening == pytest.approx(np.interp(0.8, [7 / 48, 1 / 2, 41 / 48], [0.0, 1.0, 2.0]))
     assert fit_widening(rows(0.0, 0.5)).widening == 1.0
     assert fit_widening(()).rows == ()
 

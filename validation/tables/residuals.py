@@ -114,7 +114,9 @@ def coverage(
 
 
 def fit_widening(rows: Sequence[Residual], others: Sequence[Residual] = ()) -> ResidualTable:
-    """Return a table whose intervals hold 80 % of the rows of a source that is left out, every source counting alike.
+    """Return a table whose intervals hold 80 % of what is left out, on average of the share of all rows and the mean of sources' shares.
+
+    A few sources have most of the rows: by rows alone, intervals of the others hold too little, and by sources alone, theirs too much.
 
     Parameters
     ----------
@@ -137,7 +139,7 @@ def fit_widening(rows: Sequence[Residual], others: Sequence[Residual] = ()) -> R
         centre = 0.5 * (math.log(found.low) + math.log(found.high))
         half = 0.5 * (math.log(found.high) - math.log(found.low))
         scores.append(abs(row.log_ratio - centre) / half)
-    weights = np.array([1.0 / n_rows[row.source] for row in judged])
+    weights = np.array([1.0 / len(judged) + 1.0 / (len(n_rows) * n_rows[row.source]) for row in judged])
     return ResidualTable(rows=unit.rows, widening=weighted_quantile(np.array(scores), weights, LEVEL))
 
 
