@@ -33,6 +33,7 @@ from simulator.network.base import Flow
 from simulator.network.even import EvenChunkNetwork, Evenness, EvenNetwork, UnevenError
 from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of, split
 from simulator.parallel.expert import expert_load, expert_refusal, sorts_arrivals
+from simulator.parallel.idle import without_stages
 from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
@@ -219,7 +220,7 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
     InfeasiblePlanError
         If the degrees do not multiply up.
     """
-    plan = scenario.plan.resolve(topology.n_gpus)
+    plan = without_stages(scenario.plan.resolve(topology.n_gpus))
     device = topology.device(0)
     if plan.precision_spec.quantisation is not None and not device.computes(plan.precision_spec.products):
         raise InfeasiblePlanError(f"{device.name} does not compute in {plan.precision}", hint="use --precision bf16")

@@ -88,6 +88,23 @@ def test_hfu_counts_the_flops_of_the_published_formula(simulated, recompute, pas
     assert result.answer["mfu"] == pytest.approx(model_flops / seconds / 312e12, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"cp_comm_type": "all_gather"}, {"cp_comm_type": "a2a"}, {"cp_load_balance": False}]
+)
+@pytest.mark.parametrize("cp", [2, 4])
+def test_ranks_that_share_a_sequence_recompute_what_one_does(simulated, cp, settings):
+    """Whole blocks are run again, whatever part of the keys each rank meets in which step: HFU over MFU is that of one rank."""
+
+    def ratio(**plan):
+        answer = simulated(
+            "dgx-h100", "llama3-8b", gpus=4, micro_batch=1, global_batch=4, sequence_length=16384,
+            framework="megatron-core", recompute="full", **plan,
+        ).answer  # fmt: skip
+        return answer["hfu"] / answer["mfu"]
+
+    assert ratio(cp=cp, **settings) == pytest.approx(ratio(), rel=1e-9)
+
+
 def test_hfu_of_packed_documents_is_no_more_than_the_hardware_can(simulated):
     """131,072 tokens in documents of 4,096, everything recomputed: a token meets 4,096 keys, of which causal kernels skip half.
 

@@ -79,6 +79,8 @@ def _nearly_idle(plan: ParallelPlan, n_nodes: int, given: Collection[str]) -> li
     has_default_group = plan.sharding == "hsdp" and not plan.sharding_group
     if has_default_group and n_nodes == 1 and "sharding" in given and plan.dp * plan.cp > 1:
         found.append("--sharding hsdp is the same as zero3: all GPUs are on one node")
+    if "sharding" in given and plan.sharding != "none" and plan.gpus // (plan.tp * plan.pp) == 1:
+        found.append(f"--sharding {plan.sharding} shards nothing: there is one data-parallel rank")
     if "schedule" in given and plan.pp > 1 and plan.micro_batch and plan.n_micro_batches == 1:
         found.append("--schedule makes little difference: there is one micro-batch per step")
     return found

@@ -114,6 +114,8 @@ class AttentionShape(Launch):
     has_dropout: bool = False
     window: int = 0
     gathered: int = 0
+    #: Keys that each query counts for in MFU where that is not as many as any has: of a part of a sequence that ranks share.
+    counted: int | None = None
 
     @property
     def n_flops(self) -> float:
@@ -127,7 +129,12 @@ class AttentionShape(Launch):
     @property
     def whole_flops(self) -> float:
         """The same with every query against as many keys as any has, whatever the mask hides: as MFU counts attention."""
-        return self._flops_of(float(self.seq_q * min(self.window or self.seq_k, self.seq_k)))
+        return self._flops_of(float(self.seq_q * self.counted_keys))
+
+    @property
+    def counted_keys(self) -> int:
+        """Keys that each query counts for in MFU."""
+        return min(self.window or self.seq_k, self.seq_k) if self.counted is None else self.counted
 
     def _flops_of(self, scores: float) -> float:
         products = 2.0 if self.kernel_pass == "forward" else 5.0

@@ -88,7 +88,8 @@ def _paced(shape: AttentionShape, plan: ParallelPlan) -> AttentionShape:
     """Return the attention of the rank with most work: its queries against the keys that they see at the mean."""
     if not shape.causal:
         return shape
-    return replace(shape, causal=False, seq_k=max(1, round(_seen_pairs(shape, plan) / shape.seq_q)), window=0)
+    n_seen = max(1, round(_seen_pairs(shape, plan) / shape.seq_q))
+    return replace(shape, causal=False, seq_k=n_seen, window=0, counted=shape.counted_keys)
 
 
 def _seen_pairs(shape: AttentionShape, plan: ParallelPlan) -> float:
@@ -130,7 +131,7 @@ def _ring(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_f
             if n_sent:
                 yield Exchange("send_recv", "cp", n_sent, overlaps=1)
             if (part := _ring_step(kernel, plan, step)) is not None:
-                yield part
+                yield replace(part, counted=0 if step else kernel.counted_keys)  # once
         if is_forward:
             yield _merge(kernel, plan.cp - 1)
         else:  # the gradient of its own keys and values comes home

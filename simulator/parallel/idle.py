@@ -35,6 +35,23 @@ _PIPELINE = (
     "pipeline_batch",
 )
 
+#: what a plan without stages leaves out: the order of passes and their chunks
+_OF_STAGES = ("schedule", "virtual_pp", "pipeline_layout")
+
+
+def without_stages(plan: ParallelPlan) -> ParallelPlan:
+    """Return a resolved plan as it runs: of one stage each micro-batch goes forward and back, whole, before the next.
+
+    Megatron-Core (``forward_backward_no_pipelining``), DeepSpeed and PyTorch have no schedule there, but for experts whose passes
+    overlap by turns.
+    """
+    if plan.pp > 1:
+        return plan
+    takes_turns = plan.ep > 1 and find_schedule(plan.schedule, plan.virtual_pp).takes_turns
+    kept = ("schedule",) if takes_turns else ()
+    return replace(plan, **{name: SETTINGS[name].default for name in _OF_STAGES if name not in kept})
+
+
 #: settings, whether they change nothing, why
 Idle = list[tuple[tuple[str, ...], bool, str]]
 
@@ -48,10 +65,11 @@ def idle_settings(
 ) -> list[tuple[str, str]]:
     """Name settings of a resolved plan that change nothing, and why.
 
-    Only those that the user gave; by default those that differ from their default.
+    Only those that the user gave; by default those that differ from their default. What :func:`without_stages` leaves out is in no plan
+    that ran, so that it is taken as given.
     """
     changed = {key for key, one in SETTINGS.items() if getattr(plan, key) != one.default}
-    named = changed if given is None else changed.intersection(given)
+    named = changed if given is None else (changed | set(_OF_STAGES)).intersection(given)
     rules = (
         *_idle_data(plan, has_experts),
         *_idle_axes(plan),
@@ -74,7 +92,7 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
     is_zero3 = facts.zero3_limits is not None and plan.shards_parameters
     return [
         ((*_SHARED, *_ELEMENTS, *_FSDP), alone, "there is one data-parallel rank"),
-        (("gradient_collective", "sharding"), alone, "there is one data-parallel rank"),
+        (("gradient_collective",), alone, "there is one data-parallel rank"),
         (("overlap",), plan.gpus == 1, "there is one GPU"),
         (("nccl_user_buffers",), alone, "there is one data-parallel rank"),
         (("nccl_user_buffers",), not plan.overlaps, "nothing runs beside gradients without overlap"),

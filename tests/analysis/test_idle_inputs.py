@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.analysis.idle_inputs import idle_choices, idle_inputs, idle_loading, idle_power, idle_release
@@ -9,6 +11,7 @@ from simulator.faults import Faults
 from simulator.models.catalog import CATALOG
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
+from simulator.simulation import simulate
 from simulator.topology import load_topology
 from simulator.topology.device import load_device
 
@@ -32,7 +35,7 @@ def without_effect(settings, n_nodes, *, given=(), **chosen):
         ({"asynchronous_tp": True}, "--asynchronous-tp has no effect: tp=1"),
         ({"sharding_group": 4}, "--sharding-group has no effect: sharding=none"),
         ({"overlap_parameter_gather": True}, "--overlap-parameter-gather has no effect: sharding=none"),
-        ({"sharding": "zero3", "dp": 1, "tp": 8}, "--sharding has no effect: there is one data-parallel rank"),
+        ({"sharding": "zero3", "dp": 1, "tp": 8}, "--sharding zero3 shards nothing: there is one data-parallel rank"),
         ({"sharding": "hsdp"}, "--sharding hsdp is the same as zero3"),
     ],
 )
@@ -114,3 +117,15 @@ def test_a_cap_that_a_board_never_reaches_is_named(cap, said):
     """NVIDIA's data sheet of the A100 SXM: 400 W at most."""
     device = load_topology("bigred200", 4, overrides={"power.gpu_cap": cap if "W" in cap else f"{cap} W"}).device(0)
     assert [text[:30] for text in idle_power(device)] == ["the power cap has no effect: i"] * said
+
+
+@pytest.mark.parametrize(("framework", "sharding"), [("megatron", "none"), ("fsdp", "zero3"), ("deepspeed", "zero3")])
+@pytest.mark.parametrize("settings", [{"virtual_pp": 2}, {"schedule": "gpipe"}])
+def test_a_plan_of_one_stage_has_no_schedule(framework, sharding, settings):
+    """What is said to have no effect has none: the answer is that of the plan without it, to the last digit."""
+    ran = plan(micro_batch=1, global_batch=32, sequence_length=128, framework=framework, sharding=sharding)
+    scenario = Scenario(topology="dgx-a100-80g", model="gpt2", plan=ran)
+    one, other = simulate(scenario), simulate(replace(scenario, plan=replace(ran, **settings)))
+    assert one.metrics == other.metrics and one.memory.peak_bytes == other.memory.peak_bytes
+    (flag,) = settings
+    assert list(other.idle_inputs(settings)) == [f"--{flag.replace('_', '-')} has no effect: pp=1"]
