@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-#: start of a processor's name -> bytes per second of one socket
+#: part of a processor's name -> bytes per second of one socket
 _SOCKETS: tuple[tuple[str, float], ...] = (
     (r"EPYC 9..5", 12 * 6.0e9 * 8),  # Turin
     (r"EPYC 9", 12 * 4.8e9 * 8),  # Genoa
@@ -40,6 +40,9 @@ def socket_memory_bytes_per_s(model: str, pcie_generation: int) -> float:
     --------
     >>> socket_memory_bytes_per_s("EPYC 7742", 4) / 1e9
     204.8
+    >>> socket_memory_bytes_per_s("Intel(R) Xeon(R) Platinum 8480C", 5) / 1e9
+    307.2
     """
-    known = (rate for start, rate in _SOCKETS if re.match(start, model))
+    name = re.sub(r"\((?:r|tm)\)", "", model, flags=re.IGNORECASE)
+    known = (rate for pattern, rate in _SOCKETS if re.search(rf"\b(?:{pattern})", name, re.IGNORECASE))
     return next(known, _BY_GENERATION[pcie_generation])
