@@ -13,6 +13,9 @@ from simulator.errors import ConfigError
 MOST = 1e15
 
 
+_ANSWERS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+
+
 def number_in(text: str) -> float:
     """Return the number that a cell holds, not-a-number where it holds none."""
     try:
@@ -67,7 +70,11 @@ class Cells:
     def flag(self, column: str) -> bool | None:
         """Return the answer of a yes-or-no cell, None where it is blank."""
         text = self.text(column).lower()
-        return None if not text else text not in ("no", "false", "off") and number_in(text) != 0
+        if not text:
+            return None
+        if text not in _ANSWERS and number_in(text) not in (0, 1):
+            raise ConfigError(f"{self._place(column)}: {text!r} is neither yes nor no", hint="1 or 0")
+        return _ANSWERS.get(text, number_in(text) == 1)
 
     def _number(self, column: str, *, whole: bool) -> float:
         text = self.text(column)

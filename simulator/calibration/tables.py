@@ -43,6 +43,10 @@ def table_of(text: str, file: str) -> Table:
         header = [name.strip() for name in next(reader, [])]
         if not any(header):
             raise ConfigError(f"{file}:1: the file is empty", hint="the first line names the columns")
+        if len(header) == 1 and (mark := next((one for one in ";\t|" if one in header[0]), "")):
+            raise ConfigError(
+                f"{file}:1: cells are separated by {mark!r}", hint="separate them by commas, with points in numbers"
+            )
         repeated = sorted({name for name in header if name and header.count(name) > 1})
         if repeated:
             raise ConfigError(f"{file}:1: the column {', '.join(repeated)} is there more than once")
@@ -61,6 +65,17 @@ def table_of(text: str, file: str) -> Table:
     return Table(header=header, rows=rows, faults=faults)
 
 
+def check_header(header: Sequence[str], known: Sequence[str], file: str) -> None:
+    """Refuse a column that may be a misspelt one of those that are known, and name any other that is not read."""
+    absent = [name for name in known if name not in header]
+    others = [name for name in header if name and name not in known]
+    for name in others:
+        if near := difflib.get_close_matches(name.lower(), absent, 1, cutoff=0.8):
+            raise ConfigError(f"{file}:1: no column is called '{name}'", hint=f"did you mean '{near[0]}'?")
+    if others:
+        _LOG.warning("%s: columns that are not read: %s", file, ", ".join(others))
+
+
 #: key under which a row says on which line it stands; no column of ours
 LINE = "line"
 
@@ -74,19 +89,15 @@ def read_rows(path: Path, needed: Sequence[str], optional: Sequence[str]) -> lis
         table = table_of(read_text(path), str(path))
     except ConfigError as error:
         raise CalibrationError(error.message, hint=error.hint) from None
-    known = (*needed, *optional)
-    absent = [name for name in known if name not in table.header]
-    others = [name for name in table.header if name and name not in known]
-    for name in others:
-        if near := difflib.get_close_matches(name, absent, 1, cutoff=0.8):
-            raise CalibrationError(f"{path}:1: no column is called '{name}'", hint=f"did you mean '{near[0]}'?")
-    missing = [name for name in needed if name in absent]
+    try:
+        check_header(table.header, (*needed, *optional), str(path))
+    except ConfigError as error:
+        raise CalibrationError(error.message, hint=error.hint) from None
+    missing = [name for name in needed if name not in table.header]
     if missing:
         raise CalibrationError(f"{path}:1: no column {', '.join(missing)}", hint=f"needed: {', '.join(needed)}")
     if table.faults:
         raise CalibrationError(table.faults[0], hint="as many cells in every row as there are columns")
-    if others:
-        _LOG.warning("%s: columns that are not read: %s", path, ", ".join(others))
     blank = dict.fromkeys(optional, "")
     return [{**blank, **cells, LINE: str(line)} for line, cells in table.rows]
 

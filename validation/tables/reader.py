@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.calibration.cells import Cells, fault_of
-from simulator.calibration.tables import table_of
+from simulator.calibration.tables import check_header, table_of
 from simulator.config import read_text
 from simulator.errors import ConfigError
 from validation.tables.kinds import INTEGERS, KINDS, NUMBERS
@@ -148,6 +148,7 @@ def read_table(path: str | Path) -> list[Row]:
         )
     table = table_of(read_text(place), file)
     kind = detect_kind(table.header, file)
+    check_header(table.header, (*KINDS[kind].columns, *KINDS[kind].also), file)
     faults = table.faults + [fault for line, cells in table.rows for fault in _faults_of(cells, kind, f"{file}:{line}")]
     if faults:
         more = f"\n... and {len(faults) - _MAX_FAULTS} more" if len(faults) > _MAX_FAULTS else ""

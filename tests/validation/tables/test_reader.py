@@ -2,6 +2,7 @@
 
 import pytest
 
+from simulator.calibration.cells import Cells
 from simulator.errors import ConfigError
 from tests.validation.tables.rows import training_row, write
 from validation.tables.reader import MEASUREMENTS, detect_kind, read_table, select, short_source
@@ -103,3 +104,24 @@ class TestSelecting:
     def test_nothing_left_is_said(self):
         with pytest.raises(ConfigError, match="none of 4 rows"):
             select(self.rows, ["gpus=7"])
+
+
+def test_a_misspelt_column_is_refused_and_another_separator_named(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("topology,gpus,metric,value,framewrok\npolaris,4,iteration_time_s,1,megatron\n")
+    with pytest.raises(ConfigError, match=r":1: no column is called 'framewrok'\nhint: did you mean 'framework'"):
+        read_table(path)
+    path.write_text("topology;gpus;metric;value\npolaris;4;iteration_time_s;1\n")
+    with pytest.raises(ConfigError, match=":1: cells are separated by ';'"):
+        read_table(path)
+
+
+@pytest.mark.parametrize(("text", "answer"), [("1", True), ("0.0", False), ("Yes", True), ("off", False), ("", None)])
+def test_flags_are_yes_or_no(text, answer):
+    assert Cells(cells={"causal": text}).flag("causal") is answer
+
+
+@pytest.mark.parametrize("text", ["ture", "maybe", "2", "nan"])
+def test_what_is_neither_yes_nor_no_is_refused(text):
+    with pytest.raises(ConfigError, match=r"t\.csv:7:causal: .* is neither yes nor no"):
+        Cells(cells={"causal": text}, file="t.csv", line=7).flag("causal")
