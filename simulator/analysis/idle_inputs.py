@@ -45,7 +45,7 @@ def idle_inputs(
             topology.n_nodes, plan.gpus, transport=scenario.transport, nccl_algo=scenario.algorithm,
             nccl_proto=scenario.protocol, network=network,
         ),
-        *(f"{flag_of(name)} has no effect: {reason}" for name, reason in idle),
+        *(f"{flag_of(name, getattr(plan, name))} has no effect: {reason}" for name, reason in idle),
         *_nearly_idle(plan, topology.n_nodes, given),
         *_idle_faults(scenario.faults, topology, link_busy_s),
         *idle_release(plan, topology.device(0)),
@@ -54,9 +54,15 @@ def idle_inputs(
     ]  # fmt: skip
 
 
-def flag_of(setting: str) -> str:
-    """Return a setting as the command line has it."""
-    return "--" + setting.replace("_", "-")
+def flag_of(setting: str, value: object = None) -> str:
+    """Return a setting as the command line has it; one that is switched off by its own flag.
+
+    Examples
+    --------
+    >>> flag_of("virtual_pp"), flag_of("overlap", False)
+    ('--virtual-pp', '--no-overlap')
+    """
+    return ("--no-" if value is False else "--") + setting.replace("_", "-")
 
 
 def idle_choices(n_nodes: int, n_gpus: int, **chosen: str) -> list[str]:

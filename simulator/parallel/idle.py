@@ -97,6 +97,8 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
         (("nccl_user_buffers",), alone, "there is one data-parallel rank"),
         (("nccl_user_buffers",), not plan.overlaps, "nothing runs beside gradients without overlap"),
         (("sharding_group", "overlap_parameter_gather"), plan.sharding == "none", "sharding=none"),
+        (("overlap_parameter_gather",), plan.shards_parameters, "parameters are gathered block by block"),
+        (("bucket_bytes",), plan.shards_parameters and not is_zero3, "gradients are reduced block by block"),
         (
             ("gradient_compression",),
             plan.precision in ("fp16", "bf16") and plan.gradient_compression != "onebit",

@@ -129,3 +129,19 @@ def test_a_plan_of_one_stage_has_no_schedule(framework, sharding, settings):
     assert one.metrics == other.metrics and one.memory.peak_bytes == other.memory.peak_bytes
     (flag,) = settings
     assert list(other.idle_inputs(settings)) == [f"--{flag.replace('_', '-')} has no effect: pp=1"]
+
+
+@pytest.mark.parametrize("framework", ["deepspeed", "fsdp", "fsdp2", "megatron-core"])
+@pytest.mark.parametrize(
+    ("name", "values"), [("overlap_parameter_gather", (True, False)), ("bucket_bytes", (10**6, 4 * 10**8))]
+)
+def test_settings_are_named_where_sharded_parameters_leave_them_nothing_to_do(framework, name, values):
+    """A setting is named if and only if another value of it gives the same answer."""
+    ran = plan(
+        gpus=16, dp=16, micro_batch=1, global_batch=16, sequence_length=128, framework=framework, sharding="zero3"
+    )
+    one, other = (
+        simulate(Scenario(topology="bigred200", model="gpt2", plan=replace(ran, **{name: value}))) for value in values
+    )
+    is_named = any(name.replace("_", "-") in text for text in one.idle_inputs({name}))
+    assert is_named == (one.metrics == other.metrics and one.memory.peak_bytes == other.memory.peak_bytes)
