@@ -12,6 +12,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from simulator.analysis.confidence import Residual, ResidualTable
@@ -25,7 +26,7 @@ from validation.tables.many_jobs import processes_here
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import predict_rows, validate
 from validation.tables.reader import MEASUREMENTS, Row, read_table, select
-from validation.tables.residuals import fit_widening, residuals_of, spread_of
+from validation.tables.residuals import fit_widening, residuals_of, spread_of, with_intervals
 from validation.tables.statistics import describe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,6 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         files = [MEASUREMENTS / name for name in FILES]
         found = validate(files, n_processes=options.processes, quiet=False)
         table = residual_table(found.outcomes)
+        # what a page says of intervals is said of those that this very run makes, not of those that are shipped
+        found = replace(found, outcomes=tuple(with_intervals(found.outcomes, table)))
         clusters = _clusters() if options.residuals or options.page else {}
         if options.residuals:
             for path, data in ((RESIDUALS, table.to_json()), (COLLECTIVE_RESIDUALS, spread_of(clusters))):
