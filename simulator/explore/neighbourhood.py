@@ -7,7 +7,7 @@ that refuses it. A plan that breaks a rule itself, because its user knows better
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -226,17 +226,21 @@ class _Change(NamedTuple):
     settings: Mapping[str, object]
     ratio: float = 0.0
     same_training: bool = True
-    name: str = ""
 
 
-def neighbours(plan: ParallelPlan, site: Site) -> Iterator[Neighbour]:
+def neighbours(plan: ParallelPlan, site: Site, left_open: Collection[str] = ()) -> Iterator[Neighbour]:
     """Yield every plan that is one change away from a resolved plan, with the reason where it is not legal.
 
     A change of a degree leaves the GPUs and the batch as they are: data parallelism takes up the difference. Changes without
     effect are left out.
+
+    Parameters
+    ----------
+    left_open : collection
+        Settings that the plan's user did not make. Names of changes also hold those that would follow otherwise from the
+        changed plan, so that a command with the change runs the very plan that is meant.
     """
     for change in _changes(plan, site):
-        name = change.name or " ".join(SETTINGS[key].spelled(value) for key, value in change.settings.items())
         setting = next(iter(change.settings))
         try:
             other = replace(plan, **change.settings).resolve(site.topology.n_gpus)  # type: ignore[arg-type]
@@ -245,15 +249,39 @@ def neighbours(plan: ParallelPlan, site: Site) -> Iterator[Neighbour]:
             other, reason = plan, error.message.splitlines()[0]
         is_same = change.same_training and n_predictions(site.spec, other) == n_predictions(site.spec, plan)
         if not _is_idle(change, plan, other, site):
+            said = {**change.settings, **_held(change, plan, other, left_open)}
+            name = " ".join(SETTINGS[key].spelled(value) for key, value in said.items())
             yield Neighbour(
                 name=name, setting=setting, plan=other, same_training=is_same, ratio=change.ratio, reason=reason
             )
 
 
-def nearest(plan: ParallelPlan, site: Site) -> Iterator[Neighbour]:
+def _held(change: _Change, plan: ParallelPlan, other: ParallelPlan, left_open: Collection[str]) -> dict[str, object]:
+    """Return what a command must say beside a change, or it would be derived anew: the batch, and what recipes set."""
+    held: dict[str, object] = {}
+    if other is plan:  # not legal
+        return held
+    if "micro_batch" in left_open:  # the largest that fits
+        held["micro_batch"] = other.micro_batch
+    if (
+        "global_batch" in left_open
+        and other.without("global_batch").resolve(other.gpus).global_batch != other.global_batch
+    ):
+        held["global_batch"] = other.global_batch
+    before, after = (one.framework_spec.defaults(_named(one)) for one in (plan, other))
+    held |= {key: getattr(other, key) for key in {**before, **after} if before.get(key) != after.get(key)}
+    return {key: value for key, value in held.items() if key not in change.settings}
+
+
+def _named(plan: ParallelPlan) -> dict[str, object]:
+    """Return what recipes of frameworks look at."""
+    return {key: getattr(plan, key) for key in ("gpus", "tp", "pp", "ep", "precision", "release", "moe_dispatcher")}
+
+
+def nearest(plan: ParallelPlan, site: Site, left_open: Collection[str] = ()) -> Iterator[Neighbour]:
     """Yield the neighbours, of numbers only the next larger and the next smaller legal one."""
     numbers: dict[tuple[str, bool, bool], list[Neighbour]] = {}
-    for one in neighbours(plan, site):
+    for one in neighbours(plan, site, left_open):
         if one.ratio:
             numbers.setdefault((one.setting, one.ratio > 1, one.same_training), []).append(one)
         else:
@@ -351,16 +379,14 @@ def _degrees(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
             if other == degree:
                 continue
             settings: dict[str, object] = {axis: other, "dp": plan.dp * degree // other}
-            name = f"--{axis} {other} --dp {settings['dp']}"
             without: dict[str, object] = {}
             if axis == "pp" and plan.pipeline_layout is not None:
                 without = _RELAID
-                name += " --virtual-pp 1 --set pipeline_layout=none"
             elif axis == "pp" and plan.virtual_pp > 1 and other == 1:
                 without = {"virtual_pp": 1}
             elif axis == "tp" and plan.sequence_parallel and other == 1:
                 without = {"sequence_parallel": False}
-            yield _Change(settings | without, other / degree, name=name)
+            yield _Change(settings | without, other / degree)
     if site.spec.n_experts:
         for other in divisors(plan.expert_dp * plan.ep):
             if other != plan.ep:

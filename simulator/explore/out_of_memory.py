@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from simulator.answer import Result, is_tight
-from simulator.errors import InfeasiblePlanError
+from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.explore.answer_form import WayOut
 from simulator.explore.bounds import Bounds
 from simulator.explore.energy import Price, price_of, training_of
@@ -57,11 +57,11 @@ def ways_out(
         rows = [_row(way, timed, said, result.memory_margin) for way, timed in found]
         return sorted(rows, key=lambda row: (_time_s(row), row["peak_bytes"]))
 
-    ways = memory_of.all(neighbours(result.plan, site), below=result.memory.peak_bytes)
+    ways = memory_of.all(neighbours(result.plan, site, result.chosen), below=result.memory.peak_bytes)
     rows = simulated(ways)
     best_s = _time_s(rows[0]) if rows else math.inf
     if best_s > SLOW * result.metrics.iteration_time_s:
-        pairs = simulated(_pairs([way for way in ways if not way.memory.fits], site, memory_of), best_s)
+        pairs = simulated(_pairs([way for way in ways if not way.memory.fits], site, memory_of, result.chosen), best_s)
         faster = [pair for pair in pairs if _time_s(pair) < best_s]
         rows = [*faster, *rows, *(pair for pair in pairs if pair["untimed"])]
     unfit = sorted((way for way in ways if not way.memory.fits), key=lambda way: way.memory.peak_bytes)
@@ -164,12 +164,15 @@ class _Memory:
         return list(ways.values())
 
     def bound_s(self, way: _Way) -> float:
-        """Return a lower bound of the time of a step."""
+        """Return a lower bound of the time of a step; none where a forced algorithm does not run it, which its trial says."""
         bounds = self._of(way.neighbour.plan)
-        return bounds.full_s(bounds.layout(way.neighbour.plan))
+        try:
+            return bounds.full_s(bounds.layout(way.neighbour.plan))
+        except SimulatorError:
+            return 0.0
 
 
-def _pairs(ways: Sequence[_Way], site: Site, memory_of: _Memory) -> list[_Way]:
+def _pairs(ways: Sequence[_Way], site: Site, memory_of: _Memory, left_open: Collection[str]) -> list[_Way]:
     """Return the pairs of memory-saving changes that suffice, with what each pair needs."""
     found: dict[ParallelPlan, _Way] = {}
     for first in ways:
@@ -179,7 +182,7 @@ def _pairs(ways: Sequence[_Way], site: Site, memory_of: _Memory) -> list[_Way]:
                 name=_both(first.neighbour.name, second.name),
                 same_training=first.neighbour.same_training and second.same_training,
             )
-            for second in neighbours(first.neighbour.plan, site)
+            for second in neighbours(first.neighbour.plan, site, left_open)
             if second.setting != first.neighbour.setting
         )
         for way in memory_of.all(later, below=first.memory.peak_bytes):

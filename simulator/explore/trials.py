@@ -134,7 +134,10 @@ class Trials:
         if not memory.fits:
             need = f"needs {format_bytes(memory.peak_bytes)} of {format_bytes(memory.capacity_bytes)} memory"
             return Outcome(reason=need)
-        return self._run(scenario, self.result.topology, MachineChange(), parts, allowance)
+        try:
+            return self._run(scenario, self.result.topology, MachineChange(), parts, allowance)
+        except SimulatorError as error:  # a forced algorithm does not run what the plan communicates
+            return Outcome(reason=error.message)
 
     def scenario(self, scenario: Scenario) -> Outcome:
         """Run the same plan with other cost models or choices of the collectives."""
@@ -216,7 +219,7 @@ def _improved(trials: Trials, one: Improvement) -> Callable[[float], Outcome]:
 def options_of(trials: Trials) -> Iterator[Option]:
     """Yield the nearest other plans, with the reason where one is not legal."""
     result = trials.result
-    for one in nearest(result.plan, Site(topology=result.topology, spec=result.spec)):
+    for one in nearest(result.plan, Site(topology=result.topology, spec=result.spec), result.chosen):
         yield Option(
             name=one.name,
             simulate=lambda one=one: trials.plan(one),  # type: ignore[misc]
