@@ -160,9 +160,7 @@ def search(
     base, counts = settings_of(scenario)
     axes = parse_axes(axis or ())
     warn_of_axes(base, axes, counts)
-    if formats and not out:
-        write_warnings(["--format has no effect without --out FOLDER"])
-    tables_in = formats or "csv,jsonl"
+    tables_in = _tables_in(formats, out)
     if clusters := clusters_of(base):
         axes["topology"], base["topology"] = clusters, clusters[0]
     counts = axes.pop("gpus", counts)
@@ -185,6 +183,13 @@ def search(
     tables = lambda: [*write_search(answer, out, tables_in, plot), *(judged.close() if judged else ())]  # noqa: E731
     write_warnings(_idle_in_the_best(base, answer, plans[0]))
     _show_search(answer, lambda: emission(Path(emit)) if emit else [], tables, is_json=json_output)
+
+
+def _tables_in(formats: str | None, out: str | None) -> str:
+    """Return the formats of the tables, which want a folder."""
+    if formats and not out:
+        write_warnings(["--format has no effect without --out FOLDER"])
+    return formats or "csv,jsonl"
 
 
 def _idle_in_the_best(base: dict[str, Any], answer: SearchAnswer, plan: ParallelPlan) -> list[str]:

@@ -52,12 +52,10 @@ def stragglers(
         check_page(report)
     causes = parse_causes(
         lengths, is_packed=not unpacked, slow_gpus=slow_gpus, slow_nodes=slow_nodes, slow_links=slow_links,
-        spread=spread, pause=pause, plans_pauses=planned_pauses,
-        stall=stall,
+        spread=spread, pause=pause, plans_pauses=planned_pauses, stall=stall,
     )  # fmt: skip
-    base = settings_of_one(scenario, "the steps of one job are played: --gpus 8")
-    if unpacked and not lengths:
-        write_warnings(["--unpacked has no effect without --lengths"])
+    base = settings_of_one(scenario, "--gpus 8")
+    write_warnings(["--unpacked has no effect without --lengths"] * (unpacked and not lengths))
     with progress_line(is_quiet=json_output) as say:
         result = simulate(scenario_of(base), detail=True, progress=say)
         say("playing")
