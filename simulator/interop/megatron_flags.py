@@ -205,6 +205,9 @@ def import_megatron(
         data, locator = load_yaml(path)
         flags = _of_yaml(flattened(data, str(path)))
         return read_flags(Reader(flags, str(path), locator=locator), "gpt", nodes, gpus_per_node, written={})
+    for one in define:
+        if re.fullmatch(r"[A-Za-z_]\w*=.*", one, re.DOTALL) is None:
+            raise ConfigError(f"-D {one:.60}: not the value of a variable", hint="-D NAME=VALUE")
     variables = dict(one.partition("=")[::2] for one in define)
     return parse_megatron(
         read_text(path),
@@ -235,6 +238,8 @@ def parse_megatron(
         reader.account.miss(entry, "it trains nothing: a step of training its model is described")
     for note in script.assumed:
         reader.account.assume(readable(note))
+    for name in script.unused:
+        reader.account.miss(f"--args {name}" if name[0] == "$" else f"-D {name}", "the script never uses it")
     return read_flags(reader, family, nodes, gpus_per_node, written=script.files)
 
 
@@ -292,18 +297,22 @@ def _launch(script: Script, file: str) -> tuple[list[str], Sequence[int]]:
         if n_launches > 1:
             script.assumed.append(f"the first of {n_launches} launches is read")
         return list(launches[0].words), launches[0].lines
-    held = [" ".join(value) if isinstance(value, list) else value for value in script.variables.values()]
-    options = [text for text in held if has_model(text.split())]
+    held = {name: " ".join(value) if isinstance(value, list) else value for name, value in script.variables.items()}
+    options = {name: text for name, text in held.items() if has_model(text.split())}
+    commands = [f"line {line}: {text.splitlines()[0]:.60}" for line, text in script.unfollowed if text.strip()]
+    lost = "; ".join(dict.fromkeys(commands))
     if options:
-        longest = max(options, key=len)
-        return longest.split() + [
-            word for text in held if text.strip().startswith("--") and text not in longest for word in text.split()
-        ], ()
+        longest = max(options, key=lambda name: len(options[name]))
+        more = [name for name, text in held.items() if text.strip().startswith("--") and text not in options[longest]]
+        what = f"a launch is not followed ({lost:.200})" if lost else "no command has --num-layers and --hidden-size"
+        script.assumed.append(f"{what}: the variables {', '.join([longest, *more])} are taken for its flags, no others")
+        return [word for name in (longest, *more) for word in held[name].split()], ()
     what = f"ends in line {script.ended} (exit)" if script.ended else "ends"
-    raise ConfigError(
-        f"{file}: {what} and launches no training of Megatron's: no command has --num-layers and --hidden-size",
-        hint="give its arguments with --args, and variables with -D NAME=value, if it needs some",
-    )
+    why = f"not followed: {lost:.300}" if lost else "no command has --num-layers and --hidden-size"
+    hint = "give its arguments with --args, and variables with -D NAME=value, if it needs some"
+    if lost:
+        hint = "put the script that is started there beside this one, or give that one"
+    raise ConfigError(f"{file}: {what} and launches no training of Megatron's: {why}", hint=hint)
 
 
 def _of_yaml(flat: dict[str, Any]) -> dict[str, Any]:

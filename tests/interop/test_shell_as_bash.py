@@ -21,6 +21,11 @@ ARGUMENTS, ENVIRONMENT = ("p", "q r"), {"HOME": "/home/me"}
 def by_bash(text, folder):
     """The words of every ``run``, each with its arguments, as bash makes them."""
     path = folder / "run.sh"
+    command = folder / "bin" / "run"
+    if not command.exists():
+        command.parent.mkdir()
+        command.write_text("#!/bin/sh\nprintf '%s\\0' run \"$@\"\n")
+        command.chmod(0o755)
     path.write_text("run() { printf '%s\\0' run \"$@\"; }\n" + text + "\n")
     done = subprocess.run(
         [BASH, "run.sh", *ARGUMENTS],
@@ -28,7 +33,7 @@ def by_bash(text, folder):
         check=False,
         timeout=20,
         cwd=folder,
-        env=ENVIRONMENT | {"PATH": os.defpath, "LC_ALL": "C"},
+        env=ENVIRONMENT | {"PATH": f"{command.parent}:{os.defpath}", "LC_ALL": "C"},
     )
     return done.stdout.decode().split("\0")[:-1]
 

@@ -34,7 +34,7 @@ class Builtins(Conditions):
 
     def declare(self, name: str, words: Sequence[Word]) -> int:
         """Do ``declare``, ``local``, ``export``, ``readonly`` or ``typeset``."""
-        letters = ""
+        letters = takes = ""
         targets: list[Assignment | str] = []
         for word in words:
             one = assignment(word.text)
@@ -42,6 +42,7 @@ class Builtins(Conditions):
             for text in texts:
                 if text[:1] in ("-", "+") and not targets:
                     letters += text[1:] if text[0] == "-" else ""
+                    takes += text[1:] if text[0] == "+" else ""
                 elif (found := assignment(text)) is not None:
                     is_array = found.raw[:1] == "(" and bool(set(letters) & {"a", "A"})
                     raw = found.raw if is_array else _literal(found.raw)
@@ -49,12 +50,22 @@ class Builtins(Conditions):
                 elif _NAME.match(text):
                     targets.append(text)
             targets += [one] if one is not None else []
+        if name == "export" and "f" in letters:
+            self.variables.exported |= {f"{target}()" for target in targets}
+            return 0
+        if name == "export" and "n" in letters:
+            letters, takes = letters.replace("n", ""), "x"
         if set(letters) & set("fFp"):
             self.sink.write(None)
             return 0
         letters += "r" * (name == "readonly")
         is_own = bool(self.variables.scopes) and name in ("local", "declare", "typeset") and "g" not in letters
         for target in targets:
+            named = target.name if isinstance(target, Assignment) else split_name(target)[0]
+            if "x" in takes:
+                self.variables.exported.discard(named)
+            elif name == "export" or "x" in letters:
+                self.variables.exported.add(named)
             self._declare(target, letters, is_own=is_own)
         return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 from simulator.interop.shell.arithmetic import ExpressionError, UnknownError, arithmetic
@@ -45,6 +46,10 @@ class Conditions(Expander):
     """Evaluates conditions."""
 
     __slots__ = ()
+
+    @abstractmethod
+    def is_file(self, name: str) -> bool | None:
+        """Whether a file is there; None where only a run would tell."""
 
     # -- [ ... ] ---------------------------------------------------------------------------------------------------
 
@@ -99,6 +104,8 @@ class Conditions(Expander):
             return is_empty(operand) == (operator == "-z")
         if operator == "-v":
             return None if is_unknown(operand) else self.is_set(operand)
+        if operand and operator in ("-e", "-f", "-r"):
+            return self.is_file(operand)
         return False if not operand else None  # of a file, a stream or an option
 
     # -- [[ ... ]] -------------------------------------------------------------------------------------------------

@@ -14,12 +14,14 @@ from typing import NamedTuple
 
 from simulator.interop.shell.arithmetic import UnknownError, arithmetic
 from simulator.interop.shell.patterns import BoundError, check_cost, matches, pattern
-from simulator.interop.shell.state import State
+from simulator.interop.shell.state import MANY_ELEMENTS, State
 from simulator.interop.shell.syntax import SPECIAL, after_quotation, closing
 from simulator.interop.typed_values import is_unknown, unknown
 
 #: characters of a value that patterns are tried on
 MOST_MATCHED = 10_000
+#: words that an array may give
+_MOST_WORDS = 100_000
 _NAMED = re.compile(r"[A-Za-z_]\w*|\d+|[@*#?$!-]")
 
 
@@ -52,7 +54,7 @@ class Parameters(State):
     def known(self, name: str) -> str:
         """Return a parameter's value, or its stand-in."""
         if name == "0":
-            return self.file
+            return self.name or self.file
         if name == "?":
             return unknown("$?") if self.status is None else str(self.status)
         value = None if name in "$!-" else self.value(name)
@@ -63,11 +65,12 @@ class Parameters(State):
     def elements(self, name: str) -> list[tuple[str, str]] | None:
         """Return indices or keys with the elements of an array, or places with arguments; None where not known."""
         if name in ("@", "*"):
-            return [(str(place), value) for place, value in sorted(self.arguments.items())]
+            return [(str(place), value) for place, value in zip(sorted(self.arguments), self.places(), strict=True)]
         variable = self.variables.get(name)
         if variable is None:
             value = self.value(name)
             return None if value is None else [("0", value)]
+        self.step(len(variable) // MANY_ELEMENTS)
         return variable.items()
 
     def braced(self, inner: str, *, is_quoted: bool) -> list[Part]:
@@ -101,16 +104,19 @@ class Parameters(State):
         if is_star and is_quoted:
             return [Part(joint.join(values), "quoted")]
         found: list[Part] = []
+        if len(values) > _MOST_WORDS:
+            self.refuse(f"an array gives {len(values):,} words", hint=f"at most {_MOST_WORDS:,}; no launch has so many")
+        self.step(len(values) // MANY_ELEMENTS)
         for value in values:
             found += [*([Part(joint, "break")] if found else []), self._part(value, is_quoted)]
         return found
 
     def _count(self, name: str, subscript: str | None) -> str:
         if subscript in ("@", "*") or name in ("@", "*"):
-            variable, held = self.variables.get(name), self.elements(name)
+            variable = self.variables.get(name)
             if variable is not None and variable.is_open:
                 return unknown(f"${{#{name}[@]}}")
-            return str(len(held or ()))
+            return str(len(self.elements(name) or ()) if variable is None else len(variable))
         value = self.known(name) if subscript is None else self._element(name, subscript) or ""
         return value if is_unknown(value) else str(len(value))
 
@@ -199,7 +205,7 @@ class Parameters(State):
             self.refuse(f"${{{name}[@]{operation}}} cuts an array with keys", hint="name the keys")
         is_arguments = name in ("@", "*")
         if is_arguments and first == 0:
-            held = [("0", self.file), *held]
+            held = [("0", self.name or self.file), *held]
         if first < 0:
             first += max((int(place) for place, _ in held), default=0) + 1
             if first < 0:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import posixpath
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from simulator.interop.shell.builtins import Builtins
 from simulator.interop.shell.streams import Sink, Source
 from simulator.interop.shell.syntax import Node, Redirection
+from simulator.interop.typed_values import is_unknown
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +57,24 @@ class Redirections(Builtins):
 
     def contents(self, name: str) -> str | None:
         """Return what a file holds; None where the script did not write it itself."""
-        return "" if name == "/dev/null" else self.written.get(name)
+        if name == "/dev/null":
+            return ""
+        return self.written.get(name, self.written.get(name.removeprefix("./"), self.written.get(f"./{name}")))
+
+    def beside(self, name: str) -> Path | None:
+        """Return the path of a file that lies beside the script; one in a folder that is not known counts."""
+        folder = Path(self.file).parent
+        places = [folder / posixpath.basename(name)] if is_unknown(name) else [folder / name, Path(name)]
+        if not name or is_unknown(posixpath.basename(name)) or "\0" in name:
+            return None
+        try:
+            return next((one for one in places if folder in one.parents or one.is_absolute() if one.is_file()), None)
+        except OSError:
+            return None
+
+    def is_file(self, name: str) -> bool | None:
+        """Whether the script wrote a file, or it lies beside the script; None where only a run would tell."""
+        return True if self.contents(name) is not None or self.beside(name) is not None else None
 
     def _write_to(self, one: Redirection, targets: list[tuple[str, bool, Sink]]) -> None:
         name = self.text_of(one.target.text)

@@ -11,58 +11,29 @@ POSIX.1-2024, Shell Command Language; the Bash reference manual (arrays, ``[[``,
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-from simulator.config import read_text
 from simulator.errors import ConfigError
 from simulator.interop.shell.builtins import DECLARATIONS
 from simulator.interop.shell.expansion import assignment, shown
+from simulator.interop.shell.launches import CHANGE_NOTHING, ExitError, Launches, LoopError, ReturnError, of_slurm
 from simulator.interop.shell.parser import parse_script
 from simulator.interop.shell.patterns import BoundError, matches
-from simulator.interop.shell.redirections import Redirections
-from simulator.interop.shell.state import Command, Script
+from simulator.interop.shell.state import MANY_ELEMENTS, DropError, Script
 from simulator.interop.shell.streams import TOOLS, Sink, Source, output_of
 from simulator.interop.shell.syntax import Node, Word
 from simulator.interop.shell.variables import Variable, Variables, numbered
 from simulator.interop.typed_values import is_unknown, readable, unknown
 
-#: statements in all: no launch script comes near
-MOST_STEPS = 50_000
-#: texts whose statements are kept for loops
-_MOST_TEXTS = 200
 #: statements that a command substitution counts for
 _SUBSTITUTION = 5
+#: names of options of ``set`` that have a letter
+_LETTERS = {"errexit": "e", "allexport": "a", "errtrace": "E"}
 _SKIPPED = ("nohup", "time", "builtin", "sudo", "command", "exec")
-#: commands whose status says what they found
-_ASKS = (
-    "grep",
-    "egrep",
-    "fgrep",
-    "diff",
-    "cmp",
-    "which",
-    "type",
-    "hash",
-    "command",
-    "pgrep",
-    "curl",
-    "nc",
-    "ping",
-    "kill",
-)
 #: variables that a note names
 _MOST_NAMES = 4
-#: commands that change nothing that is read here
-_CHANGE_NOTHING = (
-    "echo", "printf", "exit", "return", "mkdir", "rm", "cd", "sleep", ":", "true", "false", "touch", "cp", "mv", "ls", "cat", "pip",
-)  # fmt: skip
-#: of files, whose patterns name files of the machine
-_HANDLE_FILES = (*_CHANGE_NOTHING, "chmod", "tar", "ln", "wc", "find", "rsync", "git", "du", "head", "tail")
 
 
 def read_script(
@@ -72,8 +43,10 @@ def read_script(
 
     A ConfigError names the place where it is not well-formed, or expands without limit.
     """
-    held = Variables({**dict(_of_slurm(text)), **(variables or {})})
-    walker = _Walker(file=file, script=Script(), variables=held, arguments=dict(arguments or {}))
+    held = Variables({**dict(of_slurm(text)), **(variables or {})})
+    walker = _Walker(
+        file=file, name=file, running=(file,), script=Script(), variables=held, arguments=dict(arguments or {})
+    )
     try:
         walker.whole(parse_script(text, file))
     except RecursionError:
@@ -83,44 +56,9 @@ def read_script(
     script = walker.script
     script.variables = walker.variables.plain()
     script.files = {name: text.removesuffix("\n") for name, text in walker.written.items()}
+    script.unused = [name for name in variables or {} if name not in held.asked]
+    script.unused += [f"${place}" for place in arguments or {} if place not in walker.asked_places]
     return script
-
-
-def _of_slurm(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the variables that Slurm sets from the ``#SBATCH`` lines."""
-    patterns = {
-        "SLURM_NNODES": r"(?:--nodes[= ]|-N ?)(\d+)\b",
-        "SLURM_NTASKS_PER_NODE": r"--ntasks-per-node[= ](\d+)\b",
-        "SLURM_GPUS_ON_NODE": r"(?:--gpus-per-node[= ]|--gres[= ]gpu:)(?:\w+:)?(\d+)\b",
-    }
-    lines = "\n".join(line for line in text.splitlines() if line.startswith("#SBATCH"))
-    for name, pattern in patterns.items():
-        found = re.search(pattern, lines)
-        if found:
-            yield name, found[1]
-            if name == "SLURM_NNODES":
-                yield "SLURM_JOB_NUM_NODES", found[1]
-
-
-class _ExitError(Exception):
-    """``exit``."""
-
-    def __init__(self, line: int, status: int | None) -> None:
-        self.line, self.status = line, status
-
-
-class _ReturnError(Exception):
-    """``return``."""
-
-    def __init__(self, status: int | None) -> None:
-        self.status = status
-
-
-class _LoopError(Exception):
-    """``break`` or ``continue``, out of so many loops."""
-
-    def __init__(self, levels: int, *, ends: bool) -> None:
-        self.levels, self.ends = levels, ends
 
 
 def _status(holds: bool | None) -> int | None:
@@ -128,39 +66,33 @@ def _status(holds: bool | None) -> int | None:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Walker(Redirections):
-    functions: dict[str, Node] = field(default_factory=dict)
-    steps: int = 0
-    known_texts: dict[tuple[str, str, int], Sequence[Node]] = field(default_factory=dict)  #: Cut into statements.
+class _Walker(Launches):
     substituted_status: int | None = 0  #: Of the last command substitution of a command.
-    n_captures: int = 0  #: Command substitutions around: what they launch is no launch.
     n_conditions: int = 0  #: Conditions around, in which ``set -e`` ends nothing.
-    n_loops: int = 0  #: Loops around.
-    n_calls: int = 0  #: Functions and sourced files around, which may be returned from.
-    n_waits: int = 0  #: Conditions of loops around, which wait for what a command finds.
-    options: set[str] = field(default_factory=set)  #: Letters and names of ``set``.
-    trap: str = ""  #: What runs at the end.
 
     # -- statements ------------------------------------------------------------------------------------------------
 
     def whole(self, nodes: Sequence[Node]) -> None:
         """Walk a script, and what it leaves to its end."""
-        try:
-            try:
-                self.run(nodes)
-            except _ReturnError:
-                pass
-            except _ExitError as end:
-                self.script.ended = end.line
-            if self.trap:
-                self.nested(self.trap, self.line)
-        except (_ExitError, _ReturnError, _LoopError):
-            pass
-
-    def run(self, nodes: Sequence[Node]) -> int | None:
-        """Walk statements; return the status of the last, 0 where it succeeded, None where that is not known."""
         self.status = 0
-        return self.go_on(nodes)
+        dropped = 0
+        try:
+            for node in nodes:
+                if node.line == dropped:
+                    continue
+                try:
+                    self.go_on([node])
+                except DropError:
+                    self.status, dropped = 1, node.line
+        except ReturnError as end:
+            self.status = end.status
+        except ExitError as end:
+            self.status = end.status
+            if len(self.running) == 1 and self.name == self.file:
+                self.script.ended = end.line
+        except LoopError:
+            pass
+        self.ended()
 
     def go_on(self, nodes: Sequence[Node]) -> int | None:
         """Walk statements of which the first sees the status before them."""
@@ -170,16 +102,17 @@ class _Walker(Redirections):
             with self.redirected(node):
                 self.status = self.one(node)
             is_checked = node.kind in ("command", "subshell", "pipe", "test", "arithmetic")
-            if self.status and is_checked and not self.n_conditions and "e" in self.options:
-                raise _ExitError(node.line, self.status)
+            if not self.status or not is_checked or self.n_conditions:
+                continue
+            if "ERR" in self.traps and (not self.n_calls or "E" in self.options):
+                status = self.status
+                self.n_conditions += 1
+                self.nested(self.traps["ERR"], node.line)
+                self.n_conditions -= 1
+                self.status = status
+            if "e" in self.options:
+                raise ExitError(node.line, self.status)
         return self.status
-
-    def step(self, count: int = 1) -> None:
-        """Count a statement, a pass of a loop, or what takes as long as several."""
-        self.steps += count
-        if self.steps > MOST_STEPS:
-            hint = "does a loop wait for something? what it starts can be a script of its own"
-            self.refuse(f"the script would run more than {MOST_STEPS:,} statements", hint=hint)
 
     def one(self, node: Node) -> int | None:
         """Walk one statement."""
@@ -216,36 +149,6 @@ class _Walker(Redirections):
                 return 0
         return self.go_on(node.body)
 
-    @contextmanager
-    def subshell(self) -> Iterator[None]:
-        """Walk what changes nothing outside."""
-        kept = (
-            self.variables,
-            self.functions,
-            self.arguments,
-            self.has_all_arguments,
-            self.shifted,
-            self.options,
-            self.trap,
-        )
-        self.variables, self.functions, self.options = self.variables.copied(), dict(self.functions), set(self.options)
-        try:
-            yield
-        except (_ExitError, _ReturnError) as end:
-            self.status = end.status
-        except _LoopError:
-            pass
-        finally:
-            (
-                self.variables,
-                self.functions,
-                self.arguments,
-                self.has_all_arguments,
-                self.shifted,
-                self.options,
-                self.trap,
-            ) = kept
-
     def condition(self, nodes: Sequence[Node]) -> int | None:
         """Walk statements that may fail."""
         self.n_conditions += 1
@@ -261,9 +164,8 @@ class _Walker(Redirections):
             if not all(_changes_nothing(one) for one in node.other):
                 sign = "&&" if node.kind == "and" else "||"
                 self.line = node.line
-                self.note(
-                    f"whether what stands before {sign} holds only a run can tell: what follows is left out{_sets(node.other)}"
-                )
+                what = f"whether what stands before {sign} holds only a run can tell{_condition(node.body)}"
+                self.note(f"{what}: what follows is left out{_sets(node.other)}")
             return None
         self.status = status
         return self.go_on(node.other) if (status == 0) == (node.kind == "and") else status
@@ -295,7 +197,7 @@ class _Walker(Redirections):
             status = self.condition(condition)
             if status is None:
                 self.line = node.line
-                self.note(f"a condition that only a run can tell is taken as false{_sets(body)}")
+                self.note(f"a condition that only a run can tell is taken as false{_condition(condition)}{_sets(body)}")
             if status == 0:
                 return self.go_on(body)
         return self.go_on(node.other) if node.other else 0
@@ -402,9 +304,9 @@ class _Walker(Redirections):
         """Walk the body of a loop once; return whether the loop ends."""
         try:
             self.go_on(body)
-        except _LoopError as jump:
+        except LoopError as jump:
             if jump.levels > 1 and self.n_loops > 1:
-                raise _LoopError(jump.levels - 1, ends=jump.ends) from None
+                raise LoopError(jump.levels - 1, ends=jump.ends) from None
             self.status = 0
             return jump.ends
         return False
@@ -447,14 +349,18 @@ class _Walker(Redirections):
         outside: dict[str, Variable | None] = {}
         self.substituted_status = 0
         n_assigned = 0
+        exported = self.variables.exported
         while n_assigned < len(words) and assignment(words[n_assigned].text) is not None:
             n_assigned += 1
+        if 0 < n_assigned < len(words):
+            self.variables.exported = set(exported)
         for word in words[:n_assigned]:
             one = assignment(word.text)
             assert one is not None
             if n_assigned < len(words):
                 variable = self.variables.held.get(one.name)
                 outside.setdefault(one.name, variable)
+                self.variables.exported.add(one.name)
                 self.variables.held[one.name] = Variable() if variable is None else variable.copied()
             self.line = word.line
             self.assign(one)
@@ -462,12 +368,19 @@ class _Walker(Redirections):
         rest = words[n_assigned:]
         if not rest:
             return self.substituted_status
-        if rest[0].text in DECLARATIONS:
-            self.declare(rest[0].text, rest[1:])
-            status: int | None = 0
-        else:
-            expanded = self.expand(rest)
-            status = self.execute(expanded, node) if expanded else self.substituted_status
+        status: int | None = 0
+        try:
+            if rest[0].text in DECLARATIONS:
+                self.declare(rest[0].text, rest[1:])
+            else:
+                expanded = self.expand(rest)
+                status = self.execute(expanded, node) if expanded else self.substituted_status
+        except DropError:
+            if rest[0].text not in (*DECLARATIONS, "read", "mapfile", "printf", "getopts"):
+                raise
+            status = 1
+        if outside:
+            self.variables.exported = exported
         self.variables.restore(outside)  # NAME=value command: for that command only
         return status
 
@@ -476,13 +389,14 @@ class _Walker(Redirections):
         if words[:1] == ["command"] and words[1:2] and words[1].startswith("-"):
             self.sink.write(None)
             return None
-        replaces = False
+        replaces = skips = False
         while words and words[0] in _SKIPPED:
             replaces = replaces or words[0] == "exec"
+            skips = skips or words[0] != "time"
             words = words[1:]
         if not words:
             return 0
-        if words[0] in self.functions:
+        if words[0] in self.functions and not skips:
             return self.call(self.functions[words[0]], words[1:])
         name, rest = words[0], words[1:]
         known, status = self.flow(name, rest, node)
@@ -491,7 +405,7 @@ class _Walker(Redirections):
         if not known:
             status = self.launch(words)
         if replaces:
-            raise _ExitError(node.line, status)
+            raise ExitError(node.line, status)
         return status
 
     def flow(self, name: str, rest: list[str], node: Node) -> tuple[bool, int | None]:
@@ -499,14 +413,14 @@ class _Walker(Redirections):
         number = int(rest[0]) if rest and re.fullmatch(r"\d{1,6}", rest[0]) else None
         match name:
             case "exit":
-                raise _ExitError(node.line, self.status if number is None else number % 256)
+                raise ExitError(node.line, self.status if number is None else number % 256)
             case "return":
                 if not self.n_calls:
                     return True, 2
-                raise _ReturnError(self.status if number is None else number % 256)
+                raise ReturnError(self.status if number is None else number % 256)
             case "break" | "continue":
                 if self.n_loops:
-                    raise _LoopError(number or 1, ends=name == "break")
+                    raise LoopError(number or 1, ends=name == "break")
                 return True, 0
             case "shift":
                 return True, self.shift(1 if number is None else number)
@@ -518,8 +432,11 @@ class _Walker(Redirections):
             case "source" | ".":
                 return True, self.sourced(rest)
             case "trap":
-                if rest[1:] and {"EXIT", "0"} & set(rest[1:]):
-                    self.trap = "" if rest[0] == "-" else rest[0]
+                for one in rest[1:]:
+                    signal = "EXIT" if one == "0" else one
+                    self.traps = {**self.traps, signal: rest[0]}
+                    if rest[0] in ("-", ""):
+                        del self.traps[signal]
                 return True, 0
         return False, 0
 
@@ -563,6 +480,7 @@ class _Walker(Redirections):
         """Move the arguments; those of the script keep their names where nobody gives them."""
         if by > len(self.arguments) and (self.has_all_arguments or self.arguments):
             return 1
+        self.step(len(self.arguments) // (4 * MANY_ELEMENTS))
         self.arguments = {place - by: value for place, value in self.arguments.items() if place > by}
         self.shifted += 0 if self.has_all_arguments else by
         return 0
@@ -573,8 +491,9 @@ class _Walker(Redirections):
         while rest and rest[0][:1] in ("-", "+") and rest[0] not in ("-", "--"):
             word = rest.pop(0)
             named = [rest.pop(0)] if word[1:].endswith("o") and rest else []
-            changed = {*word[1:].replace("o", ""), *named, *(["e"] if named == ["errexit"] else [])}
+            changed = {*word[1:].replace("o", ""), *named, *(_LETTERS[one] for one in named if one in _LETTERS)}
             self.options = self.options | changed if word[0] == "-" else self.options - changed
+            self.variables.exports_all = "a" in self.options
         if rest:
             values = rest[1:] if rest[0] in ("-", "--") else rest
             self.arguments, self.has_all_arguments = numbered(values, 1), True
@@ -592,84 +511,13 @@ class _Walker(Redirections):
             self.sink.write(self.source.rest() if one == "-" else self.contents(one))
         return 0
 
-    def launch(self, words: list[str]) -> int | None:
-        """Note a command that would run, and walk what it hands to another shell."""
-        self.sink.write(None)
-        if self.globs and posixpath.basename(words[0]) not in _HANDLE_FILES:
-            self.note(f"which files {' '.join(self.globs)!r:.80} names is not known: it stands as it is in a command")
-        for place, word in enumerate(words[:-2]):
-            is_shell = posixpath.basename(word) in ("bash", "sh")
-            if is_shell and re.fullmatch(r"-[a-z]*c", words[place + 1]):
-                self.append(words[:place])
-                with self.subshell():
-                    self.arguments, self.has_all_arguments = numbered(words[place + 4 :], 1), True
-                    self.nested(words[place + 2], self.line)
-                return self.status
-        self.append(words)
-        return None if words[0] in _ASKS or self.n_waits else 0
 
-    def append(self, words: Sequence[str]) -> None:
-        """Note a command; one in a command substitution launches nothing."""
-        if not self.n_captures:
-            lines = tuple(self.lines[-len(words) :]) if len(words) <= len(self.lines) else (self.line,) * len(words)
-            self.script.commands.append(Command(words=tuple(words), line=self.line, lines=lines))
-
-    def call(self, function: Node, arguments: list[str]) -> int | None:
-        """Walk a function."""
-        kept = self.arguments, self.has_all_arguments, self.n_loops, self.n_waits
-        self.arguments, self.has_all_arguments, self.n_loops = numbered(arguments, 1), True, 0
-        self.variables.enter()
-        self.n_calls += 1
-        line = self.line
-        try:
-            with self.deeper(), self.redirected(function.body[0]):
-                return self.one(function.body[0])
-        except _ReturnError as end:
-            return end.status
-        finally:
-            self.variables.leave()
-            self.n_calls -= 1
-            self.arguments, self.has_all_arguments, self.n_loops, self.n_waits = kept
-            self.line = line
-
-    def nested(self, text: str, line: int) -> int | None:
-        """Walk a text that is a script of its own."""
-        with self.deeper():
-            return self.go_on(self.parsed(text, line))
-
-    def parsed(self, text: str, line: int) -> Sequence[Node]:
-        """Return the statements of a text that stands in a line of the script; a loop may ask for them again."""
-        key = (text, self.file, line)
-        if len(self.known_texts) > _MOST_TEXTS:
-            self.known_texts.clear()
-        if key not in self.known_texts:
-            self.known_texts[key] = parse_script(text, self.file, first_line=line)
-        return self.known_texts[key]
-
-    def sourced(self, words: list[str]) -> int | None:
-        """Walk a sourced file where it lies beside the script."""
-        if not words:
-            return 0
-        folder, name = Path(self.file).parent, words[0]
-        places = [folder / posixpath.basename(name)] if is_unknown(name) else [folder / name, Path(name)]
-        path = next((one for one in places if folder in one.parents or one.is_absolute() if one.is_file()), None)
-        if path is None:
-            self.note(f"{readable(name)} is not here and is not read")
-            return None
-        file, line, self.file = self.file, self.line, str(path)
-        kept = self.arguments, self.has_all_arguments
-        if words[1:]:
-            self.arguments, self.has_all_arguments = numbered(words[1:], 1), True
-        self.n_calls += 1
-        try:
-            return self.nested(read_text(path), 1)
-        except _ReturnError as end:
-            return end.status
-        finally:
-            self.n_calls -= 1
-            self.file, self.line = file, line
-            if words[1:]:
-                self.arguments, self.has_all_arguments = kept
+def _condition(nodes: Sequence[Node]) -> str:
+    """Write a condition for a note, as the script has it."""
+    words = [word.text for node in nodes for word in node.words or ()]
+    if len(nodes) == 1 and nodes[0].kind == "test":
+        words = ["[[", *words, "]]"]
+    return f" [{' '.join(words):.80}]" if words else ""
 
 
 def _sets(nodes: Sequence[Node]) -> str:
@@ -692,5 +540,5 @@ def _assigned(nodes: Sequence[Node]) -> Iterator[str]:
 def _changes_nothing(node: Node) -> bool:
     """Whether a statement sets no variable and launches nothing."""
     if node.kind == "command" and node.words:
-        return node.words[0].text in _CHANGE_NOTHING
+        return node.words[0].text in CHANGE_NOTHING
     return node.kind in ("group", "subshell", "and", "or") and all(map(_changes_nothing, [*node.body, *node.other]))

@@ -15,10 +15,18 @@ from simulator.interop.typed_values import is_unknown, readable, unknown
 
 #: characters of one value: no launch script comes near
 MOST_CHARACTERS = 1 << 20
+#: statements in all: no launch script comes near
+MOST_STEPS = 50_000
 #: functions, scripts and expansions within one another
 MOST_DEPTH = 40
+#: characters, and elements, that take as long as a statement
+_MUCH_TEXT, MANY_ELEMENTS = 20_000, 10
 #: notes about what is not known
 _MOST_NOTES = 200
+
+
+class DropError(Exception):
+    """A readonly variable is set again: bash drops the line and goes on with the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +52,10 @@ class Script:
     assumed: list[str] = field(default_factory=list)
     #: Line of an ``exit`` that was reached; 0 if none was.
     ended: int = 0
+    #: Commands that start what is not known, with their lines.
+    unfollowed: list[tuple[int, str]] = field(default_factory=list)
+    #: Given variables, and given arguments as ``$1``, that nothing asks for.
+    unused: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +70,9 @@ class State:
     shifted: int = 0  #: By how many arguments of the script ``shift`` moved them.
     status: int | None = 0  #: Of the last command; None where only a run would tell.
     line: int = 1  #: Of the statement that runs.
+    name: str = ""  #: ``$0``
+    steps: int = 0  #: Statements so far, and what takes as long.
+    asked_places: set[int] = field(default_factory=set)  #: Arguments of the script that were looked up.
     depth: int = 0  #: Of what is being expanded, called or run within what.
     opens: bool = False  #: Whether a word was expanded that may be several words, or none.
     globs: list[str] = field(default_factory=list)  #: Words that files of the machine may stand for.
@@ -74,6 +89,13 @@ class State:
             yield
         finally:
             self.depth -= 1
+
+    def step(self, count: int = 1) -> None:
+        """Count a statement, a pass of a loop, or what takes as long as several."""
+        self.steps += count
+        if self.steps > MOST_STEPS:
+            hint = "does a loop wait for something, or go over a large array? what it starts can be a script of its own"
+            self.refuse(f"the script would run more than {MOST_STEPS:,} statements", hint=hint)
 
     def refuse(self, message: str, *, hint: str = "") -> NoReturn:
         """Raise the error of the line that runs."""
@@ -98,8 +120,13 @@ class State:
         base, subscript = split_name(name)
         variable = self.changeable(base)
         key = self.key(base, subscript or "0") if subscript is not None or variable.is_array else None
-        before = (variable.first() if key is None else dict(variable.items()).get(key)) or ""
-        value = self.formed(variable, value, before if adds else "")
+        before = (
+            ""
+            if not adds
+            else (variable.first() if key is None else None if is_unknown(key) else variable.at(key)) or ""
+        )
+        self.step(len(before) // _MUCH_TEXT)
+        value = self.formed(variable, value, before)
         self.check_length(value, name)
         if key is None:
             variable.text = value
@@ -122,8 +149,8 @@ class State:
         """Return a variable that may be changed, made where it is not there."""
         variable = self.variables.made(name)
         if variable.is_readonly:
-            hint = "take one of the two away"
-            self.refuse(f"{name} is readonly and set again: bash stops here", hint=hint)
+            self.note(f"{name} is readonly and set again: bash leaves it, and what follows in that line")
+            raise DropError
         return variable
 
     def formed(self, variable: Variable, value: str, before: str) -> str:
@@ -146,7 +173,13 @@ class State:
         except UnknownError as error:
             return unknown(error.name or f"{name}[{readable(subscript)}]")
         if index < 0:
-            index += 1 + max((int(place) for place, _ in variable.items()), default=-1) if variable is not None else 0
+            index += (
+                0
+                if variable is None
+                else 1 + max(variable.elements, default=-1)
+                if variable.elements is not None
+                else len(variable)
+            )
         if index < 0:
             self.refuse(f"{name}[{subscript}] lies before the first element", hint="bash refuses it too")
         return str(index)
@@ -154,6 +187,8 @@ class State:
     def value(self, name: str) -> str | None:
         """Return a variable as one text; empty where it is unset, None where only a run would tell."""
         if name.isdigit() and name != "0":
+            if not self.has_all_arguments:
+                self.asked_places.add(int(name) + self.shifted)
             return self.arguments.get(int(name), "" if self.has_all_arguments else None)
         if name == "#":
             return str(len(self.arguments))
@@ -190,10 +225,13 @@ class State:
         key = self.key(name, subscript)
         if is_unknown(key) or (variable.elements is not None and not variable.is_known_until(int(key))):
             return unknown(f"{name}[{readable(subscript)}]")
-        return dict(variable.items()).get(key)
+        return variable.at(key)
 
     def places(self) -> list[str]:
         """Return the arguments."""
+        if not self.has_all_arguments:
+            self.asked_places |= {place + self.shifted for place in self.arguments}
+        self.step(len(self.arguments) // MANY_ELEMENTS)
         return [value for _, value in sorted(self.arguments.items())]
 
     def separators(self) -> str:

@@ -179,5 +179,4 @@ TOOLS: dict[str, Callable[[list[str], str | None], str | None]] = {
     "head": lambda words, text: _lines(words, text, is_head=True),
     "tail": lambda words, text: _lines(words, text, is_head=False),
     "wc": _wc,
-    "xargs": lambda words, text: None if text is None or words or set(text) & set("'\"\\") else " ".join(text.split()),
 }

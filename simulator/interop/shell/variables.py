@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 _BUCKETS = 1024  # of bash's tables of keys
+#: variables that every environment has
+_ALWAYS = ("HOME", "PATH", "USER", "SHELL", "LANG", "TERM", "PWD", "TMPDIR", "LD_LIBRARY_PATH")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +46,21 @@ class Variable:
         if self.elements is not None:
             return [(str(index), self.elements[index]) for index in sorted(self.elements)]
         return [] if self.text is None else [("0", self.text)]
+
+    def at(self, key: str) -> str | None:
+        """Return the element of an index or a key; None where there is none."""
+        if self.keyed is not None:
+            return self.keyed.get(key)
+        if self.elements is not None:
+            return self.elements.get(int(key))
+        return self.text if key == "0" else None
+
+    def __len__(self) -> int:
+        held = self.keyed if self.keyed is not None else self.elements
+        return len(held) if held is not None else int(self.text is not None)
+
+    def __bool__(self) -> bool:
+        return True
 
     def is_known_until(self, index: int) -> bool:
         """Whether an index stands before every element that may be several, or none."""
@@ -84,12 +101,44 @@ class Variables:
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.held = {name: Variable(text=text) for name, text in texts.items()}
         self.scopes: list[Scope] = []
+        self.given = dict(texts)  #: Those of the environment.
+        self.exported = {*texts, *_ALWAYS}  #: Names that children see; those of functions end in ``()``.
+        self.exports_all = False  #: Whether what is set is exported, ``set -a``.
+        self.asked: set[str] = set()  #: Names that were looked up.
 
     def copied(self) -> Variables:
         """Return those of a subshell."""
         found = Variables({})
         found.held = {name: variable.copied() for name, variable in self.held.items()}
         found.scopes = [Scope(dict(scope.outside)) for scope in self.scopes]
+        found.given, found.asked = self.given, self.asked
+        found.exported, found.exports_all = set(self.exported), self.exports_all
+        return found
+
+    def of_child(self, given: Mapping[str, str], kept: set[str] | None, removed: set[str]) -> Variables:
+        """Return those of a command's environment: what is exported, and what is given to the command alone.
+
+        Parameters
+        ----------
+        given : mapping
+            Variables that the command alone gets.
+        kept : set of str, optional
+            The only names that it inherits.
+        removed : set of str
+            Names that it does not inherit.
+        """
+        found = Variables({})
+        found.given, found.asked = self.given, self.asked
+        found.exported |= {name for name in self.exported if name.endswith("()") and kept is None}
+        for name, variable in self.held.items():
+            is_there = name in self.exported and not variable.is_array and variable.text is not None
+            if is_there and (kept is None or name in kept or name in self.given) and name not in removed:
+                found.held[name] = Variable(text=variable.text)
+                found.exported.add(name)
+            elif kept is None and name in removed | self.held.keys():
+                found.held[name] = Variable()
+        found.held |= {name: Variable(text=text) for name, text in given.items()}
+        found.exported |= given.keys()
         return found
 
     def target(self, name: str) -> str:
@@ -103,14 +152,18 @@ class Variables:
 
     def get(self, name: str) -> Variable | None:
         """Return a variable; None where the script never names it."""
+        self.asked.add(name)
         return self.held.get(self.target(name))
 
     def made(self, name: str) -> Variable:
         """Return a variable to be changed, declared where it is not."""
+        if self.exports_all:
+            self.exported.add(name)
         return self.held.setdefault(self.target(name), Variable())
 
     def unset(self, name: str) -> None:
         """Take a variable away; it is then known to be unset."""
+        self.exported.discard(name)
         self.held[self.target(name)] = Variable()
 
     def own(self, name: str) -> None:

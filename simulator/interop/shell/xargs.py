@@ -1,0 +1,92 @@
+"""``xargs``: the commands that it makes of the words or lines that it reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from simulator.interop.typed_values import is_unknown
+
+#: options with a value in a word of its own
+_VALUED = "nLIPdEsa"
+_WORD = re.compile(r"(?:\\.|'[^'\n]*'|\"[^\"\n]*\"|[^\s'\"\\])+", re.DOTALL)
+_LONG = {
+    "max-args": "n",
+    "max-lines": "L",
+    "replace": "I",
+    "max-procs": "P",
+    "delimiter": "d",
+    "null": "0",
+    "no-run-if-empty": "r",
+}
+
+
+def commands_of(words: Sequence[str], text: str | None) -> list[list[str]] | None:
+    """Return the commands that ``xargs`` runs; None where what it reads, or an option, is not known.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Its options and its command.
+    text : str, optional
+        What it reads.
+    """
+    read = _options(words)
+    if text is None or read is None:
+        return None
+    options, command = read
+    command = command or ["echo"]
+    mark = "\0" if "0" in options else options.get("d", "").replace("\\n", "\n").replace("\\0", "\0")
+    if is_unknown(text) and not ("I" in options or mark):
+        return None
+    if mark:
+        items = text.removesuffix(mark).split(mark) if text else []
+    elif "I" in options:
+        items = [_plain(line.lstrip()) for line in text.splitlines() if line.strip()]
+    elif "L" in options:
+        return _in_groups(command, [line.split() for line in text.splitlines() if line.strip()], int(options["L"]))
+    else:
+        items = [_plain(one) for one in _WORD.findall(text)]
+    if "I" in options:
+        return [[word.replace(options["I"] or "{}", item) for word in command] for item in items]
+    if not items:
+        return [] if "r" in options else [command]
+    return _in_groups(command, [[item] for item in items], int(options.get("n", len(items))))
+
+
+def _in_groups(command: list[str], items: list[list[str]], size: int) -> list[list[str]]:
+    if size < 1:
+        return []
+    groups = (items[at : at + size] for at in range(0, len(items), size))
+    return [command + [word for item in group for word in item] for group in groups]
+
+
+def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]] | None:
+    """Return the options by their letters, and the command; None where an option is not known."""
+    found: dict[str, str] = {}
+    rest = list(words)
+    while rest and rest[0].startswith("-") and len(rest[0]) > 1:
+        word = rest.pop(0)
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            letter = _LONG.get(name, "")
+        else:
+            letter, value = word[1], word[2:]
+            if letter in "0rtpx":
+                found |= dict.fromkeys(word[1:], "")
+                continue
+            if letter == "i":
+                letter, value = "I", value or "{}"
+            elif letter in _VALUED and not value and rest:
+                value = rest.pop(0)
+        if letter not in "nLIPd0r" or not letter or (letter in "nL" and not value.isdigit()):
+            return None
+        found[letter] = value
+    return found, rest
+
+
+def _plain(word: str) -> str:
+    """Return a word without its quotation marks."""
+    return re.sub(r"\\(.)|'([^'\n]*)'|\"([^\"\n]*)\"", lambda m: m[1] or m[2] or m[3] or "", word, flags=re.DOTALL)
