@@ -533,3 +533,25 @@ def test_groups_of_mics_need_the_third_stage(tmp_path):
     for stage, expected in ((1, "zero1"), (3, "hsdp")):
         data = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage, "mics_shard_size": 4}}
         assert read(tmp_path, json.dumps(data), "ds.json").settings["sharding"] == expected
+
+
+def test_a_launch_that_is_not_followed_is_named(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text("#!/bin/bash\nsbatch job.sh\n")
+    with pytest.raises(ConfigError, match=r"not followed: line 2: sbatch job\.sh"):
+        import_megatron(path)
+    path.write_text(
+        '#!/bin/bash\nexport ARGS="--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048"\nsbatch job.sh\n'
+    )
+    assert any(
+        "line 3: sbatch job.sh" in one and "ARGS" in one for one in map(str, import_megatron(path).report.assumed)
+    )
+
+
+@pytest.mark.parametrize("define", ["TP", "=3", "A-B=3"])
+def test_a_variable_is_given_with_its_value(tmp_path, define):
+    path = tmp_path / "run.sh"
+    path.write_text("#!/bin/bash\n")
+    with pytest.raises(ConfigError, match="-D") as error:
+        import_megatron(path, define=[define])
+    assert "NAME=VALUE" in error.value.hint

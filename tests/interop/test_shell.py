@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -90,9 +91,7 @@ def test_here_documents_are_kept_with_their_variables():
 def test_scripts_for_other_shells_and_sourced_files(tmp_path):
     (tmp_path / "common.sh").write_text("L=24\n")
     path = tmp_path / "run.sh"
-    text = (
-        "source common.sh\nexport CMD=\"train --layers $L\"\nsrun --label bash -c '$LAUNCH --rank $RANK $CMD' 2>&1 | tee log"
-    )
+    text = "source common.sh\nexport CMD=\"train --layers $L\"\nsrun --label bash -c '$LAUNCH --rank $RANK $CMD' 2>&1 | tee log"
     found = read_script(text, str(path)).commands[-1].words
     assert [readable(word) for word in found] == ["${LAUNCH}", "--rank", "${RANK}", "train", "--layers", "24"]
 
@@ -194,3 +193,68 @@ def test_what_is_not_followed_is_refused_with_its_line_and_a_way_out(text, messa
     with pytest.raises(ConfigError, match=f"(?s)run.sh{message}") as error:
         read_script(text, "run.sh")
     assert error.value.hint
+
+
+FOLLOWED = {
+    "a job from a here-document": ("export A=1\nB=2\nsbatch -N 3 <<E\n#!/bin/bash\n#SBATCH --gres=gpu:4\nrun \\$A $B \\$SLURM_NNODES "
+                                   "\\$SLURM_GPUS_ON_NODE\nE", ["1", "2", "3", "4"]),
+    "a job of one line": ("A=1\nsbatch --wrap \"run $A\"", ["1"]),
+    "a list of exported variables": ("export A=1 B=2\nsrun --export=ALL,A=4 bash -c 'run $A $B'", ["4", "2"]),
+    "a container": ("A=1\ndocker run -e A=4 image bash -c 'run $A'", ["4"]),
+    "another machine": ("A=4\nssh host \"cd x && run $A\"", ["4"]),
+    "a script that submits itself": ("run 1\nsbatch run.sh", ["1"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), FOLLOWED.values(), ids=FOLLOWED)
+def test_what_is_started_elsewhere_gets_what_the_script_says(text, expected):
+    commands = read_script(text, "run.sh").commands
+    assert [list(one.words[1:]) for one in commands if one.words[0] == "run"] == [expected]
+
+
+def test_a_variable_that_is_not_exported_is_told():
+    script = read_script("A=1\nbash -c 'run ${A:-2}'", "run.sh")
+    assert script.commands[-1].words == ("run", "2")
+    assert "A is not exported" in script.assumed[0]
+
+
+def test_scripts_beside_the_script_are_followed(tmp_path):
+    (tmp_path / "w.sh").write_text("#!/bin/bash\nrun $1\n")
+    found = read_script("bash w.sh 1\nsrun -l ./w.sh 2\n./w.sh 3", str(tmp_path / "run.sh")).commands
+    assert [one.words[1] for one in found if one.words[0] == "run"] == ["1", "2", "3"]
+
+
+def test_what_nothing_asks_for_and_what_is_not_followed_is_kept():
+    script = read_script(
+        "run $1 $A\nsbatch job.sh", "run.sh", arguments={1: "x", 2: "y"}, variables={"A": "1", "B": "2"}
+    )
+    assert script.unused == ["B", "$2"]
+    assert script.unfollowed == [(2, "sbatch job.sh")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "declare -A M; for ((i=0;i<4000;i++)); do M[$i]=$i; done",
+        "A=({1..50000})\nfor ((i=0;i<100;i++)); do n=${A[i]}; m=${#A[@]}; done",
+    ],
+)
+def test_large_arrays_take_no_square_of_their_length(text):
+    before = time.process_time()
+    read_script(text, "run.sh")
+    assert time.process_time() - before < 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'A=(a b); for i in {1..60}; do A=("${A[@]}" "${A[@]}"); done',
+        'A=({1..20000})\nfor ((i=0;i<2000;i++)); do B=("${A[@]:1}"); done',
+        "set -- {1..40000}\nwhile (( $# > 20000 )); do shift; done",
+    ],
+)
+def test_what_copies_large_arrays_is_refused_early(text):
+    before = time.process_time()
+    with pytest.raises(ConfigError):
+        read_script(text, "run.sh")
+    assert time.process_time() - before < 5

@@ -218,7 +218,10 @@ class Expander(Parameters):
         """
         at, is_inside, has_text, is_void = 0, mode != "word", False, False
         if mode == "word" and re.match(r"~(?![^/:])", raw):
-            yield Part(self.known("HOME"), "quoted")
+            home = self.value("HOME")
+            if home is None:
+                self.note("what ~ stands for is not known: it stands as it is")
+            yield Part("~" if home is None else home, "quoted")
             at = 1
         while at < len(raw):
             char = raw[at]

@@ -96,7 +96,8 @@ def _dirname(words: list[str], _: str | None) -> str | None:
 
 
 def _seq(words: list[str], _: str | None) -> str | None:
-    end = "\n"
+    end, is_even = "\n", words[:1] == ["-w"]
+    words = words[is_even:]
     if words and words[0].startswith("-s"):
         end, words = (words[0][2:], words[1:]) if len(words[0]) > 2 else (words[1] if words[1:] else "", words[2:])
     if not 1 <= len(words) <= 3 or not all(re.fullmatch(r"-?(0|[1-9]\d{0,14})", word) for word in words):
@@ -106,7 +107,8 @@ def _seq(words: list[str], _: str | None) -> str | None:
     step = numbers[1] if len(numbers) == 3 else 1
     if not step or abs(last - first) // abs(step) > _MOST_NUMBERS:
         return None
-    return end.join(map(str, range(first, last + (1 if step > 0 else -1), step)))
+    width = max(len(str(first)), len(str(last))) if is_even else 0
+    return end.join(str(one).zfill(width) for one in range(first, last + (1 if step > 0 else -1), step))
 
 
 def _expr(words: list[str], _: str | None) -> str | None:
@@ -120,30 +122,40 @@ def _expr(words: list[str], _: str | None) -> str | None:
 
 
 def _cut(words: list[str], text: str | None) -> str | None:
-    match = re.fullmatch(r"-d ?(.) -f ?(\d{1,3})|-f ?(\d{1,3}) -d ?(.)", " ".join(words))
+    match = re.fullmatch(r"-d ?(.) -f ?(\d{0,3}(?:-\d{0,3})?)|-f ?(\d{0,3}(?:-\d{0,3})?) -d ?(.)", " ".join(words))
     if match is None or text is None:
         return None
-    mark, place = match[1] or match[4], int(match[2] or match[3])
+    mark, place = match[1] or match[4], match[2] or match[3]
+    first, dash, last = place.partition("-")
+    begin, end = int(first or 1), int(last or 1 << 30) if dash else int(first or 0)
+    if place in ("", "-") or not 1 <= begin <= end:
+        return None
     lines = [line.split(mark) for line in text.splitlines()]
-    return "\n".join(
-        mark.join(fields) if len(fields) == 1 else (fields[place - 1] if 0 < place <= len(fields) else "")
-        for fields in lines
-    )
+    return "\n".join(mark.join(fields if len(fields) == 1 else fields[begin - 1 : end]) for fields in lines)
 
 
 _SETS = {"[:upper:]": "A-Z", "[:lower:]": "a-z", "[:digit:]": "0-9", "[:space:]": " \t\n\r\f\v"}
 
 
 def _tr(words: list[str], text: str | None) -> str | None:
-    deletes = words[:1] == ["-d"]
-    sets = [_members(_SETS.get(word, word)) for word in words[deletes:]]
-    if text is None or len(sets) != 2 - deletes or any(word.startswith("-") for word in words[deletes:]):
+    options = words[0][1:] if words and re.fullmatch("-[cdsC]+", words[0]) else ""
+    sets = [_members(_SETS.get(word, word)) for word in words[bool(options) :]]
+    deletes, squeezes = "d" in options, "s" in options
+    n_sets = (1,) if deletes and not squeezes else (1, 2) if squeezes and not deletes else (2,)
+    if text is None or len(sets) not in n_sets or (deletes and squeezes):
         return None
     if any("[" in one or "\\" in one or not one for one in sets):
         return None
+    if options.strip("ds"):  # all but these
+        others = "".join(dict.fromkeys(char for char in text if char not in sets[0]))
+        sets = [others, *sets[1:]] if deletes or not sets[1:] else [others, sets[1][-1]]
     if deletes:
         return "".join(char for char in text if char not in sets[0])
-    return text.translate(dict(zip(map(ord, sets[0]), sets[1].ljust(len(sets[0]), sets[1][-1]), strict=False)))
+    if sets[1:] and sets[0]:
+        text = text.translate(dict(zip(map(ord, sets[0]), sets[1].ljust(len(sets[0]), sets[1][-1]), strict=False)))
+    if not squeezes:
+        return text
+    return re.sub(r"(.)\1+", lambda m: m[1] if m[1] in sets[-1] else m[0], text, flags=re.DOTALL)
 
 
 def _members(text: str) -> str:
