@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from simulator.interop.shell.arithmetic import UnknownError, arithmetic
+from simulator.interop.shell.getopt import getopt
 from simulator.interop.shell.state import MOST_CHARACTERS
 from simulator.interop.typed_values import is_unknown
 
@@ -191,4 +192,5 @@ TOOLS: dict[str, Callable[[list[str], str | None], str | None]] = {
     "head": lambda words, text: _lines(words, text, is_head=True),
     "tail": lambda words, text: _lines(words, text, is_head=False),
     "wc": _wc,
+    "getopt": getopt,
 }
