@@ -27,6 +27,7 @@ from simulator.cli.shared import (
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
     from simulator.explore.objectives import SearchAnswer
+    from simulator.explore.training_run import RunRequest
     from simulator.plan import ParallelPlan
 
 Jobs = Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)]
@@ -148,14 +149,12 @@ def search(
     from simulator.cli.whole_run_flags import run_request
     from simulator.config import listed
     from simulator.explore.best_plans import describe
-    from simulator.explore.energy import price_of
     from simulator.explore.evaluation import open_store
     from simulator.explore.judged_plans import JudgedPlans
-    from simulator.explore.named_settings import parse_axes, scenario_of
-    from simulator.explore.objectives import answer_of, check_objective, search_counts
+    from simulator.explore.named_settings import parse_axes
+    from simulator.explore.objectives import answer_of, search_counts
     from simulator.interop.written_plans import write_all
     from simulator.report.sweep_page import check_output, write_search
-    from simulator.simulation import topology_of
 
     base, counts = settings_of(scenario)
     axes = parse_axes(axis or ())
@@ -166,8 +165,7 @@ def search(
     counts = axes.pop("gpus", counts)
     base = with_published(base, counts or clusters, searches=True)
     request = run_request(scenario, set(), of_rows=True)
-    is_priced = objective != "cost" or price_of(topology_of(scenario_of(base)), request.price) is not None
-    check_objective(objective, has_price=is_priced)
+    _check_objective(objective, base, request)
     check_output(tables_in, plot, out, emit, name="search")
     margin = margin_of(memory_margin)
     say_who_works(scheduler, jobs)
@@ -183,6 +181,17 @@ def search(
     tables = lambda: [*write_search(answer, out, tables_in, plot), *(judged.close() if judged else ())]  # noqa: E731
     write_warnings(_idle_in_the_best(base, answer, plans[0]))
     _show_search(answer, lambda: emission(Path(emit)) if emit else [], tables, is_json=json_output)
+
+
+def _check_objective(objective: str, base: dict[str, Any], request: RunRequest) -> None:
+    """Refuse what nothing can be minimised by, money without a price among it, before the work."""
+    from simulator.explore.energy import price_of
+    from simulator.explore.named_settings import scenario_of
+    from simulator.explore.objectives import check_objective
+    from simulator.simulation import topology_of
+
+    is_priced = objective != "cost" or price_of(topology_of(scenario_of(base)), request.price) is not None
+    check_objective(objective, has_price=is_priced)
 
 
 def _tables_in(formats: str | None, out: str | None) -> str:
