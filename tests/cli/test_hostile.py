@@ -43,7 +43,7 @@ def refused(monkeypatch, capsys, *words):
         ("config.json", '{"model_type": "gpt2", "n_layer": 100000000, "n_embd": 64, "n_head": 2}', "no model has more than"),
         ("config.json", '{"model_type": "llama4", "num_hidden_layers": 100000000}', "no model has more than"),
         ("run.sh", "pretrain_gpt.py --num-layers 100000000 --hidden-size 64 --num-attention-heads 2", "num-layers: 100000000"),
-        ("run.sh", "#!/bin/bash\nX=aaaaaaaaaa\n" + 'X="$X$X"\n' * 40 + "echo $X\n", "run.sh:19:1: X grows beyond"),
+        ("run.sh", "#!/bin/bash\nX=aaaaaaaaaa\n" + 'X="$X$X"\n' * 40 + "echo $X\n", 'run.sh:19:1: "$X$X" grows beyond 1 MiB'),
         ("config.json", '{"model_type": "gpt2", "n_layer": 2, "n_embd": 1000000000000, "n_head": 2}', "config.json: model"),
         ("topo.xml", '<system version="1">' + "\n<pci>" * 20_000, "topo.xml:101:1: nested more than"),
         ("config.json", '{"model_type": "gpt2", "n_layer": ' + "9" * 400 + "}", "too many digits"),
