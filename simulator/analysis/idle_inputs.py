@@ -33,7 +33,7 @@ def idle_inputs(
     given : collection of str
         Settings of the plan that the user made: defaults are no mistake of the user's.
     """
-    from simulator.parallel.idle import idle_settings
+    from simulator.parallel.idle import idle_settings, is_alone
 
     plan = scenario.plan
     network = scenario.network if scenario.network != "flow" else ""
@@ -46,7 +46,7 @@ def idle_inputs(
             nccl_proto=scenario.protocol, network=network,
         ),
         *(f"{flag_of(name, getattr(plan, name))} has no effect: {reason}" for name, reason in idle),
-        *_nearly_idle(plan, topology.n_nodes, given),
+        *_nearly_idle(plan, topology.n_nodes, given, alone=is_alone(plan, has_experts=has_experts)),
         *_idle_faults(scenario.faults, topology, link_busy_s),
         *idle_release(plan, topology.device(0)),
         *(idle_power(topology.device(0)) if any(name.startswith("power.") for name, _ in scenario.overrides) else ()),
@@ -80,12 +80,12 @@ def idle_choices(n_nodes: int, n_gpus: int, **chosen: str) -> list[str]:
     return []
 
 
-def _nearly_idle(plan: ParallelPlan, n_nodes: int, given: Collection[str]) -> list[str]:
+def _nearly_idle(plan: ParallelPlan, n_nodes: int, given: Collection[str], *, alone: bool) -> list[str]:
     found = []
     has_default_group = plan.sharding == "hsdp" and not plan.sharding_group
     if has_default_group and n_nodes == 1 and "sharding" in given and plan.dp * plan.cp > 1:
         found.append("--sharding hsdp is the same as zero3: all GPUs are on one node")
-    if "sharding" in given and plan.sharding != "none" and plan.gpus // (plan.tp * plan.pp) == 1:
+    if "sharding" in given and plan.sharding != "none" and alone:
         found.append(f"--sharding {plan.sharding} shards nothing: there is one data-parallel rank")
     if "schedule" in given and plan.pp > 1 and plan.micro_batch and plan.n_micro_batches == 1:
         found.append("--schedule makes little difference: there is one micro-batch per step")

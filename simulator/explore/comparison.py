@@ -134,7 +134,7 @@ def idle_of_sides(shared: Mapping[str, Any], a: Side, b: Side) -> list[str]:
         return [f"--{name.replace('_', '-')} has no effect: both sides are answers" for name in shared]
     mine, theirs = a.idle or (), b.idle or ()
     both = [text for text in mine if text in theirs]
-    alone = [f"{name}: {text}" for name, side in (("a", mine), ("b", theirs)) for text in side if text not in both]
+    alone = [f"{name}: {text}" for name, side in (("A", mine), ("B", theirs)) for text in side if text not in both]
     return both + alone
 
 

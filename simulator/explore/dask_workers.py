@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from simulator.errors import ConfigError, SimulatorError
+from simulator.explore.workers import RESUMES
 
 _LOG = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -123,7 +124,7 @@ def n_threads(client: Any) -> int:
 
 
 def _gone(what: str) -> SimulatorError:
-    return SimulatorError(what, hint="what arrived is kept if there is a store: the same command resumes from there")
+    return SimulatorError(what, hint=RESUMES)
 
 
 def _piece(function: Callable[[Item], Answer], items: Sequence[Item]) -> tuple[list[Answer], float]:

@@ -245,13 +245,13 @@ def _row(point: Point, record: Record, *, request: RunRequest, idle: SharedIdle)
     answer = record.get("answer")
     if answer is None:
         return row
-    plan = answer["provenance"]["scenario"]["plan"]
-    row |= {name: plan[name] for name in RESOLVED if name not in row}
+    plan = ParallelPlan(**answer["provenance"]["scenario"]["plan"])
+    row |= {name: getattr(plan, name) for name in RESOLVED if name not in row}
     row |= {**figures_of(answer), **answer["breakdown"]}
     assert point.scenario is not None
-    idle.meet(replace(point.scenario, plan=ParallelPlan(**plan)))
+    idle.meet(replace(point.scenario, plan=plan))
     try:
-        row |= spending(request, answer, ParallelPlan(**plan), topology_of(point.scenario)) or {}
+        row |= spending(request, answer, plan, topology_of(point.scenario)) or {}
     except InfeasiblePlanError as error:  # a run that failures never let end
         row |= {"status": "infeasible", "reason": error.message}
     row |= {"remark": record.get("remark", ""), "digest": answer["provenance"]["digest"]}

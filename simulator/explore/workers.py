@@ -85,6 +85,8 @@ def _starting() -> Iterator[None]:
 START_S = 2.0
 #: short items of a call after which it is estimated how long the others take
 N_TELLING = 4
+#: what is left of work that ends early
+RESUMES = "what arrived is kept if there is a store: the same command resumes from there"
 #: how often workers of one call may be killed from outside before the call ends
 MOST_KILLED = 3
 
@@ -186,7 +188,7 @@ class Pool:
                     raise SimulatorError(
                         f"processes that simulate were killed {n_killed} times from outside, as where memory runs out; "
                         f"{len(left)} of {len(items)} scenarios are left",
-                        hint="fewer --jobs; what arrived is kept if there is a store: the same command resumes from there",
+                        hint=f"fewer --jobs; {RESUMES}",
                     ) from None
 
     def _processes(

@@ -84,10 +84,15 @@ def idle_settings(
     return list(found.items())
 
 
+def is_alone(plan: ParallelPlan, *, has_experts: bool) -> bool:
+    """Whether no rank has others that hold the same weights, of the model or of its experts."""
+    return plan.dp * plan.cp == 1 and not (has_experts and plan.expert_dp > 1)
+
+
 def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
     facts = plan.framework_spec.data_parallel
     is_away = "cpu" in (plan.offload_optimizer, plan.offload_parameters)
-    alone = plan.dp * plan.cp == 1 and not (has_experts and plan.expert_dp > 1) and not is_away
+    alone = is_alone(plan, has_experts=has_experts) and not is_away
     is_fsdp = facts.orders_gathers and plan.shards_parameters
     is_zero3 = facts.zero3_limits is not None and plan.shards_parameters
     return [

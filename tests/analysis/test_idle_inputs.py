@@ -145,3 +145,14 @@ def test_settings_are_named_where_sharded_parameters_leave_them_nothing_to_do(fr
     )
     is_named = any(name.replace("_", "-") in text for text in one.idle_inputs({name}))
     assert is_named == (one.metrics == other.metrics and one.memory.peak_bytes == other.memory.peak_bytes)
+
+
+@pytest.mark.parametrize(("ep", "is_said"), [(4, False), (8, True)])
+def test_experts_of_several_ranks_are_sharded_where_nothing_else_is(ep, is_said):
+    """Eight tensor-parallel ranks share each sequence; with whole experts over ep of them, 8 / ep ranks hold the same ones."""
+    ran = plan(dp=1, tp=8, ep=ep, etp=1, sequence_parallel=True, micro_batch=1, global_batch=1, sharding="zero1")
+    scenario = Scenario(topology="dgx-h100", model="mixtral-8x7b", plan=ran)
+    found = idle_inputs(
+        scenario, load_topology("dgx-h100", 8), CATALOG["mixtral-8x7b"], link_busy_s={}, given={"sharding"}
+    )
+    assert any("shards nothing" in text for text in found) == is_said

@@ -45,7 +45,7 @@ NO_EXPERTS = "--moe-imbalance has no effect: the model has no experts"
         # with two stages each holds two chunks of layers; without stages there is nothing to divide
         (
             ("compare", "gpus=4,pp=2,global_batch=16", "gpus=4", "--virtual-pp", 2),
-            ["b: --virtual-pp has no effect: pp=1"],
+            ["B: --virtual-pp has no effect: pp=1"],
         ),
         (("stragglers", "--gpus", 2, "--spread", 0.01, "--moe-imbalance", 1.2), [NO_EXPERTS]),
         (("stragglers", "--gpus", 2, "--spread", 0.01, "--unpacked"), ["--unpacked has no effect without --lengths"]),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from simulator.interop.shell.conditions import Conditions
 from simulator.interop.shell.expansion import Assignment, assignment, unescaped
+from simulator.interop.shell.getopt import options_of
 from simulator.interop.shell.state import MOST_CHARACTERS, split_name
 from simulator.interop.shell.streams import Sink, Source
 from simulator.interop.shell.syntax import Word
@@ -123,7 +124,7 @@ class Builtins(Conditions):
 
     def read(self, words: Sequence[str]) -> int | None:
         """Do ``read``; return whether there was a line."""
-        options, names = _options(words, "adnNptui")
+        options, names = options_of(words, "adnNptui")
         if "a" in options:
             names = [options["a"]]
         names = names or ["REPLY"]
@@ -186,7 +187,7 @@ class Builtins(Conditions):
 
     def mapfile(self, words: Sequence[str]) -> int:
         """Do ``mapfile``."""
-        options, names = _options(words, "dnOsuCc")
+        options, names = options_of(words, "dnOsuCc")
         name = names[0] if names else "MAPFILE"
         if self.source.text is None or "u" in options:
             self.set_elements(name, [unknown(f"$(mapfile {name})")], is_open=True)
@@ -339,19 +340,3 @@ class Builtins(Conditions):
 def _literal(text: str) -> str:
     """Return a word that is this text, with nothing in it to expand."""
     return "'" + text.replace("'", "'\\''") + "'"
-
-
-def _options(words: Sequence[str], with_value: str) -> tuple[dict[str, str], list[str]]:
-    """Return the options of a builtin by their letters, and what follows them."""
-    found: dict[str, str] = {}
-    rest = list(words)
-    while rest and rest[0].startswith("-") and len(rest[0]) > 1:
-        word = rest.pop(0)
-        if word == "--":
-            break
-        for at, letter in enumerate(word[1:], start=1):
-            if letter in with_value:
-                found[letter] = word[at + 1 :] or (rest.pop(0) if rest else "")
-                break
-            found[letter] = ""
-    return found, rest

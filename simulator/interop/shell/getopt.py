@@ -7,7 +7,7 @@ getopt(1) of util-linux.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _OWN = {"-o": "o", "--options": "o", "-l": "l", "--long": "l", "--longoptions": "l", "-n": "n", "--name": "n"}
 
@@ -77,3 +77,35 @@ def _short(word: str, rest: list[str], known: str) -> list[str] | None:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
+
+
+def options_of(
+    words: Sequence[str], with_value: str, spell: Callable[[str], str] = lambda word: word
+) -> tuple[dict[str, str], list[str]]:
+    """Return the options of a command by their letters, and what follows them.
+
+    Parameters
+    ----------
+    with_value : str
+        Letters whose value follows, in the same word or the next.
+    spell : callable, optional
+        Writes an option in letters that has other forms.
+
+    Examples
+    --------
+    >>> options_of(["-rn", "2", "echo", "-n"], "n")
+    ({'r': '', 'n': '2'}, ['echo', '-n'])
+    """
+    found: dict[str, str] = {}
+    rest = list(words)
+    while rest and rest[0].startswith("-") and len(rest[0]) > 1:
+        word = rest.pop(0)
+        if word == "--":
+            break
+        word = spell(word)
+        for at, letter in enumerate(word[1:], start=1):
+            if letter in with_value:
+                found[letter] = word[at + 1 :] or (rest.pop(0) if rest else "")
+                break
+            found[letter] = ""
+    return found, rest

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from simulator.interop.shell.getopt import options_of
 from simulator.interop.typed_values import is_unknown
 
 #: options with a value in a word of its own
 _VALUED = "nLIPdEsa"
+#: options that are followed, or change nothing of what is run
+_KNOWN = "nLIPd0rtpx"
 _WORD = re.compile(r"(?:\\.|'[^'\n]*'|\"[^\"\n]*\"|[^\s'\"\\])+", re.DOTALL)
 _LONG = {
     "max-args": "n",
@@ -31,10 +34,10 @@ def commands_of(words: Sequence[str], text: str | None) -> list[list[str]] | Non
     text : str, optional
         What it reads.
     """
-    read = _options(words)
-    if text is None or read is None:
+    options, command = options_of(words, _VALUED, _spelt)
+    are_counts = all(options.get(letter, "1").isdigit() for letter in "nL")
+    if text is None or not are_counts or not set(options) <= set(_KNOWN):
         return None
-    options, command = read
     command = command or ["echo"]
     mark = "\0" if "0" in options else options.get("d", "").replace("\\n", "\n").replace("\\0", "\0")
     if is_unknown(text) and not ("I" in options or mark):
@@ -61,30 +64,12 @@ def _in_groups(command: list[str], items: list[list[str]], size: int) -> list[li
     return [command + [word for item in group for word in item] for group in groups]
 
 
-def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]] | None:
-    """Return the options by their letters, and the command; None where an option is not known."""
-    found: dict[str, str] = {}
-    rest = list(words)
-    while rest and rest[0].startswith("-") and len(rest[0]) > 1:
-        word = rest.pop(0)
-        if word == "--":
-            break
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            letter = _LONG.get(name, "")
-        else:
-            letter, value = word[1], word[2:]
-            if letter in "0rtpx":
-                found |= dict.fromkeys(word[1:], "")
-                continue
-            if letter == "i":
-                letter, value = "I", value or "{}"
-            elif letter in _VALUED and not value and rest:
-                value = rest.pop(0)
-        if letter not in "nLIPd0r" or not letter or (letter in "nL" and not value.isdigit()):
-            return None
-        found[letter] = value
-    return found, rest
+def _spelt(word: str) -> str:
+    """Return an option in letters; ``?`` stands for one that is not known."""
+    if word.startswith("--"):
+        name, _, value = word[2:].partition("=")
+        return f"-{_LONG.get(name, '?')}{value}"
+    return f"-I{word[2:] or '{}'}" if word.startswith("-i") else word
 
 
 def _plain(word: str) -> str:
