@@ -3,6 +3,9 @@
     python -m validation.speed [docs/speed.md]
 
 measures all cases and prints the page, or writes it: large regular runs, and commands in which something is irregular.
+
+Machines differ, and one machine with what its neighbours do. So a loop of plain Python is timed before and after every run, and
+CPU times are given as on a machine on which that loop takes :data:`LOOP_S`.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 #: what a process of its own runs: one simulation, the first one of the process
 _SIMULATE = """
 import json, resource, sys, time
@@ -71,12 +75,40 @@ class Case:
         return words
 
 
+#: what four million rounds take where goals were set, estimated: at this speed eight of the commands take, as they were on 2026-11-24,
+#: as long as the page of that day says
+LOOP_S = 0.118
+_N_LOOPS = 4_000_000
+
+
+class Clock:
+    """CPU seconds at the reference speed: as on a machine on which the loop takes :data:`LOOP_S`."""
+
+    def __init__(self) -> None:
+        self._before_s = self._loop_s()
+        #: Its last factor.
+        self.speed = LOOP_S / self._before_s
+
+    def scaled(self, cpu_s: float) -> float:
+        """Return what a run that ended just now takes at the reference speed; the next run begins."""
+        after_s = self._loop_s()
+        self.speed = 2.0 * LOOP_S / (self._before_s + after_s)
+        self._before_s = after_s
+        return cpu_s * self.speed
+
+    @staticmethod
+    def _loop_s() -> float:
+        begin = time.process_time()
+        sum(i * i for i in range(_N_LOOPS))
+        return time.process_time() - begin
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """What one run cost."""
 
-    simulation_s: float  #: CPU time from the scenario to the metrics, reading of files and lowering included.
-    command_s: float  #: CPU time of the whole command, start of the interpreter included.
+    simulation_s: float  #: CPU time from the scenario to the metrics, reading of files and lowering included, at the reference speed.
+    command_s: float  #: CPU time of the whole command, start of the interpreter included, at the reference speed.
     peak_bytes: int  #: Largest resident memory of either process.
     n_events: int  #: Events that the engine processed.
     iteration_time_s: float  #: The answer.
@@ -116,7 +148,7 @@ class Command:
 
     title: str
     words: str  #: The command line, without ``--json``.
-    goal_s: float  #: CPU seconds that the whole command may take on one core.
+    goal_s: float  #: CPU seconds that the whole command may take on one core, at the reference speed.
     goal_mib: float = 500.0  #: Peak memory that it may take.
 
 
@@ -166,6 +198,18 @@ COMMANDS: dict[str, Command] = {
         )
         for gpus, goal_s in ((64, 0.5), (256, 1.0), (1024, 2.5))
     },
+    "refusal": Command(
+        title="1 GiB all-reduce over trees message by message, 1,024 GPUs, refused", goal_s=2.5,
+        words="collective all_reduce --topology selene --gpus 1024 --min 1GiB --max 1GiB --network chunk --nccl-algo tree",
+    ),
+    **{
+        f"sweep-{jobs}": Command(
+            title=f"sweep of 40 scenarios, {how}", goal_s=4.0,
+            words="sweep --topology bigred200 --model gpt2-large --axis micro_batch=1,2,4,8,16"
+            f" --axis global_batch=128,256,512,1024 --axis gpus=4,8 --jobs {jobs}",
+        )
+        for jobs, how in ((1, "one process"), (2, "two processes asked for"))
+    },
     **{
         f"micro-batches-{n}": Command(title=f"{n:,} micro-batches", words=_175b(64, "", batch=n), goal_s=2.0)
         for n in (100_000, 1_000_000)
@@ -184,7 +228,7 @@ COMMANDS: dict[str, Command] = {
         words="--topology gb300-nvl72 --model deepseek-v3 --gpus 256 --framework megatron-bridge",
     ),
 }  # fmt: skip
-#: CPU seconds after which a command is ended, unless its goal is later
+#: CPU seconds at the reference speed after which a command is ended, unless twice its goal is later
 LIMIT_S = 20
 #: exit statuses of an answer: done, refused, does not fit
 ANSWERED = (0, 3, 4)
@@ -196,6 +240,7 @@ def _environment() -> dict[str, str]:
     folder = tempfile.mkdtemp(prefix="compiled-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     found = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": folder}
+    found["PYTHONPATH"] = os.pathsep.join((str(ROOT), *filter(None, [found.get("PYTHONPATH")])))
     found.pop("PYTHONDONTWRITEBYTECODE", None)
     for command in ("main", "chunk-64"):
         words = [sys.executable, "-m", "simulator", *COMMANDS[command].words.split(), "--json"]
@@ -204,14 +249,25 @@ def _environment() -> dict[str, str]:
 
 
 def measure_command(command: Command) -> tuple[float, float, int]:
-    """Run a command in a process of its own and return CPU seconds, MiB at its peak, and its exit status, -1 beyond the limit."""
-    words = [sys.executable, "-c", _LIMITED, str(max(LIMIT_S, round(command.goal_s))), *command.words.split(), "--json"]
+    """Run a command in a process of its own.
+
+    Returns
+    -------
+    tuple
+        CPU seconds at the reference speed, MiB at its peak, and its exit status, -1 beyond the limit.
+    """
+    environment, clock = _environment(), Clock()
+    limit_s = round(max(LIMIT_S, 2.0 * command.goal_s) / clock.speed)
+    words = [sys.executable, "-c", _LIMITED, str(limit_s), *command.words.split(), "--json"]
     null = subprocess.DEVNULL
-    with subprocess.Popen(words, env=_environment(), stdout=null, stderr=null) as process:
+    with (
+        tempfile.TemporaryDirectory() as folder,  # of what a sweep stores
+        subprocess.Popen(words, cwd=folder, env=environment, stdout=null, stderr=null) as process,
+    ):
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     answered = process.returncode if process.returncode in ANSWERED else -1
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, answered
+    return clock.scaled(usage.ru_utime + usage.ru_stime), usage.ru_maxrss / 1024, answered
 
 
 def measure(case: Case) -> Measured:
@@ -221,16 +277,18 @@ def measure(case: Case) -> Measured:
         "unfold": case.unfold,
     }  # fmt: skip
     alone = [sys.executable, "-c", _SIMULATE, json.dumps(described)]
-    done = subprocess.run(alone, env=_environment(), check=True, capture_output=True, text=True)
+    environment, clock = _environment(), Clock()
+    done = subprocess.run(alone, env=environment, check=True, capture_output=True, text=True)
     simulation_s, peak, n_events, iteration_time_s = json.loads(done.stdout)
+    simulation_s = clock.scaled(simulation_s)
     command = [sys.executable, "-m", "simulator.cli.main", *case.arguments(), "--json"]
-    with subprocess.Popen(command, env=_environment(), stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
     return Measured(
-        simulation_s=simulation_s, command_s=usage.ru_utime + usage.ru_stime,
+        simulation_s=simulation_s, command_s=clock.scaled(usage.ru_utime + usage.ru_stime),
         peak_bytes=max(int(peak), usage.ru_maxrss * 1024), n_events=n_events, iteration_time_s=iteration_time_s,
     )  # fmt: skip
 
@@ -240,6 +298,8 @@ _HEAD = """<!-- written by python -m validation.speed; do not edit -->
 
 CPU time and memory on one core, each run in a process of its own. *Simulation* is reading, lowering, running and measuring;
 *command* is `simulate ... --json` with everything around it, the interpreter's start included. Peak memory is that of the command.
+Machines differ, and one machine with what its neighbours do: a loop of plain Python is timed before and after each run, and times
+are given as on a machine on which four million rounds take {LOOP_S} s, as they did where the goals were set.
 
 | run | simulation | goal | command | peak memory | events |
 | --- | ---: | ---: | ---: | ---: | ---: |
@@ -284,7 +344,7 @@ def page(found: dict[str, Measured], irregular: dict[str, tuple[float, float, in
     ]
     day = time.strftime("%Y-%m-%d")
     where = f"\nMeasured on {day} with Python {platform.python_version()} on {_processor()}.\n"
-    return _HEAD + "".join(rows) + _IRREGULAR + "".join(others) + where + _TAIL
+    return _HEAD.format(LOOP_S=LOOP_S) + "".join(rows) + _IRREGULAR + "".join(others) + where + _TAIL
 
 
 def _processor() -> str:

@@ -88,7 +88,12 @@ def overlooked_share(
         is_own = found.families == family
         for at, share in zip(found.at[is_own].tolist(), found.shares[is_own].tolist(), strict=True):
             met_on[at].append((longest, share))
-    lost_ps = max((passes.lost_ps(at, together) for at, together in met_on.items()), default=0.0)
+    alike = {passes.meeting(at, together): (at, together) for at, together in met_on.items()}  # NICs of most nodes
+    lost_ps = 0.0
+    for at, together in sorted(alike.values(), key=lambda one: -passes.most_lost_ps(*one)):
+        if passes.most_lost_ps(at, together) <= lost_ps:
+            break
+        lost_ps = max(lost_ps, passes.lost_ps(at, together))
     return lost_ps / timeline.makespan_ps
 
 
@@ -114,11 +119,12 @@ def _series(timeline: Timeline) -> list[_Series]:
     kinds = {Block, *COMMUNICATIONS}
     for span, n in timeline.counted:
         if n and type(span.op) in kinds:
-            what = id(span.op), span.rank, id(span.inner) if span.inner else span.end_ps - span.start_ps
-            n_times = found.setdefault(what, (span, {}))[1]
-            n_times[span.start_ps] = (
-                n_times.get(span.start_ps, 0) + n
-            )  # those of the period stand for the ones left out, too
+            inner, start_ps = span.inner, span.start_ps
+            what = id(span.op), span.rank, id(inner) if inner else span.end_ps - start_ps
+            if (one := found.get(what)) is None:
+                found[what] = span, {start_ps: n}
+            else:  # those of the period stand for the ones left out, too
+                one[1][start_ps] = one[1].get(start_ps, 0) + n
     return [
         _Series(span, np.array(list(n_times), dtype=np.float64), np.array(list(n_times.values())))
         for span, n_times in found.values()
@@ -204,6 +210,14 @@ class _Passes:
         is_short = taken + self._uses[at] > 1.0
         at, taken = at[is_short], taken[is_short]
         return _Sharing((_members(op), self._costs.flow(op).links), at, self._families[at], taken)
+
+    def meeting(self, at: int, together: Sequence[tuple[_Met, float]]) -> tuple[object, ...]:
+        """Return all that :meth:`lost_ps` looks at: it is the same where this is."""
+        return int(self._families[at]), float(self._uses[at]), *((id(met), share) for met, share in together)
+
+    def most_lost_ps(self, at: int, together: Sequence[tuple[_Met, float]]) -> float:
+        """Return a bound of :meth:`lost_ps`: no more is lost than passes take, each time that traffic meets them."""
+        return float(self._uses[at]) * sum(met.covered_ps for met, _ in together)
 
     def lost_ps(self, at: int, together: Sequence[tuple[_Met, float]]) -> float:
         """Return how long a family's link lacks for both: its passes, and all traffic that meets them there, with its shares.
