@@ -91,16 +91,20 @@ class AttentionFamily:
 
         Kernels of eight bits and of heads wider than 128 are other kernels: a device that has their times keeps them as
         ``default_fp8``, ``default_mxfp8``, ``default_wide``, ``default_wide_fp8`` and so on. The first generation of fused attention
-        is the second one at :data:`FIRST_GENERATION_SPEED`.
+        is the second one at :data:`FIRST_GENERATION_SPEED` where a device keeps none of it.
         """
-        if name in FIRST_GENERATION_SPEED and name not in self.implementations:
+        own = self._named(name, head_dim, dtype)
+        if own is None and name in FIRST_GENERATION_SPEED:
             second = self.of("flash_attention_2", direction)
             speed = FIRST_GENERATION_SPEED[name][direction][head_dim > 64]
             return replace(second, efficiency=second.efficiency * speed, score_s=second.score_s / speed)
-        named = name if name in self.implementations else "default"
-        widths = (f"{named}_wide", named) if head_dim > WIDE_HEADS else (named,)
+        return (own or self._named("default", head_dim, dtype) or self.implementations["default"])[direction]
+
+    def _named(self, name: str, head_dim: int, dtype: str) -> Mapping[str, AttentionConstants] | None:
+        """Return the constants that a device keeps under a name, the most special ones first."""
+        widths = (f"{name}_wide", name) if head_dim > WIDE_HEADS else (name,)
         names = (*(f"{one}_{dtype}" for one in widths), *widths)
-        return next(self.implementations[one] for one in names if one in self.implementations)[direction]
+        return next((self.implementations[one] for one in names if one in self.implementations), None)
 
 
 def attention_times_s(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.calibration.kernel_rows import read_kernel_rows, row_of
+from simulator.calibration.kernel_rows import shape_of as row_shape
 from simulator.calibration.kernels import predict_rows_s
 from simulator.kernels import RooflineKernels
 from simulator.kernels.attention import DROPOUT_CLOCKS, AttentionConstants, AttentionFamily, attention_times_s
@@ -175,8 +176,31 @@ def test_the_first_generation_runs_at_a_share_of_the_second() -> None:
     assert known.of("flash_attention_1", "forward").efficiency == 0.1
 
 
+@pytest.mark.parametrize(
+    ("heads", "cell", "kernel_pass", "triton_ms"),
+    [
+        (64, "compression ratio 4 (sparse, index top-k 512)", "forward", 1.47),
+        (64, "compression ratio 128 (hierarchical)", "forward", 0.75),
+        (128, "compression ratio 4 (sparse, index top-k 1024)", "forward", 4.44),
+        (64, "compression ratio 0 (window 128)", "backward", 2.09),
+        (64, "compression ratio 4 (sparse, index top-k 512)", "backward", 5.18),
+        (128, "compression ratio 128 (hierarchical)", "backward", 5.55),
+    ],
+)
+def test_triton_kernels_of_wide_heads_on_mi355x(heads: int, cell: str, kernel_pass: str, triton_ms: float) -> None:
+    """AMD-AGI/Primus, ``deepseek-v4/benchmark/bench_v4_attention_results.md``: 4,096 tokens, heads of 512, column ``triton``."""
+    cells = {
+        "op": "dsv4_attention", "pass": kernel_pass, "batch": "1", "heads": str(heads), "kv_heads": "1", "seq_len": "4096",
+        "head_dim": "512", "causal": "1", "dtype": "bf16", "notes": cell,
+    }  # fmt: skip
+    kernels, device, shape = RooflineKernels("benchmark"), load_device("mi355x"), row_shape(cells)
+    assert isinstance(shape, AttentionShape)
+    found_ms = 1e3 * kernels.duration_s(replace(shape, name="flash_attention_triton"), device)
+    assert found_ms == pytest.approx(triton_ms, rel=0.35)
+
+
 def test_kernels_for_eight_bits_and_for_wide_heads_have_constants_of_their_own() -> None:
-    names = ("default", "default_wide", "default_fp8", "default_wide_mxfp8", "other")
+    names = ("default", "default_wide", "default_fp8", "default_wide_mxfp8", "other", "flash_attention_triton_wide")
     family = AttentionFamily(
         implementations={n: {"forward": AttentionConstants(launch_s=i)} for i, n in enumerate(names)}
     )
@@ -188,6 +212,7 @@ def test_kernels_for_eight_bits_and_for_wide_heads_have_constants_of_their_own()
         ("flash_attention", 192, "mxfp8", "default_wide_mxfp8"),
         ("flash_attention", 128, "mxfp8", "default"),
         ("other", 192, "fp8", "other"),
+        ("flash_attention_triton", 160, "bf16", "flash_attention_triton_wide"),
     ):
         assert names[int(family.of(name, "forward", head_dim, dtype).launch_s)] == expected
 
