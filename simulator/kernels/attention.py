@@ -39,8 +39,8 @@ FIRST_GENERATION_SPEED: Mapping[str, Mapping[str, tuple[float, float]]] = {
 #: each then compares and selects, and backward makes the mask anew and applies it to two products (Salmon et al., "Parallel
 #: random numbers: as easy as 1, 2, 3", SC'11; 128 lanes an SM)
 DROPOUT_CLOCKS = {"forward": 0.06, "backward": 0.12}
-#: elements of a head beyond which libraries have other kernels
-WIDE_HEADS = 128
+#: elements of a head beyond which libraries have other kernels, and others again where keys are latent ones, which serve as values, too
+WIDE_HEADS, LATENT_HEADS = 128, 256
 #: sharpness of the maximum of compute and memory time, and share of the memory bandwidth at which caches are copied: estimates, no
 #: source
 _OVERLAP_NORM, _COPY_SHARE = 4, 0.8
@@ -64,6 +64,8 @@ class AttentionConstants:
     #: Share of the datasheet bandwidth at which keys that an index chooses are fetched for each query by itself, and their gradients
     #: added one by one; FlashMLA's sparse kernels fetch at 0.75 and more of it (its README: 640 TFLOP/s on H800, 1,450 on B200).
     gather_bandwidth: float = 0.75
+    #: Heads for which they are fetched once, where they share keys: those of one block of rows; 0 where it is all.
+    gathering_heads: float = 0.0
     #: As for matrix products.
     joules_per_flop: float = 0.0
     joules_per_byte: float = 0.0
@@ -89,8 +91,8 @@ class AttentionFamily:
     def of(self, name: str, direction: str, head_dim: int = 128, dtype: str = "bf16") -> AttentionConstants:
         """Constants by the name in the shape, or those of the device's default implementation, for operands of ``dtype``.
 
-        Kernels of eight bits and of heads wider than 128 are other kernels: a device that has their times keeps them as
-        ``default_fp8``, ``default_mxfp8``, ``default_wide``, ``default_wide_fp8`` and so on. The first generation of fused attention
+        Kernels of eight bits, of heads wider than 128 and of latent heads are other kernels: a device that has their times keeps them as
+        ``default_fp8``, ``default_mxfp8``, ``default_wide``, ``default_wide_fp8``, ``default_latent`` and so on. The first generation of fused attention
         is the second one at :data:`FIRST_GENERATION_SPEED` where a device keeps none of it.
         """
         own = self._named(name, head_dim, dtype)
@@ -102,7 +104,8 @@ class AttentionFamily:
 
     def _named(self, name: str, head_dim: int, dtype: str) -> Mapping[str, AttentionConstants] | None:
         """Return the constants that a device keeps under a name, the most special ones first."""
-        widths = (f"{name}_wide", name) if head_dim > WIDE_HEADS else (name,)
+        classes = (("_latent", LATENT_HEADS), ("_wide", WIDE_HEADS), ("", 0))
+        widths = [f"{name}{suffix}" for suffix, above in classes if head_dim > above]
         names = (*(f"{one}_{dtype}" for one in widths), *widths)
         return next((self.implementations[one] for one in names if one in self.implementations), None)
 
@@ -148,7 +151,8 @@ def attention_times_s(
     n_bytes = n_bytes + constants.accumulator_bytes * batch * heads * seq_q * head_dim * is_backward
     bandwidth = device.memory_bandwidth_bytes_per_s
     # what no two queries share: read, and in backward read and written once more as sums of 32 bits
-    chosen = np.array([s.gathered for s in shapes]) * batch * kv_heads * seq_q * head_dim
+    n_fetches = np.ceil(heads / kv_heads / constants.gathering_heads) if constants.gathering_heads else 1.0
+    chosen = np.array([s.gathered for s in shapes]) * batch * kv_heads * seq_q * head_dim * n_fetches
     gathered_bytes = chosen * (width + 8.0 * is_backward)
     memory = n_bytes / (constants.dram_bandwidth * bandwidth) + gathered_bytes / (
         constants.gather_bandwidth * bandwidth

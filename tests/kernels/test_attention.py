@@ -199,8 +199,30 @@ def test_triton_kernels_of_wide_heads_on_mi355x(heads: int, cell: str, kernel_pa
     assert found_ms == pytest.approx(triton_ms, rel=0.35)
 
 
+@pytest.mark.parametrize(
+    ("cell", "forward_ms", "backward_ms"),
+    [
+        ("compression ratio 0 (window 128)", 0.20, 0.67),
+        ("compression ratio 4 (sparse, index top-k 512)", 0.53, 2.55),
+        ("compression ratio 128 (hierarchical)", 0.22, 0.78),
+    ],
+)
+def test_chosen_keys_are_fetched_for_64_heads_at_a_time_on_mi355x(
+    cell: str, forward_ms: float, backward_ms: float
+) -> None:
+    """AMD-AGI/Primus, as above, the fastest column of DeepSeek-V4-Flash; constants are fitted to the rows of V4-Pro, with 128 heads."""
+    cells = {
+        "op": "dsv4_attention", "batch": "1", "heads": "64", "kv_heads": "1", "seq_len": "4096", "head_dim": "512", "causal": "1",
+        "dtype": "bf16", "notes": cell,
+    }  # fmt: skip
+    kernels, device = RooflineKernels("benchmark"), load_device("mi355x")
+    for kernel_pass, measured_ms in (("forward", forward_ms), ("backward", backward_ms)):
+        found_ms = 1e3 * kernels.duration_s(row_shape(cells | {"pass": kernel_pass}), device)
+        assert found_ms == pytest.approx(measured_ms, rel=0.15)
+
+
 def test_kernels_for_eight_bits_and_for_wide_heads_have_constants_of_their_own() -> None:
-    names = ("default", "default_wide", "default_fp8", "default_wide_mxfp8", "other", "flash_attention_triton_wide")
+    names = ("default", "default_wide", "default_fp8", "default_wide_mxfp8", "other", "flash_attention_triton_latent")
     family = AttentionFamily(
         implementations={n: {"forward": AttentionConstants(launch_s=i)} for i, n in enumerate(names)}
     )
@@ -212,7 +234,8 @@ def test_kernels_for_eight_bits_and_for_wide_heads_have_constants_of_their_own()
         ("flash_attention", 192, "mxfp8", "default_wide_mxfp8"),
         ("flash_attention", 128, "mxfp8", "default"),
         ("other", 192, "fp8", "other"),
-        ("flash_attention_triton", 160, "bf16", "flash_attention_triton_wide"),
+        ("flash_attention_triton", 512, "bf16", "flash_attention_triton_latent"),
+        ("flash_attention", 512, "bf16", "default_wide"),
     ):
         assert names[int(family.of(name, "forward", head_dim, dtype).launch_s)] == expected
 
