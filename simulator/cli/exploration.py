@@ -27,6 +27,7 @@ from simulator.cli.shared import (
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
     from simulator.explore.objectives import SearchAnswer
+    from simulator.explore.space import Space
     from simulator.explore.training_run import RunRequest
     from simulator.plan import ParallelPlan
 
@@ -180,6 +181,7 @@ def search(
     emission = partial(write_all, plans, space.spec, gpus_per_node=space.topology.gpus_per_host, describe=describe)
     tables = lambda: [*write_search(answer, out, tables_in, plot), *(judged.close() if judged else ())]  # noqa: E731
     write_warnings(_idle_in_the_best(base, answer, plans[0]))
+    write_warnings(_only_asked_for(plans[0], space), kind="note")
     _show_search(answer, lambda: emission(Path(emit)) if emit else [], tables, is_json=json_output)
 
 
@@ -211,6 +213,14 @@ def _idle_in_the_best(base: dict[str, Any], answer: SearchAnswer, plan: Parallel
     idle = SharedIdle(base)
     idle.meet(replace(scenario_of({**base, "topology": answer["choice"]["topology"]}), plan=plan))
     return idle.messages
+
+
+def _only_asked_for(plan: ParallelPlan, space: Space) -> list[str]:
+    """Say which rule the best plan breaks, since its user asked for what no axis of a search chooses."""
+    from simulator.explore.neighbourhood import objection
+
+    reason = objection(plan, space.site)
+    return [f"the search keeps to what is asked for: {reason}"] if reason else []
 
 
 def _show_search(

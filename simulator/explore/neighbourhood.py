@@ -23,7 +23,7 @@ from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.rules import capture_doubt, sharding_refusal
 from simulator.plan.stage_layout import shortened_ends
 from simulator.plan.vocabularies import RECOMPUTES
-from simulator.schedules import SCHEDULES, plain_name
+from simulator.schedules import SCHEDULES, find_schedule, plain_name
 from simulator.simulation import n_predictions
 from simulator.topology import Topology
 
@@ -87,7 +87,7 @@ def pipeline_rule(plan: ParallelPlan, site: Site) -> str:
     """Stages divide the layers."""
     if plan.pp == 1:
         return ""
-    if not plan.framework_spec.data_parallel.splits_models:
+    if not plan.framework_spec.has_pipeline:
         return f"{plan.framework} has no pipeline"
     if isinstance(site.spec, RecordedModule):
         return ""
@@ -186,6 +186,33 @@ def chunk_refusal(plan: ParallelPlan, site: Site, virtual_pp: int, n_micro_batch
     return ""
 
 
+def schedule_rule(plan: ParallelPlan, site: Site) -> str:
+    """The framework has the pipeline schedule."""
+    facts, chosen = plan.framework_spec, find_schedule(plan.schedule, plan.virtual_pp)
+    if not facts.schedules or (plan.pp == 1 and not (plan.ep > 1 and chosen.takes_turns)):
+        return ""
+    if not facts.has_schedule(chosen.name):
+        return f"{plan.framework} has no schedule {chosen.name}: it has {', '.join((*facts.schedules, *facts.expert_schedules))}"
+    if chosen.name in facts.expert_schedules and plan.ep == 1:
+        return f"{plan.framework} has schedule {chosen.name} for expert parallelism only: ep=1"
+    return ""
+
+
+#: what may wait in host memory, in words
+_AWAY = {
+    "optimizer": "the optimizer alone", "parameters": "parameters alone", "optimizer+parameters": "optimizer and parameters at once",
+}  # fmt: skip
+
+
+def offload_rule(plan: ParallelPlan, site: Site) -> str:
+    """The framework moves to host memory what the plan has there."""
+    away = "+".join(name for name in ("optimizer", "parameters") if getattr(plan, f"offload_{name}") == "cpu")
+    offloads = plan.framework_spec.data_parallel.offloads
+    if not away or away in offloads:
+        return ""
+    return f"{plan.framework} does not offload {_AWAY[away]}: it offloads {' or '.join(_AWAY[one] for one in offloads) or 'neither'}"
+
+
 def module_rule(plan: ParallelPlan, site: Site) -> str:
     """A module of the user's own says how it is split."""
     refused = site.spec.refusal(plan) if isinstance(site.spec, RecordedModule) else None
@@ -195,7 +222,7 @@ def module_rule(plan: ParallelPlan, site: Site) -> str:
 Rule = Callable[[ParallelPlan, Site], str]
 RULES: tuple[Rule, ...] = (
     tensor_rule, pipeline_rule, context_rule, expert_rule, sharding_rule, sequence_rule, attention_rule,
-    chunk_rule, module_rule,
+    schedule_rule, chunk_rule, offload_rule, module_rule,
 )  # fmt: skip
 
 
@@ -297,6 +324,7 @@ def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
     for name in _SWITCHES:
         is_same = "training" not in SETTINGS[name].changes
         yield from (_Change({name: value}, same_training=is_same) for value in _others(plan, name))
+    yield from _offloads(plan)
     yield from _host_bound(plan, site)
     if plan.steps_adam != "fused":
         yield _Change({"optimizer_implementation": "fused"})
@@ -339,6 +367,14 @@ def _others(plan: ParallelPlan, name: str) -> list[object]:
     if name == "gradient_bytes":
         return [6 - plan.reduced_bytes] if plan.dp * plan.cp > 1 else []
     return [word for word in one.words if word != now]
+
+
+def _offloads(plan: ParallelPlan) -> Iterator[_Change]:
+    """Yield optimizer and parameters at once, where the framework moves neither by itself."""
+    if plan.framework_spec.data_parallel.offloads == ("optimizer+parameters",):
+        for word in SETTINGS["offload_optimizer"].words:
+            if (plan.offload_optimizer, plan.offload_parameters) != (word, word):
+                yield _Change({"offload_optimizer": word, "offload_parameters": word})
 
 
 def _batches(plan: ParallelPlan) -> Iterator[_Change]:

@@ -17,6 +17,7 @@ from simulator.explore.neighbourhood import (
     expert_rule,
     hybrid_group,
     pipeline_rule,
+    schedule_rule,
     sequence_rule,
     sharding_rule,
     tensor_rule,
@@ -121,11 +122,17 @@ class Space:
 
     def _chunks(self, plan: ParallelPlan) -> tuple[int, ...]:
         """Chunks per stage: those that divide its layers, or a few where chunks may differ."""
-        if plan.pp == 1 or not SCHEDULES[plan.schedule].takes_chunks:
+        if plan.pp == 1 or not SCHEDULES[plan.schedule].takes_chunks or self._lacks_chunks(plan):
             return (1,)
         if self.spec.layers % plan.pp and plan.framework_spec.lays_out_pipelines:
             return tuple(n for n in UNEVEN_CHUNKS if plan.pp * n <= self.spec.layers)
         return divisors(self.spec.layers // plan.pp)
+
+    def _lacks_chunks(self, plan: ParallelPlan) -> bool:
+        """Whether the framework has the schedule with one chunk per stage only, and nobody asks for more."""
+        several = replace(plan, virtual_pp=2)
+        is_asked_for = "virtual_pp" in self.allowed or schedule_rule(plan, self.site)
+        return not is_asked_for and bool(schedule_rule(several, self.site))
 
     def _modules(self, plan: ParallelPlan) -> tuple[str | None, ...]:
         """What selective recomputation recomputes: what the framework's does, or Megatron-Core's modules of such models."""

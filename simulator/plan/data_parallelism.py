@@ -100,6 +100,8 @@ class DataParallelism:
     shards_masters: bool = False
     #: Whether it has a sharded optimizer, which may then live on the host.
     shards_optimizer: bool = True
+    #: What may wait in host memory: ``optimizer``, ``parameters``, ``optimizer+parameters`` where both go at once.
+    offloads: tuple[str, ...] = ()
 
     def bucket_sizes(self, element_bytes: int, n_ranks: int, *, overlaps: bool) -> tuple[float, float]:
         """Return the default bytes of the first gradient bucket and of the others."""
@@ -122,6 +124,8 @@ DDP = DataParallelism(
     clips_in_kernel=False,
     shards_optimizer=False,
 )
+#: what may wait in host memory where optimizer and parameters are moved by flags of their own
+SEPARATELY = ("optimizer", "parameters", "optimizer+parameters")
 #: sharding of each stage of ZeRO
 ZERO_STAGES = ("none", "zero1", "zero2", "zero3")
 #: sharding of each ``ShardingStrategy`` of PyTorch's FSDP, which are numbered from 1
@@ -153,13 +157,15 @@ MEGATRON = DataParallelism(
     scatters_gradients=True,
     gathers_by_bucket=True,
 )
+#: the same with ``--optimizer-cpu-offload``, which Megatron-LM has with Megatron-Core (``core/optimizer/cpu_offloading``)
+MEGATRON_LM = replace(MEGATRON, offloads=("optimizer",))
 #: Megatron-Core's, whose FSDP may shard gradients and leave parameters whole (``optim_grads``)
 MEGATRON_CORE = replace(
-    MEGATRON,
+    MEGATRON_LM,
     shardings=("none", "zero1", "zero2", "zero3"),
     registers_buffers=True,
 )
-#: DeepSpeed's: ``reduce_bucket_size``; its pipeline engine refuses ZeRO-2 and ZeRO-3
+#: DeepSpeed's: ``reduce_bucket_size``; its pipeline engine refuses ZeRO-2 and ZeRO-3; ``offload_optimizer`` and ``offload_param``
 DEEPSPEED = DataParallelism(
     shardings=("none", "zero1", "zero2", "zero3"),
     pipeline_shardings=("none", "zero1"),
@@ -171,6 +177,7 @@ DEEPSPEED = DataParallelism(
     zero3_limits=Zero3Limits(),
     quantizes=True,
     clears_gradients=True,
+    offloads=SEPARATELY,
 )
 #: InternEvo's: ``reduce_bucket_size``
 INTERNEVO = replace(MEGATRON, bucket_bytes=512 * MIB, scatters_gradients=False, gathers_by_bucket=False)
@@ -188,7 +195,7 @@ SCALING = replace(
     gathers_by_bucket=False,
     reduces_wide=True,
 )
-#: the wrapper, ``FullyShardedDataParallel``
+#: the wrapper, ``FullyShardedDataParallel``; ``CPUOffload`` and ``CPUOffloadPolicy`` move parameters, gradients and optimizer at once
 FSDP = DataParallelism(
     fsdp_version=1,
     shardings=("none", "zero2", "zero3", "hsdp"),
@@ -201,6 +208,7 @@ FSDP = DataParallelism(
     gathers_in_flight=2,
     orders_gathers=True,
     shards_masters=True,
+    offloads=("optimizer+parameters",),
 )
 #: what trainers over either set: ``ShardingStrategy.FULL_SHARD``, ``reshard_after_forward``, ``data_parallel_shard_degree = -1``
 FULLY_SHARDED = {"sharding": "zero3"}

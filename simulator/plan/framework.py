@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
+from simulator.plan import framework_schedules as pipelines
 from simulator.plan.data_parallelism import (
     DDP,
     DEEPSPEED,
@@ -24,12 +25,15 @@ from simulator.plan.data_parallelism import (
     INTERNEVO,
     MEGATRON,
     MEGATRON_CORE,
+    MEGATRON_LM,
     MIB,
     NANOTRON,
     SCALING,
+    SEPARATELY,
     DataParallelism,
 )
-from simulator.plan.module_names import GRAPH_SCOPES
+from simulator.plan.framework_features import FUSED_EXPERTS, FUSED_PRECISIONS, Feature
+from simulator.plan.module_names import COMPILED_GRAPHS, MEGATRON_GRAPHS
 from simulator.plan.vocabularies import ContextExchange
 
 #: How kernels are issued: operation by operation, from compiled code, or as captured graphs.
@@ -43,38 +47,6 @@ KernelStyle = Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron
 #: shares of memory lost between the allocator's blocks: a few percent in regular training on one GPU, up to 30 % in distributed
 #: training of irregular modules (Guo et al., GMLake, ASPLOS 2024)
 _REGULAR_FRAGMENTATION, _IRREGULAR_FRAGMENTATION = 0.03, 0.3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
-    """Something that a framework's recipes turn on from a release on."""
-
-    since: str  #: The first container that has it.
-    precisions: tuple[str, ...]  #: Precisions whose recipes have it.
-    settings: Mapping[str, Any] = field(hash=False)  #: What it means in a plan.
-
-    def is_on(self, settings: Mapping[str, Any]) -> bool:
-        """Tell whether it belongs to a plan of these settings."""
-        release, has_experts = str(settings.get("release") or ""), int(settings.get("ep") or 1) > 1
-        return has_experts and release >= self.since and settings.get("precision") in self.precisions
-
-
-#: Transformer Engine's fused operations over all experts are for MXFP8 (NVIDIA/TransformerEngine, pull requests 2622 and 2769)
-_FUSED_PRECISIONS = ("mxfp8",)
-#: Megatron Bridge 26.06 (recipes under src/megatron/bridge/perf_recipes): grouped products fused with their activation, and whole
-#: iterations as one graph over experts with paged buffers, attention in eight bits, for mixtures of experts in MXFP8
-_FUSED_EXPERTS = Feature(
-    since="26.06",
-    precisions=_FUSED_PRECISIONS,
-    settings={"moe_fused_experts": True, "cuda_graphs": "full_iteration", "fp8_modules": "attention"},
-)
-
-
-#: whole iterations or modules, as Megatron-Core's user guide has them (``user-guide/features/cuda_graph``): ``--cuda-graph-impl`` and
-#: ``--cuda-graph-modules``
-_MEGATRON_GRAPHS = tuple(scope for scope in GRAPH_SCOPES if scope != "none")
-#: blocks that ``torch.compile`` with ``mode="reduce-overhead"`` compiles, which the trainer calls as it likes
-_COMPILED_GRAPHS = ("attn", "mlp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +105,11 @@ class Framework:
     scatters_apart: bool = False
     #: Whether chunks of a pipeline may differ (Megatron-Core's ``pipeline_model_parallel_layout``).
     lays_out_pipelines: bool = False
+    #: Pipeline schedules that it has (:mod:`simulator.plan.framework_schedules`); none where it has no pipeline, ``None`` where that is
+    #: not known.
+    schedules: tuple[str, ...] | None = None
+    #: Schedules that it has for expert parallelism only.
+    expert_schedules: tuple[str, ...] = ()
     #: Whether inputs of single modules may wait in host memory (Megatron-Core's ``--offload-modules``).
     offloads_modules: bool = False
     #: Whether backward of a column-parallel product reduces its input's gradient beside the product of its weight's (Megatron-LM's
@@ -199,6 +176,16 @@ class Framework:
     def has_fused_layers(self) -> bool:
         """Whether its layers are such as Transformer Engine's, which may fuse operations, or recompute single modules."""
         return self.kernels == "fused"
+
+    @property
+    def has_pipeline(self) -> bool:
+        """Whether it cuts a model into pipeline stages."""
+        return self.data_parallel.splits_models and self.schedules != ()
+
+    def has_schedule(self, name: str) -> bool:
+        """Tell whether it has a pipeline schedule; one that is not known to be anybody's is the user's own, and runs everywhere."""
+        had = (*(self.schedules or ()), *self.expert_schedules)
+        return self.schedules is None or name in had or name not in known_schedules()
 
     def has_wide_adapters(self, release: str | None) -> bool:
         """Tell whether adapters are in fp32 beside 16-bit weights, at a release."""
@@ -308,6 +295,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     name=f"hf-fsdp{under}",
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=FSDP,
+                    schedules=(),
                     recipe=FULLY_SHARDED,
                     optimizer_implementation="foreach",
                     fused_since=_TORCH_2_8,
@@ -319,6 +307,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     name=f"deepspeed{under}",
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=DEEPSPEED,
+                    schedules=pipelines.DEEPSPEED,
                     cp_comm_type="a2a",  # its engine casts all modules to 16 bits, adapters too (runtime/engine.py)
                 ),
             )
@@ -327,7 +316,8 @@ FRAMEWORKS: dict[str, Framework] = {
             Framework(
                 name=name,
                 kernels="megatron",
-                data_parallel=MEGATRON,
+                data_parallel=facts,
+                schedules=pipelines.MEGATRON,
                 gradient_bytes_bf16=4,
                 experts_need_split_tokens=True,
                 overlap=False,
@@ -335,12 +325,14 @@ FRAMEWORKS: dict[str, Framework] = {
                 reduces_beside_products=beside,
                 gates_fused_since=_MEGATRON_GATES,
             )
-            for name, beside in (("megatron", True), ("megatron-2021", False))
+            for name, facts, beside in (("megatron", MEGATRON_LM, True), ("megatron-2021", MEGATRON, False))
         ),
         Framework(
             name="megatron-core",
             kernels="fused",
             data_parallel=MEGATRON_CORE,
+            schedules=pipelines.MEGATRON,
+            expert_schedules=pipelines.COMBINED,
             gates_fused_since=_MEGATRON_GATES,
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
@@ -348,8 +340,8 @@ FRAMEWORKS: dict[str, Framework] = {
             offloads_modules=True,
             experts_need_split_tokens=True,
             calls_modules=True,
-            captures=_MEGATRON_GRAPHS,
-            fused_experts=_FUSED_PRECISIONS,
+            captures=MEGATRON_GRAPHS,
+            fused_experts=FUSED_PRECISIONS,
             aliases=("primus",),
         ),
         Framework(
@@ -359,6 +351,8 @@ FRAMEWORKS: dict[str, Framework] = {
             name="megatron-bridge",
             kernels="fused",
             data_parallel=MEGATRON_CORE,
+            schedules=pipelines.MEGATRON,
+            expert_schedules=pipelines.COMBINED,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
             offloads_modules=True,
@@ -366,10 +360,10 @@ FRAMEWORKS: dict[str, Framework] = {
             calls_modules=True,
             gathers_narrow=True,  # all mixed-precision recipes of Megatron Bridge with delayed or current scaling
             routes_wide=True,  # providers of DeepSeek, Qwen3, Nemotron-H, OLMoE and others (src/megatron/bridge/models)
-            captures=_MEGATRON_GRAPHS,
-            fused_experts=_FUSED_PRECISIONS,
+            captures=MEGATRON_GRAPHS,
+            fused_experts=FUSED_PRECISIONS,
             margin_sms=16,  # CUDNNFE_CLUSTER_OVERLAP_MARGIN=8 clusters of two SMs (perf_plugins.py from 26.06 on)
-            features=(_FUSED_EXPERTS,),
+            features=(FUSED_EXPERTS,),
             recipe={"sharding": "zero1", "overlap": True, "overlap_parameter_gather": True},
             parallel_recipe={"sequence_parallel": True, "asynchronous_tp": True},
             # of mixtures: expert_tensor_parallel_size=1, experts lie over the tensor-parallel ranks, too
@@ -388,6 +382,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="megatron-deepspeed",
             kernels="megatron",
             data_parallel=DEEPSPEED,
+            schedules=pipelines.MEGATRON_DEEPSPEED,
             gates_fused_since="never",  # both forks left Megatron-LM before (``megatron/model/transformer.py``)
             gradient_bytes_bf16=4,
             overlap=False,
@@ -400,6 +395,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="deepspeed-0.3",
             kernels="megatron",
             data_parallel=replace(DEEPSPEED, moves_lists=True, bucket_elements=1),
+            schedules=pipelines.DEEPSPEED,
             overlap=False,
             reduces_beside_products=False,
         ),
@@ -407,6 +403,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="fsdp",
             kernels="hf-eager",
             data_parallel=FSDP,
+            schedules=pipelines.TORCH,
             recipe=FULLY_SHARDED,
             optimizer_implementation="foreach",
             stops_recompute_early=True,
@@ -417,6 +414,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="fsdp2",
             kernels="hf-eager",
             data_parallel=FSDP2,
+            schedules=pipelines.TORCH,
             recipe=FULLY_SHARDED,
             optimizer_implementation="foreach",
             stops_recompute_early=True,
@@ -432,8 +430,9 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=f"litgpt{sharded}{compiled}",
                 kernels="compiled" if compiled else "hf-eager",
                 data_parallel=facts,
+                schedules=(),
                 host="compiled" if compiled else "eager",
-                captures=_COMPILED_GRAPHS if compiled else (),
+                captures=COMPILED_GRAPHS if compiled else (),
                 master_weights=False,
                 recipe=FULLY_SHARDED if sharded else {},
                 stops_recompute_early=True,
@@ -447,6 +446,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="llm-foundry",
             kernels="hf-eager",
             data_parallel=FSDP,
+            schedules=(),
             recipe=FULLY_SHARDED,
             stops_recompute_early=True,
             flash="flash_attention_triton",
@@ -456,10 +456,9 @@ FRAMEWORKS: dict[str, Framework] = {
             name="torchtitan",
             kernels="hf-eager",
             data_parallel=FSDP2,
+            schedules=pipelines.TORCH,
             recipe=FULLY_SHARDED,
-            parallel_recipe={
-                "sequence_parallel": True
-            },  # ``SequenceParallel`` of the norms (parallelize.py of its models)
+            parallel_recipe={"sequence_parallel": True},  # of the norms (parallelize.py of its models)
             gradient_bytes_bf16=4,
             stops_recompute_early=True,
             cp_comm_type="all_gather",
@@ -470,10 +469,9 @@ FRAMEWORKS: dict[str, Framework] = {
             name="torchtitan-compile",
             kernels="compiled",
             data_parallel=FSDP2,
+            schedules=pipelines.TORCH,
             recipe=FULLY_SHARDED,
-            parallel_recipe={
-                "sequence_parallel": True
-            },  # ``SequenceParallel`` of the norms (parallelize.py of its models)
+            parallel_recipe={"sequence_parallel": True},  # of the norms (parallelize.py of its models)
             host="compiled",
             gradient_bytes_bf16=4,
             stops_recompute_early=True,
@@ -487,7 +485,8 @@ FRAMEWORKS: dict[str, Framework] = {
             Framework(
                 name=name,
                 kernels=kernels,  # type: ignore[arg-type]
-                data_parallel=FSDP2,
+                data_parallel=replace(FSDP2, offloads=()),
+                schedules=pipelines.KEMPNERFORGE,
                 recipe=FULLY_SHARDED,
                 parallel_recipe={"sequence_parallel": True},
                 host=host,  # type: ignore[arg-type]
@@ -509,6 +508,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="llama3-4d",
             kernels="fused",
             data_parallel=replace(FSDP2, sums_shards=True),
+            schedules=pipelines.LLAMA3,
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
             cp_comm_type="all_gather",
@@ -523,6 +523,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=name,
                 kernels=kernels,  # type: ignore[arg-type]
                 data_parallel=replace(FSDP2, shards_masters=False),
+                schedules=pipelines.TORCH,
                 recipe=FULLY_SHARDED,
                 stops_recompute_early=True,
                 lays_out_pipelines=True,
@@ -546,6 +547,7 @@ FRAMEWORKS: dict[str, Framework] = {
             splits="parameters",
             kernels="hf-eager",
             data_parallel=FSDP2,
+            schedules=pipelines.TORCH,
             recipe=FULLY_SHARDED,
             optimizer_implementation="foreach",
             stops_recompute_early=True,
@@ -561,7 +563,7 @@ FRAMEWORKS: dict[str, Framework] = {
             owners_broadcast="",
             optimizer_implementation="for-loop",
         ),
-        replace(_TORCH_DDP, name="torch-pp", splits="layers", owners_broadcast=""),
+        replace(_TORCH_DDP, name="torch-pp", splits="layers", schedules=pipelines.TORCH, owners_broadcast=""),
         Framework(
             name="torch-3d",
             kernels="torch-modules",
@@ -582,6 +584,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=name,
                 kernels=kernels,  # type: ignore[arg-type]
                 data_parallel=SCALING,
+                schedules=pipelines.DEEPSPEED,
                 overlap=False,
                 fragmentation=_IRREGULAR_FRAGMENTATION,
                 balances="parameters",
@@ -594,6 +597,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="internevo",
             kernels="eager-fused-norm",
             data_parallel=INTERNEVO,
+            schedules=pipelines.INTERNEVO,
             flash="flash_attention_2",
             owners_broadcast="ranks",
         ),
@@ -604,6 +608,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="nanotron",
             kernels="megatron",
             data_parallel=NANOTRON,
+            schedules=pipelines.NANOTRON,
             gradient_bytes_bf16=4,
             gradient_bytes_fp16=4,
             flash="flash_attention_2",
@@ -618,6 +623,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="libai",
             kernels="megatron",
             data_parallel=replace(MEGATRON, bucket_bytes=16 * MIB, gathers_by_bucket=False),
+            schedules=pipelines.LIBAI,
             host="compiled",
             synchronous_p2p=False,
             reduces_beside_products=False,
@@ -629,7 +635,10 @@ FRAMEWORKS: dict[str, Framework] = {
             # and its attention is cuDNN's (NVIDIA/JAX-Toolbox, docs/GPU_performance.md)
             name="jax",
             kernels="compiled",
-            data_parallel=replace(FSDP2, copies_gathered=False),
+            data_parallel=replace(
+                FSDP2, copies_gathered=False, offloads=SEPARATELY
+            ),  # MaxText: ``*_memory_host_offload``
+            schedules=pipelines.JAX,
             host="compiled",
             aliases=("maxtext", "paxml", "levanter", "easylm", "axlearn"),
         ),
@@ -640,6 +649,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=name,
                 kernels="fused",
                 data_parallel=facts,
+                schedules=(),
                 recipe=FULLY_SHARDED if facts is FSDP else {},
                 flash="flash_attention_2",
                 owners_broadcast=owners,  # type: ignore[arg-type]
@@ -658,7 +668,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="compiled",
             data_parallel=DDP,
             host="compiled",
-            captures=_COMPILED_GRAPHS,
+            captures=COMPILED_GRAPHS,
             master_weights=False,
         ),
         Framework(
@@ -666,6 +676,13 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
     )
 }
+
+
+def known_schedules() -> frozenset[str]:
+    """Return the pipeline schedules of which it is known who has them."""
+    had = ((*(one.schedules or ()), *one.expert_schedules) for one in FRAMEWORKS.values())
+    return frozenset(pipelines.OTHER_PROGRAMS).union(*had)
+
 
 #: what people type -> name of the framework
 FRAMEWORK_ALIASES = {alias: f.name for f in FRAMEWORKS.values() for alias in f.aliases} | {

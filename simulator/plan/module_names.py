@@ -13,3 +13,8 @@ FP8_MODULES = ("attention", "output", "activation")
 BF16_MODULES = ("attention", "mlp", "experts", "latent", "mtp")
 #: what Megatron-Core's ``--cuda-graph-scope`` names, and the whole iteration
 GRAPH_SCOPES = ("none", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")
+#: whole iterations or modules, as Megatron-Core's user guide has them (``user-guide/features/cuda_graph``): ``--cuda-graph-impl`` and
+#: ``--cuda-graph-modules``
+MEGATRON_GRAPHS = tuple(scope for scope in GRAPH_SCOPES if scope != "none")
+#: blocks that ``torch.compile`` with ``mode="reduce-overhead"`` compiles, which the trainer calls as it likes
+COMPILED_GRAPHS = ("attn", "mlp")

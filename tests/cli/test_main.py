@@ -503,6 +503,37 @@ def test_a_plan_that_searches_leave_out_is_answered_with_the_reason(simulate):
     assert (code, err) == (0, "")
 
 
+def test_explain_offers_the_schedules_that_the_framework_has(simulate, tmp_path):
+    """DeepSpeed's pipeline engine is 1F1B (``runtime/pipe/schedule.py``, ``TrainSchedule``); GPipe is studied below it all the same."""
+    staged = (*SMALL, "--gpus", 8, "--pp", 4, "--micro-batch", 1, "--framework", "deepspeed", "--json")
+    code, out, err = simulate(*staged, "--explain")
+    assert (code, err) == (0, "")
+    found = json.loads(out)["explanation"]
+    refused = {one["change"]: one["reason"] for one in found["impossible"]}
+    assert refused["--schedule dualpipe-v"] == "deepspeed has no schedule dualpipe-v: it has 1f1b"
+    assert not [one for one in found["changes"] if "--schedule" in one["change"] or "--virtual-pp" in one["change"]]
+    reason = "deepspeed has no schedule gpipe: it has 1f1b"
+    code, out, err = simulate(*staged, "--schedule", "gpipe")
+    assert (code, err) == (0, f"note: a search leaves this plan out: {reason}\n")
+    code, out, _ = simulate("sweep", *staged, "--axis", "schedule=1f1b,gpipe", "--jobs", 1, "--out", tmp_path)
+    assert [row["remark"] for row in json.loads(out)["rows"]] == ["", reason]
+
+
+def test_a_search_keeps_to_the_schedule_that_is_asked_for(simulate):
+    shape = ("--axis", "pp=4", "--axis", "tp=2", "--axis", "micro_batch=1", "--axis", "recompute=none", "--jobs", 1)
+    asked = ("search", *SMALL, "--gpus", 8, "--global-batch", 16, "--framework", "deepspeed", *shape, "--json")
+    for given, schedules, noted in (
+        ((), {("1f1b", 1)}, ""),
+        (("--schedule", "gpipe"), {("gpipe", 1)}, "schedule gpipe: it has 1f1b"),
+        (("--axis", "virtual_pp=3"), {("1f1b", 3)}, "schedule 1f1b-interleaved: it has 1f1b"),
+    ):
+        code, out, err = simulate(*asked, *given)
+        plans = [row["plan"] for row in json.loads(out)["plans"]]
+        assert code == 0 and {(plan["schedule"], plan["virtual_pp"]) for plan in plans} == schedules
+        assert ("note: the search keeps to what is asked for: deepspeed has no schedule" in err) == bool(noted)
+        assert noted in err
+
+
 @pytest.mark.parametrize(("tp", "hint"), [(1, "use --ep 2"), (2, "use --ep 2; experts that are not split")])
 def test_expert_groups_that_do_not_fit_are_told_the_next_smaller_one(simulate, tp, hint):
     """Of the divisors of dp x cp = 4, two is the largest below three."""

@@ -10,6 +10,7 @@ from simulator.explore.neighbourhood import Site, chunk_rule, neighbours
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 from simulator.plan.stage_layout import parse_layout
+from simulator.schedules import SCHEDULES, find_schedule
 from simulator.topology import load_topology
 
 
@@ -23,7 +24,7 @@ def test_neighbours_of_a_pipeline_layout_have_its_stages_or_none():
     had = [one for one in found if not one.reason]
     assert {1, 4} <= {one.plan.pp for one in had}
     assert {1, 4} <= {one.plan.virtual_pp for one in had}
-    assert [one.plan.virtual_pp for one in had if one.plan.schedule == "gpipe"] == [1]  # GPipe knows no chunks
+    assert [one.plan.virtual_pp for one in found if one.plan.schedule == "gpipe"] == [1]  # GPipe knows no chunks
     for one in had:
         if one.plan.pipeline_layout is not None:
             assert len(parse_layout(one.plan.pipeline_layout)) == one.plan.pp * one.plan.virtual_pp, one.name
@@ -112,3 +113,82 @@ def test_graphs_are_offered_as_the_framework_captures_them(framework, model, set
 )
 def test_fused_experts_are_offered_where_the_framework_has_them(framework, model, settings, offered):
     assert offers("moe_fused_experts", framework, model, settings) == offered
+
+
+#: what each framework's own page or source lists: NVIDIA's API reference of Megatron-Core, "pipeline_parallel.schedules" (``..._without_``
+#: and ``..._with_interleaving``) and "pipeline_parallel.combined_1f1b", whose flag is "only supported with expert model parallelism";
+#: DeepSpeed's pipeline tutorial ("1F1B"); deepspeedai/Megatron-DeepSpeed, ``--enable-zbh1-pipeline``; PyTorch's page of
+#: ``torch.distributed.pipelining``; nanotron's ``pp_engine``; LiBai's tutorial ("the non-interleaved schedule is supported currently")
+OFFERED = [
+    ("megatron-core", "gpt2", {}, {"1f1b-interleaved"}),
+    ("megatron-bridge", "mixtral-8x7b", {"ep": 2}, {"1f1b-interleaved", "1f1b-combined"}),
+    ("megatron", "gpt2", {}, {"1f1b-interleaved"}),
+    ("deepspeed", "gpt2", {}, set()),
+    ("megatron-deepspeed", "gpt2", {}, {"zb-1p"}),
+    ("torchtitan", "gpt2", {}, {"gpipe", "1f1b-interleaved", "zb-v", "dualpipe-v"}),
+    ("kempnerforge", "gpt2", {}, {"gpipe", "1f1b-interleaved"}),
+    ("nanotron", "gpt2", {}, {"gpipe"}),
+    ("internevo", "gpt2", {}, {"1f1b-interleaved", "zb-1p", "zb-v"}),
+    ("libai", "gpt2", {}, set()),
+    ("torch-3d", "gpt2", {}, set(SCHEDULES) - {"1f1b"}),  # nobody's in particular: all are open
+]
+
+
+def scheduled(framework, model="gpt2", settings=()):
+    """Pipeline schedules of the neighbours of a plan with two stages of six layers, by the reason why they are refused."""
+    plan = ParallelPlan(
+        gpus=8, pp=2, micro_batch=1, global_batch=64, sequence_length=512, framework=framework, **dict(settings)
+    ).resolve(8)
+    site = Site(topology=load_topology("dgx-b200", 8), spec=find_spec(model))
+    found = [one for one in neighbours(plan, site) if one.setting in ("schedule", "virtual_pp")]
+    return {find_schedule(one.plan.schedule, one.plan.virtual_pp).name: one.reason for one in found}
+
+
+@pytest.mark.parametrize(("framework", "model", "settings", "offered"), OFFERED)
+def test_schedules_are_offered_as_the_framework_has_them(framework, model, settings, offered):
+    found = scheduled(framework, model, settings)
+    assert {name for name, reason in found.items() if not reason} == offered
+
+
+def test_who_lacks_a_schedule_says_what_there_is():
+    assert scheduled("deepspeed")["dualpipe-v"] == "deepspeed has no schedule dualpipe-v: it has 1f1b"
+    assert scheduled("megatron-core")["1f1b-combined"].endswith("for expert parallelism only: ep=1")
+
+
+def test_a_plan_that_its_framework_lacks_is_not_measured_against_that_again():
+    """Who studies ZB-V below Megatron-Core is offered the others of its kind, too."""
+    assert not scheduled("megatron-core", settings={"schedule": "zb-v"})["dualpipe-v"]
+
+
+def test_no_pipeline_is_offered_where_the_framework_has_none():
+    """LLM Foundry shards by FSDP, and has no pipeline; PyTorch has ``torch.distributed.pipelining``."""
+    site = Site(topology=load_topology("dgx-b200", 4), spec=find_spec("gpt2"))
+    plan = ParallelPlan(gpus=4, micro_batch=1, global_batch=64, sequence_length=512)
+    for framework, refused in (("llm-foundry", True), ("fsdp2", False)):
+        found = neighbours(replace(plan, framework=framework).resolve(4), site)
+        said = {one.plan.pp: one.reason for one in found if one.setting == "pp"}
+        assert said[2] == (f"{framework} has no pipeline" if refused else "")
+
+
+@pytest.mark.parametrize(
+    ("framework", "sharding", "offered"),
+    [
+        # ``CPUOffload(offload_params=True)`` and ``CPUOffloadPolicy``: parameters, gradients and optimizer states at once
+        ("torchtitan", "zero3", {("cpu", "cpu")}),
+        ("fsdp", "zero3", {("cpu", "cpu")}),
+        # ZeRO-Offload moves the optimizer, and ZeRO-3 parameters with it or without (``offload_optimizer``, ``offload_param``)
+        ("deepspeed", "zero1", {("cpu", "none")}),
+        ("deepspeed", "zero3", {("cpu", "none"), ("none", "cpu")}),
+        # ``--optimizer-cpu-offload`` of Megatron-Core
+        ("megatron-core", "zero1", {("cpu", "none")}),
+        ("megatron-2021", "zero1", set()),
+        ("nanotron", "zero1", set()),
+    ],
+)
+def test_states_are_offloaded_as_the_framework_does(framework, sharding, offered):
+    plan = ParallelPlan(
+        gpus=4, micro_batch=1, global_batch=4, sequence_length=512, framework=framework, sharding=sharding
+    )
+    site = Site(topology=load_topology("dgx-b200", 4), spec=find_spec("gpt2"))
+    found = [one for one in neighbours(plan.resolve(4), site) if one.setting.startswith("offload_") and not one.reason]
+    assert {(one.plan.offload_optimizer, one.plan.offload_parameters) for one in found} == offered
