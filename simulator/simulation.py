@@ -80,7 +80,7 @@ def n_predictions(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
 
 def _n_documents(plan: ParallelPlan, sequence_length: int) -> int:
     """Documents per sequence that the kernels know about; 1 where it is one, or where nothing tells them apart."""
-    is_told = plan.attention == "flash" and plan.cp == 1 and 2 * plan.attended_length <= sequence_length
+    is_told = plan.attention == "flash" and 2 * plan.attended_length <= sequence_length
     return max(1, round(sequence_length / plan.document_length)) if is_told and plan.document_length else 1
 
 

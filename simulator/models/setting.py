@@ -138,10 +138,9 @@ class Setting:
     def attended_length(self) -> int:
         """Tokens of the whole sequence that attention stays within: of one document where the kernel is told where each begins.
 
-        Eager attention computes all scores and masks them, and ranks that share a sequence do not tell documents apart. As many
-        documents as fit in the sequence share it evenly.
+        Eager attention computes all scores and masks them. As many documents as fit in the sequence share it evenly.
         """
-        if not self.document_length or self.attention != "flash" or self.cp > 1:
+        if not self.document_length or self.attention != "flash":
             return self.sequence_length
         return self.sequence_length // max(1, self.sequence_length // self.document_length)
 

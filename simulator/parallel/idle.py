@@ -154,7 +154,6 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (("overlap_p2p",), not sends_block(replace(plan, overlap_p2p=False)), "these messages never block"),
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
         (("document_spread",), plan.document_length is None, "no document_length: a sequence is one document"),
-        (documents, plan.cp > 1, f"cp={plan.cp}: documents are not told apart there"),
         (documents, plan.attention == "eager", "attention=eager computes all scores and masks them"),
         (
             documents,

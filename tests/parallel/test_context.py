@@ -177,3 +177,28 @@ def test_chunks_that_end_within_a_sequence_are_no_whole_sequence(kind):
     assert sum(one.n_flops for one in shapes) == pytest.approx(
         4 * MICRO_BATCH * SPEC.heads * SPEC.head_dim * pairs, rel=0.05
     )
+
+
+@pytest.mark.parametrize("kind", ["p2p", "all_gather", "a2a"])
+@pytest.mark.parametrize("cp", [1, 2, 4])
+def test_ranks_that_share_a_sequence_have_a_part_of_each_of_its_documents(kind, cp):
+    """Pairs of eight documents, half of which the mask hides; keys and values travel as those of one document would."""
+    n_documents = 8
+    plain, packed = (
+        Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused", document_length=length)
+        for length in (0, SEQUENCE // n_documents)
+    )
+    flops, sent_bytes = [], []
+    for setting in (plain, packed):
+        items_there = [
+            item
+            for way in "FB"
+            for _, part in items_of(build_model(SPEC, setting).layers[1], way)
+            for item in exchange_context(part, plan_of(cp, kind))
+        ]
+        flops.append(sum(item.n_flops for item in items_there if isinstance(item, AttentionShape)))
+        sent_bytes.append(sum(item.n_bytes for item in items_there if isinstance(item, Exchange)))
+    pair_flops = 3.5 * 4 * MICRO_BATCH * SPEC.heads * SPEC.head_dim  # backward has five products to forward's two
+    assert flops[0] == pytest.approx(pair_flops * SEQUENCE**2 / 2 / cp)
+    assert flops[1] == pytest.approx(flops[0] / n_documents)
+    assert sent_bytes[0] == sent_bytes[1]

@@ -488,15 +488,16 @@ class Style(ABC):
     def attention_shape(self, *, causal: bool, head_dim: int = 0, kind: str = "*") -> AttentionShape:
         """Return the shape of this rank's core attention, whose keys are those that its kind lets a token see.
 
-        Documents packed into a sequence are sequences to fused attention, which is told where each of them begins. Where ranks share
-        a sequence its chunks are no sequences of their own: a token sees half a chunk before it at the mean.
+        Documents packed into a sequence are sequences to fused attention, which is told where each of them begins; ranks that share a
+        sequence have a part of each (NVIDIA/TransformerEngine, ``context_parallel.py``, ``thd_get_partitioned_indices``). Its chunks are
+        no sequences of their own there: a token sees half a chunk before it at the mean.
         """
         setting = self.setting
         window = self.spec.sliding_window if kind == "w" and causal else 0
         if kind == "c" and causal and setting.cp > 1:
             window = self.spec.attention_chunk // 2
-        limits = [setting.attended_length, self.spec.attention_chunk if kind == "c" else 0]
-        n_chunks = setting.sequence // min(filter(None, limits)) if setting.cp == 1 else 1
+        chunk = self.spec.attention_chunk if kind == "c" and setting.cp == 1 else 0
+        n_chunks = min(setting.sequence, setting.sequence_length // min(filter(None, (setting.attended_length, chunk))))
         return AttentionShape(
             window=window if window < setting.sequence_length else 0,
             batch=setting.micro_batch * n_chunks,
