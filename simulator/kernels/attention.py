@@ -91,9 +91,9 @@ class AttentionFamily:
     def of(self, name: str, direction: str, head_dim: int = 128, dtype: str = "bf16") -> AttentionConstants:
         """Constants by the name in the shape, or those of the device's default implementation, for operands of ``dtype``.
 
-        Kernels of eight bits, of heads wider than 128 and of latent heads are other kernels: a device that has their times keeps them as
-        ``default_fp8``, ``default_mxfp8``, ``default_wide``, ``default_wide_fp8``, ``default_latent`` and so on. The first generation of fused attention
-        is the second one at :data:`FIRST_GENERATION_SPEED` where a device keeps none of it.
+        Kernels of eight bits, of heads wider than 128 and of latent heads are other kernels: a device that has their times keeps
+        them as ``default_fp8``, ``default_mxfp8``, ``default_wide``, ``default_wide_fp8``, ``default_latent`` and so on. The first
+        generation of fused attention is the second one at :data:`FIRST_GENERATION_SPEED` where a device keeps none of it.
         """
         own = self._named(name, head_dim, dtype)
         if own is None and name in FIRST_GENERATION_SPEED:
@@ -129,7 +129,7 @@ def attention_times_s(
             s.head_dim,
             s.causal,
             DTYPE_BYTES[s.dtype],
-            _reach(s, is_backward=is_backward),
+            s.reach or s.seq_k,
         )
         for s in shapes
     ]
@@ -162,21 +162,6 @@ def attention_times_s(
     n_flops = np.minimum(1.0, width / 2.0) * np.array([s.n_flops for s in shapes])  # in 16-bit ones
     energy = n_flops * constants.joules_per_flop + n_bytes * constants.joules_per_byte
     return constants.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.sustained_power_w)
-
-
-def _reach(shape: AttentionShape, *, is_backward: bool) -> int:
-    """Keys before a query from which on a kernel skips blocks.
-
-    Kernels of eight bits skip none in backward but those above the diagonal.
-
-    References
-    ----------
-    NVIDIA/cudnn-frontend@3929da2, ``benchmark/sdpa_benchmark_training/results/gpt_oss`` (cuDNN 9.22): with a window of 128 backward
-    in bf16 grows with the number of tokens, in fp8 and mxfp8 with its square.
-    """
-    if is_backward and DTYPE_BYTES[shape.dtype] < DTYPE_BYTES["bf16"]:
-        return shape.seq_k
-    return shape.window or shape.seq_k
 
 
 def _blocks(

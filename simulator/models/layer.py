@@ -118,6 +118,20 @@ class AttentionShape(Launch):
     counted: int | None = None
 
     @property
+    def reach(self) -> int:
+        """Keys before a query from which on a kernel skips blocks; 0 where there is no window.
+
+        Kernels of eight bits skip none in backward but those above the diagonal.
+
+        References
+        ----------
+        NVIDIA/cudnn-frontend@3929da2, ``benchmark/sdpa_benchmark_training/results/gpt_oss`` (cuDNN 9.22): with a window of 128 backward
+        in bf16 grows with the number of tokens, in fp8 and mxfp8 with its square.
+        """
+        is_narrow = DTYPE_BYTES[self.dtype] < DTYPE_BYTES["bf16"]
+        return 0 if is_narrow and self.kernel_pass == "backward" else self.window
+
+    @property
     def n_flops(self) -> float:
         """Two products forward, five backward; a causal mask halves them, a window leaves out what is older."""
         scores = float(self.seq_q * self.seq_k)

@@ -93,11 +93,11 @@ def _paced(shape: AttentionShape, plan: ParallelPlan) -> AttentionShape:
 
 
 def _seen_pairs(shape: AttentionShape, plan: ParallelPlan) -> float:
-    """Return the pairs of a query of a rank and a key that it sees: of the last rank unless the load is balanced."""
-    whole = _under_mask(shape.seq_k, shape.window)
+    """Return the pairs of a query of a rank and a key that it computes: of the last rank unless the load is balanced."""
+    whole = _under_mask(shape.seq_k, shape.reach)
     if plan.cp_load_balance:
         return whole * shape.seq_q / shape.seq_k
-    return whole - _under_mask(shape.seq_k - shape.seq_q, shape.window)
+    return whole - _under_mask(shape.seq_k - shape.seq_q, shape.reach)
 
 
 def _under_mask(n_tokens: int, window: int) -> float:
@@ -148,12 +148,12 @@ def _ring_step(shape: AttentionShape, plan: ParallelPlan, step: int) -> Attentio
         shape.seq_q,
         plan.cp_load_balance,
     )  # a balanced rank has a chunk of the beginning and one of the end
-    if not shape.causal or (step == 0 and not shape.window):
-        return replace(shape, seq_k=chunk)
+    if not shape.causal or (step == 0 and not shape.reach):
+        return replace(shape, seq_k=chunk, window=0)
     most = chunk**2 / (2.0 if is_split else 1.0)
-    if not shape.window:
-        return replace(shape, seq_k=max(1, round(most / chunk)), causal=False)
-    own = 2 * _under_mask(chunk // 2, shape.window) if is_split else _under_mask(chunk, shape.window)
+    if not shape.reach:
+        return replace(shape, seq_k=max(1, round(most / chunk)), causal=False, window=0)
+    own = 2 * _under_mask(chunk // 2, shape.reach) if is_split else _under_mask(chunk, shape.reach)
     others = max(0.0, _seen_pairs(shape, plan) - own)
     own += max(0.0, others - most * (plan.cp - 1))
     n_seen = own if step == 0 else min(most, others - most * (step - 1))

@@ -9,7 +9,7 @@ import pytest
 from simulator.errors import InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
-from simulator.models.layer import AttentionShape
+from simulator.models.layer import AttentionShape, CommunicationPoint
 from simulator.models.setting import Setting
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.mesh import Communicators, Mesh
@@ -202,3 +202,18 @@ def test_ranks_that_share_a_sequence_have_a_part_of_each_of_its_documents(kind, 
     assert flops[0] == pytest.approx(pair_flops * SEQUENCE**2 / 2 / cp)
     assert flops[1] == pytest.approx(flops[0] / n_documents)
     assert sent_bytes[0] == sent_bytes[1]
+
+
+@pytest.mark.parametrize("kind", ["p2p", "all_gather", "a2a"])
+@pytest.mark.parametrize(("dtype", "n_times"), [("bf16", 1.0), ("fp8", SEQUENCE / 2 / 960)])
+def test_backward_in_eight_bits_computes_what_lies_before_the_window(kind, dtype, n_times):
+    """cuDNN 9.22 skips no blocks there (``AttentionShape.reach``): a token meets half the sequence, not the 960 keys of its window."""
+    cp = 4
+    part = AttentionShape(batch=1, heads=8, kv_heads=8, seq_q=SEQUENCE // cp, seq_k=SEQUENCE, head_dim=128, window=1024, dtype=dtype,
+                          kernel_pass="backward")  # fmt: skip
+    mark = CommunicationPoint(operator="context", n_bytes=1 << 20, kernel_pass="backward", overlaps=1)
+    found = [one for one in exchange_context([part, mark], plan_of(cp, kind)) if isinstance(one, AttentionShape)]
+    pairs = sum(one.batch * one.heads * one.seq_q * min(one.reach or one.seq_k, one.seq_k) / (2.0 if one.causal and not one.reach else 1.0)
+                for one in found)  # fmt: skip
+    windowed = 8 * SEQUENCE / cp * 960  # 1,024 but for the first 1,024 tokens, which see 512
+    assert pairs == pytest.approx(windowed * n_times, rel=0.15)
