@@ -38,8 +38,11 @@ def idle_inputs(
     plan = scenario.plan
     network = scenario.network if scenario.network != "flow" else ""
     has_experts = getattr(spec, "n_experts", 0) > 0
-    has_shared = getattr(spec, "shared_expert_hidden", 0) > 0
-    idle = idle_settings(plan, has_experts=has_experts, has_shared_expert=has_shared, given=given)
+    idle = idle_settings(
+        plan, has_experts=has_experts, has_shared_expert=getattr(spec, "shared_expert_hidden", 0) > 0,
+        has_rotations=getattr(spec, "positions", "") == "rotary", scales_rotations=getattr(spec, "scales_rotation", False),
+        given=given,
+    )  # fmt: skip
     return [
         *idle_choices(
             topology.n_nodes, plan.gpus, transport=scenario.transport, nccl_algo=scenario.algorithm,

@@ -446,7 +446,7 @@ def _is_idle(change: _Change, plan: ParallelPlan, other: ParallelPlan, site: Sit
     name = next(iter(change.settings))
     if name not in _SWITCHES:
         return False
-    if name in ("asynchronous_tp", "scatter_gather") and plan.sequence_parallel:
+    if name == "asynchronous_tp" and plan.sequence_parallel:
         return True
     is_model = isinstance(site.spec, ModelSpec)
     has_experts = site.spec.n_experts > 0

@@ -61,9 +61,11 @@ def idle_settings(
     *,
     has_experts: bool = True,
     has_shared_expert: bool = True,
+    has_rotations: bool = True,
+    scales_rotations: bool = False,
     given: Collection[str] | None = None,
 ) -> list[tuple[str, str]]:
-    """Name settings of a resolved plan that change nothing, and why.
+    """Name settings of a resolved plan that change nothing with a model that has these parts, and why.
 
     Only those that the user gave; by default those that differ from their default. What :func:`without_stages` leaves out is in no plan
     that ran, so that it is taken as given.
@@ -75,6 +77,8 @@ def idle_settings(
         *_idle_axes(plan),
         *_idle_precision(plan),
         *_idle_experts(plan, has_experts, has_shared_expert),
+        (("rope_fusion",), not has_rotations, "the model rotates no queries and keys"),
+        (("rope_fusion",), scales_rotations, "the fused kernel knows no factor of the model's sines and cosines"),
     )
     found: dict[str, str] = {}
     for names, holds, reason in rules:
@@ -135,6 +139,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (_PIPELINE[1:], plan.pp == 1, "pp=1"),
         (("schedule",), plan.pp == 1 and not (plan.ep > 1 and takes_turns), "pp=1"),
         (("sequence_parallel", "asynchronous_tp", "scatter_gather"), plan.tp == 1, "tp=1"),
+        (("scatter_gather",), plan.sequence_parallel, "with sequence parallelism each rank sends its own part anyway"),
         (
             ("asynchronous_tp",),
             plan.tp > 1 and not plan.sequence_parallel,

@@ -11,7 +11,7 @@ from simulator.faults import Faults
 from simulator.models.catalog import CATALOG
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
-from simulator.simulation import simulate
+from simulator.simulation import model_for, simulate
 from simulator.topology import load_topology
 from simulator.topology.device import load_device
 
@@ -156,3 +156,24 @@ def test_experts_of_several_ranks_are_sharded_where_nothing_else_is(ep, is_said)
         scenario, load_topology("dgx-h100", 8), CATALOG["mixtral-8x7b"], link_busy_s={}, given={"sharding"}
     )
     assert any("shards nothing" in text for text in found) == is_said
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("gpt2", "the model rotates no queries and keys"),  # learned positions
+        ("mpt-7b", "the model rotates no queries and keys"),  # ALiBi
+        ("gpt-oss-20b", "the fused kernel knows no factor of the model's sines and cosines"),  # YaRN
+        ("llama2-7b", ""),
+        ("deepseek-v3", ""),
+    ],
+)
+def test_a_fused_rotation_is_named_where_the_model_has_none(model, why):
+    """What is said to have no effect leaves every kernel of the model as it is."""
+    fused = plan(gpus=1, dp=1, global_batch=1, framework="megatron-core", sequence_length=512)
+    loose = replace(fused, rope_fusion=False)
+    scenario = Scenario(topology="dgx-a100-80g", model=model, plan=loose)
+    spec, topology = CATALOG[model], load_topology("dgx-a100-80g", 1)
+    said = [f"--no-rope-fusion has no effect: {why}"] * bool(why)
+    assert idle_inputs(scenario, topology, spec, link_busy_s={}, given={"rope_fusion"}) == said
+    assert (model_for(spec, fused) == model_for(spec, loose)) == bool(why)

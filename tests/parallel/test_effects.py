@@ -145,6 +145,7 @@ IDLE = [
     ("etp", 2, {}), ("etp", 1, {"tp": 4, "sequence_parallel": True}),
     ("optimizer_implementation", "foreach", {"optimizer": "muon"}),
     ("rope_fusion", False, {"framework": "fsdp"}), ("rope_fusion", False, {"release": "23.08"}),
+    ("scatter_gather", True, {**PIPE, "sequence_parallel": True}),
 ]  # fmt: skip
 
 
