@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, cast
 
 from simulator import __version__
 from simulator.analysis.confidence import Confidence, confidence_of, features_of
-from simulator.analysis.idle_inputs import idle_inputs
+from simulator.analysis.idle_inputs import Beside, idle_inputs
 from simulator.analysis.link_use import Traffic
 from simulator.analysis.memory_trace import memory_points
 from simulator.analysis.metrics import AXES, PARTS, Breakdown, CommunicationRow, Metrics
@@ -182,9 +182,14 @@ class Result:
         """The documented answer, as ``--json`` prints it."""
         return to_json(self)
 
-    def idle_inputs(self, given: Collection[str] = ()) -> list[str]:
-        """Name the inputs that have no effect on this result; of settings of the plan those that are ``given``."""
-        return idle_inputs(self.scenario, self.topology, self.spec, link_busy_s=self.link_busy_s, given=given)
+    def idle_inputs(self, given: Collection[str] = (), beside: Collection[Beside] = ()) -> list[str]:
+        """Name the inputs that have no effect on this result, nor on what is asked for ``beside`` it.
+
+        Of settings of the plan those that are ``given``.
+        """
+        return idle_inputs(
+            self.scenario, self.topology, self.spec, link_busy_s=self.link_busy_s, given=given, beside=beside
+        )
 
     def __repr__(self) -> str:
         title, rows = _summary(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from simulator.faults import Faults
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from simulator.topology.device import Device
 
 
+#: what is asked for beside one step: a whole run; messages of other jobs, checkpoints or other plans; money and energy
+Beside = Literal["run", "messages", "spending"]
+
+
 def idle_inputs(
     scenario: Scenario,
     topology: Topology,
@@ -23,6 +27,7 @@ def idle_inputs(
     *,
     link_busy_s: Mapping[int, float],
     given: Collection[str] = (),
+    beside: Collection[Beside] = (),
 ) -> list[str]:
     """Name the inputs of a run that have no effect on it, one sentence each.
 
@@ -32,7 +37,22 @@ def idle_inputs(
         Seconds by number of the link, of those that carried anything.
     given : collection of str
         Settings of the plan that the user made: defaults are no mistake of the user's.
+    beside : collection of str
+        What is asked for beside the time and memory of a step.
     """
+    named = idle_by_name(scenario, topology, spec, given=given, beside=beside)
+    return [*named.values(), *_idle_faults(scenario.faults, topology, link_busy_s)]
+
+
+def idle_by_name(
+    scenario: Scenario,
+    topology: Topology,
+    spec: ModelSpec | RecordedModule,
+    *,
+    given: Collection[str] = (),
+    beside: Collection[Beside] = (),
+) -> dict[str, str]:
+    """Return the settings that have no effect, each with a sentence that says ``has no effect``, or what it is like."""
     from simulator.parallel.idle import idle_settings, is_alone
 
     plan = scenario.plan
@@ -43,18 +63,63 @@ def idle_inputs(
         has_rotations=getattr(spec, "positions", "") == "rotary", scales_rotations=getattr(spec, "scales_rotation", False),
         given=given,
     )  # fmt: skip
-    return [
-        *idle_choices(
-            topology.n_nodes, plan.gpus, transport=scenario.transport, nccl_algo=scenario.algorithm,
-            nccl_proto=scenario.protocol, network=network,
+    device, overrides = topology.device(0), dict(scenario.overrides)
+    choices = {
+        "transport": scenario.transport, "algorithm": scenario.algorithm, "protocol": scenario.protocol, "network": network,
+    }  # fmt: skip
+    flags = {"algorithm": "nccl_algo", "protocol": "nccl_proto"}
+    found = {
+        name: text
+        for name, value in choices.items()
+        for text in idle_choices(topology.n_nodes, plan.gpus, **{flags.get(name, name): value})
+    }
+    found |= {name: f"{flag_of(name, getattr(plan, name))} has no effect: {reason}" for name, reason in idle}
+    nearly = _nearly_idle(plan, topology.n_nodes, given, alone=is_alone(plan, has_experts=has_experts))
+    found |= {text.partition(":")[0]: text for text in nearly}
+    found.update(("cuda", text) for text in idle_release(plan, device))
+    if any(name.startswith("power.") for name in overrides):
+        found.update(("power cap", text) for text in idle_power(device))
+    found |= idle_loading(plan, has_storage=topology.storage is not None, given=given)
+    reasons = idle_overrides(overrides, topology, plan, beside)
+    return found | {name: f"{name}={overrides[name]} has no effect: {reason}" for name, reason in reasons.items()}
+
+
+#: what of ``power`` says how much is drawn, and not how much may be
+_DRAWN = (
+    "power.gpu_compute",
+    "power.gpu_communication",
+    "power.gpu_idle",
+    "power.pue",
+    "power.kg_co2_per_kwh",
+)
+
+
+def idle_overrides(
+    overrides: Collection[str], topology: Topology, plan: ParallelPlan, beside: Collection[Beside]
+) -> dict[str, str]:
+    """Return which changes of the cluster have no effect, and why, by their dotted keys."""
+    is_inside = topology.n_nodes == 1 and "messages" not in beside
+    storage = topology.storage
+    # of a node whose rate is not stated, its NICs are what storage is reached through
+    reads_by_nics = storage is not None and storage.node_bandwidth_bytes_per_s is None
+    length = "only a whole run asks for it (simulate --tokens, --epochs or --iterations)"
+    rules = (
+        (("fabric", "transports", "default_transport"), is_inside, "all GPUs are on one node"),
+        (("node.nics",), is_inside and not reads_by_nics, "all GPUs are on one node"),
+        (
+            ("node.cpu.memory_bandwidth",),
+            plan.offload_optimizer != "cpu",
+            "only an optimizer on the host reads from it (--offload-optimizer cpu)",
         ),
-        *(f"{flag_of(name, getattr(plan, name))} has no effect: {reason}" for name, reason in idle),
-        *_nearly_idle(plan, topology.n_nodes, given, alone=is_alone(plan, has_experts=has_experts)),
-        *_idle_faults(scenario.faults, topology, link_busy_s),
-        *idle_release(plan, topology.device(0)),
-        *(idle_power(topology.device(0)) if any(name.startswith("power.") for name, _ in scenario.overrides) else ()),
-        *idle_loading(plan, has_storage=topology.storage is not None, given=given),
-    ]  # fmt: skip
+        (("failures",), "run" not in beside, length),
+        (("price", *_DRAWN), "spending" not in beside, length),
+    )
+    return {
+        name: reason
+        for name in overrides
+        for keys, holds, reason in rules
+        if holds and any(name == key or name.startswith(f"{key}.") for key in keys)
+    }
 
 
 def flag_of(setting: str, value: object = None) -> str:
@@ -106,20 +171,20 @@ def _idle_faults(faults: Faults, topology: Topology, link_busy_s: Mapping[int, f
     return found
 
 
-def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str]) -> list[str]:
+def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str]) -> dict[str, str]:
     """Name settings of the input pipeline that change nothing.
 
     Examples
     --------
     >>> from simulator.plan import ParallelPlan
-    >>> idle_loading(ParallelPlan(loader_workers=8), has_storage=False, given={"loader_workers"})
-    ['--loader-workers has no effect: reading data is not modelled without storage (--set storage.node_bandwidth=...)']
+    >>> idle_loading(ParallelPlan(loader_workers=8), has_storage=False, given={"loader_workers"})["loader_workers"]
+    '--loader-workers has no effect: reading data is not modelled without storage (--set storage.node_bandwidth=...)'
     """
     if has_storage:
-        return []
+        return {}
     names = ["sample_bytes"] if plan.sample_time_s else ["sample_bytes", "loader_workers"]
     why = "reading data is not modelled without storage (--set storage.node_bandwidth=...)"
-    return [f"{flag_of(name)} has no effect: {why}" for name in names if name in given]
+    return {name: f"{flag_of(name)} has no effect: {why}" for name in names if name in given}
 
 
 def idle_power(device: Device) -> list[str]:

@@ -180,7 +180,7 @@ def search(
     answer, space, plans = answer_of(found, objective, request=request, margin=margin)
     emission = partial(write_all, plans, space.spec, gpus_per_node=space.topology.gpus_per_host, describe=describe)
     tables = lambda: [*write_search(answer, out, tables_in, plot), *(judged.close() if judged else ())]  # noqa: E731
-    write_warnings(_idle_in_the_best(base, answer, plans[0]))
+    write_warnings(_idle_in_the_best(base, answer, plans[0], request))
     write_warnings(_only_asked_for(plans[0], space), kind="note")
     _show_search(answer, lambda: emission(Path(emit)) if emit else [], tables, is_json=json_output)
 
@@ -203,14 +203,14 @@ def _tables_in(formats: str | None, out: str | None) -> str:
     return formats or "csv,jsonl"
 
 
-def _idle_in_the_best(base: dict[str, Any], answer: SearchAnswer, plan: ParallelPlan) -> list[str]:
+def _idle_in_the_best(base: dict[str, Any], answer: SearchAnswer, plan: ParallelPlan, request: RunRequest) -> list[str]:
     """Name what is given and changes nothing in the plan that is best."""
     from dataclasses import replace
 
     from simulator.explore.named_settings import scenario_of
-    from simulator.explore.shared_idle import SharedIdle
+    from simulator.explore.shared_idle import SharedIdle, beside_rows
 
-    idle = SharedIdle(base)
+    idle = SharedIdle(base, beside=beside_rows(request))
     idle.meet(replace(scenario_of({**base, "topology": answer["choice"]["topology"]}), plan=plan))
     return idle.messages
 
@@ -317,7 +317,7 @@ def requirements(
     from simulator.cli.whole_run_flags import run_request
     from simulator.explore.named_settings import scenario_of
     from simulator.explore.network_needs import requirements as solve
-    from simulator.explore.shared_idle import SharedIdle
+    from simulator.explore.shared_idle import SharedIdle, beside_rows
     from simulator.report.network_charts import requirements_page
     from simulator.report.page import check_page
     from simulator.report.terminal import print_requirements
@@ -329,7 +329,7 @@ def requirements(
         keep_files(scenario, {"--plot": plot})
     with progress_line() as say:
         found = solve(scenario_of(base), counts, target=target, request=request, say=say)
-    idle = SharedIdle(base)
+    idle = SharedIdle(base, beside=beside_rows(request))
     for one in found:
         idle.meet(one.scenario)
     write_warnings(idle.messages)

@@ -17,6 +17,7 @@ from simulator.explore.neighbourhood import Site, objection
 from simulator.faults import Faults
 
 if TYPE_CHECKING:
+    from simulator.analysis.idle_inputs import Beside
     from simulator.explore.answer_form import Document, Extras, Scaling
     from simulator.explore.nearby_answers import NearbyAnswer
     from simulator.explore.network_trouble import Trouble
@@ -52,7 +53,8 @@ def run_main(options: dict[str, Any]) -> None:
         others, request = _others(options, results, request, say)
         extras: Extras = {**_extras(options, results, request, say), **placed, **others}
         nearby = _nearby(options, results[-1], request, say)
-    write_warnings(results[-1].idle_inputs(given), said=said)
+    idle = [result.idle_inputs(given, _beside(options, results, request)) for result in results]
+    write_warnings((text for text in idle[-1] if all(text in each for each in idle)), said=said)
     write_warnings(_left_out_of_searches(results[-1]), said=said, kind="note")
     if request and options["flapping"] and len(results) > 1:
         write_warnings(
@@ -83,6 +85,21 @@ def _idle(options: dict[str, Any]) -> list[str]:
     if options["seed"] and not any(options[name] for name in ("histories", *_PLACES)):
         found.append("--seed has no effect: only --histories and --placement random draw anything")
     return found
+
+
+#: options that have other messages than those of the step cross the network, or steps on other nodes
+_OF_MORE_MESSAGES = ("with_", "nodes_free", "local_steps", "network_trouble", "flapping", "neighbours")
+
+
+def _beside(options: dict[str, Any], results: Sequence[Result], request: RunRequest | None) -> set[Beside]:
+    """Return what is asked for beside a step."""
+    found: set[Beside] = set()
+    is_unfit = not all(result.memory.fits for result in results)  # ways out are looked for, and priced
+    if is_unfit or any(options[name] for name in _OF_MORE_MESSAGES) or (request and request.policy != "sync"):
+        found.add("messages")
+    if is_unfit or options["neighbours"] or request:
+        found.add("spending")
+    return found | ({"run"} if request else set())
 
 
 def _left_out_of_searches(result: Result) -> list[str]:

@@ -20,7 +20,7 @@ from simulator.config import beside, cell, did_you_mean, notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.evaluation import LookUp, Record, Store, compute, failure, look_up
 from simulator.explore.named_settings import Point, Sweep
-from simulator.explore.shared_idle import SharedIdle
+from simulator.explore.shared_idle import SharedIdle, beside_rows
 from simulator.explore.spending import Spending, spending
 from simulator.explore.training_run import RunRequest
 from simulator.explore.workers import Pool
@@ -68,7 +68,7 @@ class SweepResult:
     #: Scenarios simulated now, and taken from the store.
     n_computed: int = 0
     n_stored: int = 0
-    #: Settings of its base that changed nothing in any row that ran, one sentence each.
+    #: Settings of its base, and axes, that changed nothing in any row that ran, one sentence each.
     idle: list[str] = field(default_factory=list)
 
     @property
@@ -173,7 +173,8 @@ def _simulated(
     """Simulate a sweep, so many rows at a time, and hand them on in the order of the axes."""
     if not sweep.axes:
         raise ConfigError("there is nothing to sweep", hint="--axis gpus=1,2,4,8, or --spec sweep.yaml")
-    counts, points = Counts(idle=SharedIdle(sweep.base)), sweep.points()
+    idle = SharedIdle(sweep.base, sweep.axes, beside_rows(request))
+    counts, points = Counts(idle=idle), sweep.points()
 
     def told(n_known: int) -> None:
         if observe is not None:

@@ -73,9 +73,9 @@ def test_loading_matters_where_the_cluster_says_how_fast_its_storage_is():
     scenario = Scenario(topology="bigred200", model="gpt2", plan=plan(**settings))
     assert idle_inputs(scenario, topology, CATALOG["gpt2"], link_busy_s={}, given=settings) == []
     both = {"loader_workers": 4, "sample_bytes": 1000}
-    assert idle_loading(plan(**both, sample_time_s=0.1), has_storage=False, given=both) == [
-        f"--sample-bytes has no effect: {why}"
-    ]
+    assert idle_loading(plan(**both, sample_time_s=0.1), has_storage=False, given=both) == {
+        "sample_bytes": f"--sample-bytes has no effect: {why}"
+    }
 
 
 def test_faults_that_change_nothing_are_named():

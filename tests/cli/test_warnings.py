@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -35,6 +36,7 @@ def test_a_terminal_breaks_complaints_between_words_and_a_log_keeps_them_whole(m
 # -- what other commands are given and do not use -------------------------------------------------------------------
 
 DENSE = ("-t", "bigred200", "-m", "gpt2", "--micro-batch", 2)
+ONE_NODE = "all GPUs are on one node"
 NO_EXPERTS = "--moe-imbalance has no effect: the model has no experts"
 
 
@@ -87,6 +89,75 @@ def test_a_sweep_names_what_no_row_uses(simulate, tmp_path):
     assert f"warning: {NO_EXPERTS}" in err and "virtual-pp" not in err
     _, _, err = simulate(*words, "--axis", "gpus=1,4")
     assert "warning: --virtual-pp has no effect: pp=1" in err and "warning: gpus=4 has no effect: an axis" in err
+
+
+NIC = "node.nics.latency=9us"
+OF_A_RUN = "only a whole run asks for it (simulate --tokens, --epochs or --iterations)"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), [f"{NIC} has no effect: {ONE_NODE}"]),
+        (("--set", "fabric.latency=9us"), [f"{name} has no effect: {ONE_NODE}" for name in ("fabric.latency=9us", NIC)]),
+        (("--iterations", 10), [f"{NIC} has no effect: {ONE_NODE}"]),
+        (("--set", "failures.detection=9h"), [f"failures.detection=9h has no effect: {OF_A_RUN}", f"{NIC} has no effect: {ONE_NODE}"]),
+        (("--set", "price.gpu_hour=9"), [f"{NIC} has no effect: {ONE_NODE}", f"price.gpu_hour=9 has no effect: {OF_A_RUN}"]),
+        (
+            ("--set", "node.cpu.memory_bandwidth=9GB/s"),
+            [
+                "node.cpu.memory_bandwidth=9GB/s has no effect: only an optimizer on the host reads from it (--offload-optimizer cpu)",
+                f"{NIC} has no effect: {ONE_NODE}",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_values_of_the_cluster_that_nothing_asks_for_are_named(simulate, words, said):
+    """What is named changes nothing but the list of what was given."""
+
+    def answer(*more):
+        code, out, err = simulate(*DENSE, "--gpus", 4, "--json", *more)
+        found = json.loads(out)
+        (found[0] if isinstance(found, list) else found).pop("provenance", None)
+        return code, found, [line.removeprefix("warning: ") for line in err.splitlines()]
+
+    with_it = answer("--set", NIC, *words)
+    kept = ("--iterations", 10) if "--iterations" in words else ()
+    assert with_it[::2] == (0, said)
+    assert with_it[1] == answer(*kept)[1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        (8, ("--set", NIC)),
+        ("4,8", ("--set", NIC)),
+        ("8,4", ("--set", NIC)),
+        (4, ("--iterations", 9999, "--set", "failures.detection=9h", "--set", "price.gpu_hour=9")),
+        (4, ("--iterations", 9999, "--checkpoint-policy", "async", "--set", NIC)),  # it leaves the node
+        (4, ("--set", "storage.bandwidth=9GB/s", "--set", "node.nics.bandwidth=9Gb/s")),  # data come through NICs
+        (4, ("--set", "node.cpu.memory_bandwidth=9GB/s", "--sharding", "zero1", "--offload-optimizer", "cpu")),
+    ],
+)
+def test_values_of_the_cluster_that_count_are_not_named(simulate, gpus, words):
+    _, _, err = simulate(*DENSE, "--gpus", gpus, *words)
+    assert "has no effect" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", 4, "--axis", "node.nics.latency=1us,9us"), [f"the axis node.nics.latency has no effect: {ONE_NODE}"]),
+        (("--axis", "gpus=4,8", "--axis", "node.nics.latency=1us,9us"), []),
+        # a value that is the default says nothing by itself
+        (("--gpus", 4, "--axis", "moe_imbalance=1,1.2"), ["the axis moe_imbalance has no effect: the model has no experts"]),
+        (("--gpus", 8, "--axis", "virtual_pp=1,2", "--axis", "pp=1,2", "--global-batch", 32), []),
+        (("--gpus", 4, "--axis", "price.gpu_hour=1,2"), []),  # rows have what a billion tokens cost
+    ],
+)  # fmt: skip
+def test_a_sweep_names_axes_that_change_no_row(simulate, tmp_path, words, said):
+    _, _, err = simulate("sweep", *DENSE, *words, "--out", tmp_path, "--plot", "none")
+    assert [line.removeprefix("warning: ") for line in err.splitlines() if "no effect" in line] == said
 
 
 @pytest.mark.parametrize("words", [("compare", "gpus=4", "gpus=8"), ("stragglers", "--spread", 0.01)])
