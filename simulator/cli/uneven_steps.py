@@ -43,7 +43,7 @@ def stragglers(
     from simulator.cli.inputs import settings_of_one
     from simulator.cli.shared import after_the_answer, progress_line, write_warnings
     from simulator.explore.named_settings import given_in, scenario_of
-    from simulator.explore.stragglers import parse_causes, straggle
+    from simulator.explore.stragglers import idle_causes, parse_causes, straggle
     from simulator.report.page import check_page
     from simulator.report.terminal import print_straggling
     from simulator.simulation import simulate
@@ -60,7 +60,8 @@ def stragglers(
         result = simulate(scenario_of(base), detail=True, progress=say)
         say("playing")
         found, played = straggle(result, causes, n_jobs=histories, n_steps=steps, seed=result.scenario.seed, say=say)
-    write_warnings(result.idle_inputs(given_in(base)))
+    idle = idle_causes(causes, n_nodes=result.topology.n_nodes)
+    write_warnings([*idle, *result.idle_inputs(given_in(base))])
     if json_output:
         print_json(found)
     else:

@@ -12,13 +12,24 @@ from simulator.errors import ConfigError
 from simulator.explore.checkpoint_policy import check_policy
 from simulator.explore.energy import parse_price
 from simulator.explore.restarts import parse_restart
-from simulator.explore.training_run import RunRequest, parse_domain, parse_interval, parse_mtbf, parse_time, run_length
+from simulator.explore.training_run import (
+    Mtbf,
+    RunRequest,
+    parse_domain,
+    parse_interval,
+    parse_mtbf,
+    parse_time,
+    run_length,
+)
 
 _LENGTH = ("tokens", "epochs", "dataset_tokens", "iterations")
 #: flags about a whole run that say nothing unless its length is given
 _OPERATION = tuple(name for name in RUN_OPTIONS if name not in _LENGTH)
 #: those of them that say something without it, where rows of a table have what a billion tokens cost
 _OF_A_TOKEN = ("gpu_hour_price", "pue", "kg_co2_per_kwh")
+#: those that only played runs ask for, and those that only failures do
+_PLAYED = ("elastic", "spare_nodes", "repair_time")
+_OF_FAILURES = ("histories", "restart_time", "failure_domain")
 
 
 def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = False) -> RunRequest:
@@ -46,15 +57,8 @@ def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = F
     for name, least in (("histories", 1), ("spare_nodes", 0)):
         if name in texts and texts[name] < least:
             raise ConfigError(f"--{name.replace('_', '-')} {texts[name]}: at least {least}")
-    if length is None:
-        idle = (name for name in texts if not (of_rows and name in _OF_A_TOKEN))
-        flags = (f"--{name.replace('_', '-')}" for name in idle)
-        write_warnings((f"{one} has no effect without --tokens, --epochs or --iterations" for one in flags), said=said)
-    elif "histories" not in texts:
-        idle = (f"--{name.replace('_', '-')}" for name in ("elastic", "spare_nodes", "repair_time") if name in texts)
-        write_warnings((f"{one} has no effect without --histories" for one in idle), said=said)
-    elif mtbf is not None and math.isinf(mtbf.seconds) and not options.get("flapping"):
-        write_warnings(("--histories has no effect where nothing fails (--mtbf none)",), said=said)
+    for reason, names in _idle(options, texts, mtbf, has_length=length is not None, of_rows=of_rows).items():
+        write_warnings((f"--{name.replace('_', '-')} has no effect {reason}" for name in names), said=said)
     tokens, iterations = length or (0.0, 0)
     repair: dict[str, Any] = {} if repair_s is None else {"repair_s": repair_s}
     n_domain, share = parse_domain(texts["failure_domain"]) if "failure_domain" in texts else (1, 0.0)
@@ -65,3 +69,20 @@ def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = F
         policy=check_policy(texts.get("checkpoint_policy", "sync")), domain_nodes=n_domain, domain_share=share,
         is_elastic=bool(options.get("elastic")), **repair,
     )  # fmt: skip
+
+
+def _idle(
+    options: Mapping[str, Any], texts: Mapping[str, Any], mtbf: Mtbf | None, *, has_length: bool, of_rows: bool
+) -> dict[str, list[str]]:
+    """Return which flags of a run have no effect, by the reason."""
+    if not has_length:
+        idle = [name for name in texts if not (of_rows and name in _OF_A_TOKEN)]
+        return {"without --tokens, --epochs or --iterations": idle}
+    never = mtbf is not None and math.isinf(mtbf.seconds) and not options.get("flapping")
+    is_played = "histories" in texts
+    return {
+        "without --histories": [name for name in _PLAYED if name in texts and not is_played],
+        "where nothing fails (--mtbf none)": [
+            name for name in (*_OF_FAILURES, *(_PLAYED if is_played else ())) if name in texts and never
+        ],
+    }

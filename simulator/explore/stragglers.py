@@ -94,6 +94,25 @@ class Causes:
             yield "late data", Causes(stall_s=self.stall_s, stall_share=self.stall_share)
 
 
+def idle_causes(causes: Causes, *, n_nodes: int) -> list[str]:
+    """Name causes that change nothing: a factor of one, and slow NICs of a job that uses none.
+
+    Examples
+    --------
+    >>> idle_causes(Causes(slow_gpus=(0.1, 1.0), slow_links=(0.1, 2.0)), n_nodes=1)
+    ['--slow-gpus 0.1=1 has no effect', '--slow-links 0.1=2 has no effect: all GPUs are on one node']
+    """
+    found = []
+    for flag in ("slow_gpus", "slow_nodes", "slow_links"):
+        share, factor = getattr(causes, flag)
+        said = f"--{flag.replace('_', '-')} {share:g}={factor:g} has no effect"
+        if share and factor == 1.0:
+            found.append(said)
+        elif share and flag == "slow_links" and n_nodes == 1:
+            found.append(f"{said}: all GPUs are on one node")
+    return found
+
+
 def parse_causes(
     lengths: str | None = None,
     *,

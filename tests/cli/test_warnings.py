@@ -50,6 +50,12 @@ NO_EXPERTS = "--moe-imbalance has no effect: the model has no experts"
             ["B: --virtual-pp has no effect: pp=1"],
         ),
         (("stragglers", "--gpus", 2, "--spread", 0.01, "--moe-imbalance", 1.2), [NO_EXPERTS]),
+        (("stragglers", "--gpus", 2, "--slow-gpus", "0.1=1", "--spread", 0.01), ["--slow-gpus 0.1=1 has no effect"]),
+        (
+            ("stragglers", "--gpus", 2, "--slow-links", "0.5=9", "--slow-nodes", "0.5=1"),
+            ["--slow-nodes 0.5=1 has no effect", f"--slow-links 0.5=9 has no effect: {ONE_NODE}"],
+        ),
+        (("stragglers", "--gpus", 8, "--slow-links", "0.5=9"), []),
         (("stragglers", "--gpus", 2, "--spread", 0.01, "--unpacked"), ["--unpacked has no effect without --lengths"]),
         (("requirements", "--gpus", "8,16", "--moe-imbalance", 1.2), [NO_EXPERTS]),
         (("search", "--gpus", 2, "--global-batch", 8, "--moe-imbalance", 1.2), [NO_EXPERTS]),
@@ -125,6 +131,29 @@ def test_values_of_the_cluster_that_nothing_asks_for_are_named(simulate, words, 
     kept = ("--iterations", 10) if "--iterations" in words else ()
     assert with_it[::2] == (0, said)
     assert with_it[1] == answer(*kept)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mtbf", "none", "--restart-time", "3h"), ["--restart-time"]),
+        (("--mtbf", "none", "--failure-domain", "2=0.1"), ["--failure-domain"]),
+        (("--mtbf", "none", "--histories", 3, "--spare-nodes", 1), ["--histories", "--spare-nodes"]),
+        (("--mtbf", "3h/job", "--restart-time", "3h"), []),
+        (("--mtbf", "none", "--restart-time", "3h", "--flapping", "node0.nic=5s/10min"), []),
+        (("--mtbf", "none", "--checkpoint-time", "3min"), []),
+    ],
+)
+def test_flags_about_failures_are_named_where_nothing_fails(simulate, words, said):
+    """What is named leaves time, energy and cost of the run as they are."""
+    run = (*DENSE, "--gpus", 8, "--iterations", 10**6, "--json")
+    _, out, err = simulate(*run, *words)
+    reason = "has no effect where nothing fails (--mtbf none)"
+    assert [line for line in err.splitlines() if "fails" in line] == [f"warning: {flag} {reason}" for flag in said]
+    if said:
+        with_it, plain = (json.loads(text)["whole_run"] for text in (out, simulate(*run, "--mtbf", "none")[1]))
+        kept = ("total_s", "goodput", "time", "gpu_hours", "cost", "energy", "checkpoint", "played")
+        assert {name: with_it[name] for name in kept} == {name: plain[name] for name in kept}
 
 
 @pytest.mark.parametrize(
