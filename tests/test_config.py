@@ -23,6 +23,10 @@ from simulator.config import (
     yaml_nodes,
 )
 from simulator.errors import ConfigError
+from simulator.explore.neighbours import read_job
+from simulator.interop.nemo import import_recipe
+from simulator.interop.plan_files import load_plan
+from simulator.topology import load_topology
 
 
 class Disc(Spec):
@@ -241,3 +245,24 @@ def test_nothing_is_kept_of_a_users_file_or_where_python_keeps_nothing(shipped, 
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     assert load_yaml(shipped / "one.yaml")[0] == {"a": 1}
     assert not list(shipped.parent.rglob("*.read"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "nothing: the file is empty"),
+        ("# to be written\n", "nothing: the file is empty"),
+        ("- tp: 8\n", "a list"),
+        ("tp\n", "text"),
+        ("8\n", "a number"),
+        ("true\n", "true or false"),
+        ("2024-05-01\n", "a date"),
+    ],
+)
+def test_files_that_are_no_mapping_are_described_in_words(tmp_path, text, words):
+    """Users know YAML's words, not Python's types."""
+    (tmp_path / "file.yaml").write_text(text)
+    path = tmp_path / "file.yaml"
+    for read in (load_topology, load_plan, import_recipe, lambda file: read_job(str(file), {})):
+        with pytest.raises(ConfigError, match=f"file.yaml.*a mapping of .*found {words}(\n|$)"):
+            read(path)

@@ -136,6 +136,37 @@ def raise_faults(faults: Sequence[Fault], locator: Locator) -> NoReturn:
     raise ConfigError("\n".join(dict.fromkeys(shown)))
 
 
+def kind_in_words(value: object) -> str:
+    """Say what a value of a file is.
+
+    Examples
+    --------
+    >>> [kind_in_words(value) for value in (None, [1], {"a": 1}, "a", 2.5, True)]
+    ['nothing', 'a list', 'a mapping of settings', 'text', 'a number', 'true or false']
+    """
+    if value is None:
+        return "nothing"
+    kinds = (
+        (bool, "true or false"),
+        (int | float, "a number"),
+        (str, "text"),
+        (Mapping, "a mapping of settings"),
+        (list, "a list"),
+    )
+    return next((words for kind, words in kinds if isinstance(value, kind)), "a date")
+
+
+def content_in_words(data: object) -> str:
+    """Say what a whole file holds; of one that may have comments, and else nothing, that it is empty.
+
+    Examples
+    --------
+    >>> content_in_words(None), content_in_words(["a"])
+    ('nothing: the file is empty', 'a list')
+    """
+    return "nothing: the file is empty" if data is None else kind_in_words(data)
+
+
 def dotted_path(path: KeyPath) -> str:
     """Write a key path as text.
 

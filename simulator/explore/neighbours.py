@@ -21,7 +21,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from simulator.answer import Result
-from simulator.config import load_yaml
+from simulator.config import content_in_words, load_yaml
 from simulator.engine.together import Iteration
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.explore.goodput import checkpoint_of
@@ -106,7 +106,8 @@ def read_job(path: str, base: Mapping[str, Any]) -> JobRequest:
     """
     data, locator = load_yaml(path)
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: a job is a mapping of settings", hint="model: bert-large, gpus: 16, ...")
+        found = content_in_words(data)
+        raise ConfigError(f"{path}: a job is a mapping of settings; found {found}", hint="model: bert-large, gpus: 16")
     own: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     for name, value in data.items():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_yaml, raise_faults, read_text
+from simulator.config import Fault, KeyPath, Locator, did_you_mean, kind_in_words, parse_yaml, raise_faults, read_text
 from simulator.interop.cluster import ImportedCluster, imported_graph
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.topology.given_graph import link_kind
@@ -236,7 +236,7 @@ class _Reader:
         value = owner.get(key)
         if value is None or isinstance(value, list):
             return value or []
-        self.complain((*path, key), f"expected a list, found {type(value).__name__}")
+        self.complain((*path, key), f"expected a list, found {kind_in_words(value)}")
         return []
 
     def number(self, item: Mapping[str, Any], key: str, path: KeyPath) -> int:

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from simulator.config import near_misses, parse_json, parse_yaml, read_text
+from simulator.config import content_in_words, kind_in_words, near_misses, parse_json, parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Imported
 from simulator.interop.typed_values import Reader
@@ -170,7 +170,7 @@ class Table:
         sections = {section for name in known for section in _sections(name)} - known
         for name, value in reader.data.items():
             if name in sections and value is not None:
-                reader.fault(name, f"expected a mapping of settings, found {type(value).__name__}")
+                reader.fault(name, f"expected a mapping of settings, found {kind_in_words(value)}")
             inside = next((part for part in _sections(name) if part in known), None)
             if inside is not None and name not in known:
                 reader.fault(inside, "expected a value, found a mapping of settings")
@@ -296,7 +296,7 @@ def _matches(name: str, patterns: str) -> bool:
 def flattened(data: object, file: str, prefix: str = "") -> dict[str, Any]:
     """Write nested settings as dotted keys."""
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{file}: expected a mapping of settings, found {type(data).__name__}")
+        raise ConfigError(f"{file}: expected a mapping of settings, found {content_in_words(data)}")
     flat: dict[str, Any] = {}
     for name, value in data.items():
         full = f"{prefix}{name}"

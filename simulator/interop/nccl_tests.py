@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simulator.config import cell, parse_yaml, read_text
+from simulator.config import cell, kind_in_words, parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Format, Part
 
@@ -262,8 +262,8 @@ def _value(word: Any, place: str) -> float:
             return float(word)
         return math.nan if str(word).strip().lower() in ("n/a", "nan", "") else float(word)
     except (ValueError, TypeError, OverflowError):
-        shown = f"{word:.40}" if isinstance(word, str) else type(word).__name__
-        raise ConfigError(f"{place}: {shown!r} is not a number") from None
+        shown = repr(f"{word:.40}") if isinstance(word, str) else kind_in_words(word)
+        raise ConfigError(f"{place}: {shown} is not a number") from None
 
 
 def _ratio(rows: list[CollectiveRow]) -> float:
@@ -332,7 +332,7 @@ def _list(value: Any) -> list[Any]:
 
 def _json_rows(result: Any, place: str) -> list[CollectiveRow]:
     if not isinstance(result, Mapping):
-        raise ConfigError(f"{place}: expected a mapping, found {type(result).__name__}")
+        raise ConfigError(f"{place}: expected a mapping, found {kind_in_words(result)}")
     found = []
     size, count = (_value(result.get(key, "nan"), f"{place}.{key}") for key in ("size", "count"))
     if not math.isfinite(size) or size <= 0.0:

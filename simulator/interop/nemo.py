@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from simulator.config import parse_yaml, read_text
+from simulator.config import content_in_words, parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.adapters import adapter_settings
 from simulator.interop.format import Format, Imported
@@ -76,7 +76,7 @@ def import_recipe(
     """Read a recipe; what a Python recipe that it changes would say is not in it, and is not made up."""
     data, locator = parse_yaml(read_text(path), str(path), later_wins=True)
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected a mapping of settings, found {type(data).__name__}")
+        raise ConfigError(f"{path}: expected a mapping of settings, found {content_in_words(data)}")
     variables = dict(one.partition("=")[::2] for one in define or ())
     flat = resolved(flattened(data, str(path)), variables)
     framework = next((name for name in flat if re.fullmatch(r"modules\.\w+\.framework", name)), "")

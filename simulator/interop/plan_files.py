@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from simulator.config import Fault, did_you_mean, load_yaml, raise_faults
+from simulator.config import Fault, content_in_words, did_you_mean, load_yaml, raise_faults
 from simulator.errors import ConfigError
 from simulator.interop import import_settings, recognise_settings
 from simulator.plan.names import setting_named
@@ -17,7 +17,8 @@ def load_plan(path: str | Path) -> dict[str, Any]:
     """Read a plan file, whose keys are those of the flags: the settings it makes, in the names of :class:`ParallelPlan`."""
     data, locator = load_yaml(path)
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: a plan file is a mapping of settings", hint="for example 'tp: 8'")
+        found = content_in_words(data)
+        raise ConfigError(f"{path}: a plan file is a mapping of settings; found {found}", hint="for example 'tp: 8'")
     faults: list[Fault] = []
     settings: dict[str, Any] = {}
     for name, value in data.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any, NoReturn
 
-from simulator.config import Locator, near_misses
+from simulator.config import Locator, content_in_words, kind_in_words, near_misses
 from simulator.errors import ConfigError
 from simulator.interop.format import Account
 from simulator.plan.data_parallelism import ZERO_STAGES
@@ -92,7 +92,10 @@ class Reader:
         self.path = path
         self.account = account if account is not None else Account()
         if not isinstance(data, Mapping):
-            self.fault("", f"expected a mapping of settings, found {type(data).__name__}")
+            self.fault(
+                "",
+                f"expected a mapping of settings, found {content_in_words(data) if not self.path else kind_in_words(data)}",
+            )
         self.data: dict[str, Any] = {str(key): value for key, value in data.items()}
         self._asked: set[str] = set()
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from simulator.config import Locator, load_yaml, parse_yaml, resolve_name, shipped_names, validate
+from simulator.config import Locator, content_in_words, load_yaml, parse_yaml, resolve_name, shipped_names, validate
 from simulator.errors import ConfigError
 from simulator.topology.cluster_spec import ClusterSpec, TransportSpec
 from simulator.topology.given_graph import GraphSpec, topology_of_graph
@@ -105,7 +105,7 @@ def gpus_used_of_node(spec: ClusterSpec, n_gpus: int | None) -> int:
 def _spec(path: Path, _modified_ns: int, settings: tuple[tuple[str, str], ...]) -> ClusterSpec | GraphSpec:
     data, locator = load_layers(path)
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}:1:1: a cluster file is a mapping of keys, not {type(data).__name__}")
+        raise ConfigError(f"{path}:1:1: a cluster file is a mapping of keys; found {content_in_words(data)}")
     data.setdefault("name", path.stem)
     return spec_of(data, locator, dict(settings))
 
