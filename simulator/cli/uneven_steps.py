@@ -60,8 +60,7 @@ def stragglers(
         result = simulate(scenario_of(base), detail=True, progress=say)
         say("playing")
         found, played = straggle(result, causes, n_jobs=histories, n_steps=steps, seed=result.scenario.seed, say=say)
-    idle = idle_causes(causes, n_nodes=result.topology.n_nodes)
-    write_warnings([*idle, *result.idle_inputs(given_in(base))])
+    write_warnings([*idle_causes(causes, result.topology.n_nodes), *result.idle_inputs(given_in(base))])
     if json_output:
         print_json(found)
     else:

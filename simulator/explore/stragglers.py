@@ -94,12 +94,12 @@ class Causes:
             yield "late data", Causes(stall_s=self.stall_s, stall_share=self.stall_share)
 
 
-def idle_causes(causes: Causes, *, n_nodes: int) -> list[str]:
+def idle_causes(causes: Causes, n_nodes: int) -> list[str]:
     """Name causes that change nothing: a factor of one, and slow NICs of a job that uses none.
 
     Examples
     --------
-    >>> idle_causes(Causes(slow_gpus=(0.1, 1.0), slow_links=(0.1, 2.0)), n_nodes=1)
+    >>> idle_causes(Causes(slow_gpus=(0.1, 1.0), slow_links=(0.1, 2.0)), 1)
     ['--slow-gpus 0.1=1 has no effect', '--slow-links 0.1=2 has no effect: all GPUs are on one node']
     """
     found = []
