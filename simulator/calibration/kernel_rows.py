@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -68,6 +68,10 @@ _OPTIONAL = (
     "row_id", "source", "pass", "m", "n", "k", "batch", "heads", "kv_heads", "seq_len", "head_dim", "causal", "dtype",
     "split", "notes",
 )  # fmt: skip
+
+
+#: name of the products of expert blocks, which are fitted after all others
+EXPERTS = "experts"
 
 
 class KernelCells(Cells):
@@ -256,7 +260,7 @@ def _experts(row: KernelCells) -> GemmShape:
     n_local = max(1, n_experts // split)
     width = row.integer("n") * (1 if "nongated" in library_kernel(notes) else 2)
     return GemmShape(
-        m=rows, n=width, k=row.integer("k"), batch=n_local, dtype=row.dtype, name="experts", library=_SERVING
+        m=rows, n=width, k=row.integer("k"), batch=n_local, dtype=row.dtype, name=EXPERTS, library=_SERVING
     )
 
 
@@ -415,6 +419,7 @@ class KernelRow:
     beside: tuple[KernelShape, ...] = ()
     less: KernelShape | None = None  #: The kernel whose time was taken off.
     issue_s: float = 0.0  #: Time that the host took to issue it, which nothing shorter shows.
+    place: str = field(default="", compare=False)  #: File and line.
 
 
 def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
@@ -508,7 +513,7 @@ def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = (
     found = []
     for row in rows:
         try:
-            found.append(row_of(row))
+            found.append(replace(row_of(row), place=f"{path}:{row[LINE]}"))
         except ConfigError as error:
             raise CalibrationError(f"{path}:{row[LINE]}: {error.message}", hint=error.hint) from None
     return found

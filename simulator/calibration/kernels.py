@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.calibration.kernel_rows import ALL_TOKENS, KernelRow, quantise_name, read_kernel_rows
+from simulator.calibration.doubtful_rows import contradictions, far_off, hopeless, possible, shortened
+from simulator.calibration.kernel_rows import ALL_TOKENS, EXPERTS, KernelRow, quantise_name, read_kernel_rows
 from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
 from simulator.calibration.tables import plain_yaml
 from simulator.errors import CalibrationError
@@ -54,8 +55,6 @@ _ATTENTION_LAST = {
 }
 FEWEST_ATTENTION = 8
 
-#: name of the products of expert blocks, which are fitted after all others
-EXPERTS = "experts"
 #: fewest rows that a scaled type is fitted to: four constants
 FEWEST_NARROW = 8
 #: rows this much longer than what the host takes to issue them are bound by the device
@@ -85,6 +84,9 @@ class KernelFit:
     uncertainty: Mapping[str, float]
     #: One standard deviation of the logarithm of predicted over measured, all single kernels, tails clipped.
     relative_error: float
+    #: Rows that the device cannot have run, which were left out, and doubts about others and about the fit; a sentence each.
+    left_out: Sequence[str] = ()
+    doubts: Sequence[str] = ()
 
 
 def predict_rows_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
@@ -189,7 +191,8 @@ def _attention_name(row: KernelRow, device: Device) -> str:
 def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path = "") -> KernelFit:
     """Fit the kernel constants of a device to the rows of a table with ``split=fit``.
 
-    Families without rows are left out of the result and so keep what the device file says.
+    Families without rows are left out of the result and so keep what the device file says. Rows that the device cannot have run are
+    left out, and named.
 
     Parameters
     ----------
@@ -202,15 +205,21 @@ def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path =
         determine; the device itself unless given.
     """
     known = load_device(device)
-    both = read_kernel_rows(csv, known.name, splits=("fit", "test"))
+    both, left_out = possible(read_kernel_rows(csv, known.name, splits=("fit", "test")), known)
+    if not both:
+        raise CalibrationError(
+            f"{left_out[0]}; and so are all other rows of {known.name}",
+            hint="time_us is in microseconds; the peaks are those of the device file",
+        )
     rows, test = ([row for row in both if row.split == split] for split in ("fit", "test"))
     if not rows:
         raise CalibrationError(f"{csv}: no rows of {known.name} with split fit")
     start = load_device(start_from) if start_from else known
     try:
-        return fit_kernel_rows(rows, test, known, start_from=start)
+        fit = fit_kernel_rows(rows, test, known, start_from=start)
     except CalibrationError as error:
         raise CalibrationError(f"{csv}: {known.name}: {error.message}", hint=error.hint or "time more shapes") from None
+    return replace(fit, left_out=left_out, doubts=[*shortened(contradictions(both)), *fit.doubts])
 
 
 def fit_kernel_rows(
@@ -257,13 +266,15 @@ def fit_kernel_rows(
     if blocks:
         constants = replace(constants, experts=_fit_experts(blocks, known, constants, unsure))
         sections["experts"] = _plain(constants.experts, None)
+    both, residuals = [*rows, *test], residuals_of(rows, known, constants)
     return KernelFit(
         device=known.name,
         sections=sections,
-        residuals=residuals_of(rows, known, constants),
+        residuals=residuals,
         held_out=residuals_of(test, known, constants),
         uncertainty=unsure,
         relative_error=_relative_error([row for row in rows if row.shape.name != EXPERTS], known, constants),
+        doubts=[*shortened(far_off(both, predict_rows_s(both, known, constants))), *hopeless(residuals)],
     )
 
 

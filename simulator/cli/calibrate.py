@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import PLAIN_JSON, Text, Texts, option
-from simulator.cli.shared import print_json, say_written
+from simulator.cli.shared import print_json, say_written, write_warnings
 
 if TYPE_CHECKING:
     from simulator.calibration.cluster_fit import ClusterFit
@@ -74,6 +74,7 @@ def kernels(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Fit the kernel constants of a device to a table of timed kernels."""
+    from simulator.calibration.doubtful_rows import shortened
     from simulator.calibration.kernels import fit_kernels, undetermined_kernels, write_kernels
     from simulator.config import keep_inputs, read_text, resolve_name, write_file
     from simulator.topology.device import load_device
@@ -83,6 +84,7 @@ def kernels(
     keep_inputs(out, [file])
     known = load_device(device)
     fit = fit_kernels(file, device, start_from=start_from or "")
+    write_warnings([*(f"{one}; left out" for one in shortened(fit.left_out)), *fit.doubts])
     missing = undetermined_kernels(file, known, fit)
     if out:
         write_file(out, read_text(resolve_name(device, "devices")))
@@ -247,7 +249,8 @@ def _kernel_document(fit: KernelFit, missing: Mapping[str, str], out: str | None
         "device": fit.device, "constants": fit.sections, "errors_fitted": errors(fit.residuals),
         "errors_held_out": errors(fit.held_out),
         "uncertainty": {name: error if error < float("inf") else None for name, error in fit.uncertainty.items()},
-        "relative_error": fit.relative_error, "undetermined": dict(missing), "out": out,
+        "relative_error": fit.relative_error, "undetermined": dict(missing), "left_out": list(fit.left_out),
+        "doubts": list(fit.doubts), "out": out,
     }  # fmt: skip
 
 

@@ -159,6 +159,64 @@ def test_bad_tables_are_explained(simulate, tmp_path, change, message):
     assert message in err and str(path) in err and "Traceback" not in err
 
 
+#: NVIDIA's data sheet of the A100 80GB SXM: 312 TFLOP/s in bf16, 2,039 GB/s
+PRODUCT_US = 2 * 8192**3 / 312e12 * 1e6
+SUM_US = 3 * 2 * 2**30 / 2039e9 * 1e6
+
+
+@pytest.mark.parametrize(
+    ("cells", "time_us", "words"),
+    [
+        ("gemm,nn,8192,8192,8192", PRODUCT_US / 2, "2 times faster than a100-sxm4-80g can: 3.524 ms at 312 TFLOP/s of bf16"),
+        ("gemm,nn,8192,8192,8192", PRODUCT_US / 1000, "1e+03 times faster than a100-sxm4-80g can"),
+        # two tensors are read and one is written, less what the 40 MiB of L2 may still hold
+        ("add,forward,32768,32768,", SUM_US / 2, "1.99 times faster than a100-sxm4-80g can: 3.139 ms at 2,039 GB/s of memory"),
+        ("gemm,nn,8192,8192,8192", PRODUCT_US / 1.1, ""),  # boards may clock higher than the rated boost
+        ("gemm,nn,8192,8192,8192", 1.2 * PRODUCT_US, ""),
+        ("add,forward,32768,32768,", SUM_US / 1.1, ""),
+        ("add,forward,1024,1024,", 0.5, ""),  # all of it may be in L2
+    ],
+)  # fmt: skip
+def test_times_that_the_device_cannot_have_are_left_out_and_named(simulate, tmp_path, cells, time_us, words):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{kernel_rows()}odd,lab,a100-sxm4-80g,{cells},bf16,{time_us},fit,cuda graph\n", encoding="utf-8")
+    code, out, err = simulate("calibrate", "kernels", path, "-d", "a100-sxm4-80g", "--json")
+    n_rows = json.loads(out)["errors_fitted"]["gemm"]["n"]
+    assert code == 0 and n_rows == 18 + (not words and cells.startswith("gemm"))
+    named = [line for line in err.splitlines() if "can:" in line]
+    assert len(named) == len(json.loads(out)["left_out"]) == bool(words)
+    assert not words or (f"warning: {path}:26: " in named[0] and words in named[0] and named[0].endswith("; left out"))
+
+
+def test_a_table_in_another_unit_is_refused(simulate, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{KERNEL_COLUMNS}\nr0,lab,a100-sxm4-80g,gemm,nn,8192,8192,8192,bf16,4.1,,cuda graph\n")  # ms
+    code, _, err = simulate("calibrate", "kernels", path, "-d", "a100-sxm4-80g")
+    assert code == 3 and f"{path}:2: " in err and "hint: time_us is in microseconds" in err
+
+
+def test_contradictions_and_rows_far_from_the_fit_are_named(simulate, tmp_path):
+    path, text = tmp_path / "rows.csv", kernel_rows()
+    cells = text.splitlines()[5].split(",")  # on line 6
+    again = ",".join([*cells[:9], str(1000 * float(cells[9])), *cells[10:]])
+    path.write_text(f"{text}{again}\n", encoding="utf-8")
+    code, out, err = simulate("calibrate", "kernels", path, "-d", "a100-sxm4-80g", "--json")
+    first, second = (line.removeprefix("warning: ") for line in err.splitlines())
+    assert code == 0 and json.loads(out)["doubts"] == [first, second]
+    assert first.startswith(f"{path}:26: ") and first.endswith(f" at {path}:6")
+    assert second.startswith(f"{path}:26: ") and "times as long as the fit" in second
+
+
+def test_a_fit_that_says_nothing_says_so(simulate, tmp_path):
+    """Times that have nothing to do with sizes: powers of two in turn."""
+    lines = kernel_rows().splitlines()
+    rows = [line.split(",") for line in lines[1:]]
+    made = [",".join([*row[:9], str(2000.0 * 4 ** (7 * i % 6)), *row[10:]]) for i, row in enumerate(rows)]
+    (tmp_path / "rows.csv").write_text("\n".join([lines[0], *made]))
+    _, _, err = simulate("calibrate", "kernels", tmp_path / "rows.csv", "-d", "a100-sxm4-80g")
+    assert "warning: gemm: the fit misses half of its 18 rows by more than " in err
+
+
 def test_files_that_are_none(simulate, tmp_path):
     for arguments in (["collectives", tmp_path, "-t", "polaris"], ["kernels", tmp_path, "-d", "h200-sxm"]):
         code, _, err = simulate("calibrate", *arguments)
