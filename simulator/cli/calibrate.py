@@ -119,6 +119,7 @@ def training(
 
     conditions = ["metric=iteration_time_s", *(where or ())]
     found = validate([file], where=conditions, split=split, n_processes=processes, quiet=False)
+    write_warnings(found.warnings)
     fit = fit_shares(found.outcomes, split)
     if json_output:
         print_json(asdict(fit))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from simulator.cli.options import Real, Text, Texts, report_option
-from simulator.cli.shared import after_the_answer, print_json, say_written
+from simulator.cli.shared import after_the_answer, print_json, say_written, write_warnings
 
 _WORST = 20
 
@@ -55,11 +55,12 @@ def validate(
         raise typer.BadParameter("name measurement files, or measure this machine with --here", param_hint="FILES")
     from simulator.config import listed
     from validation.tables.error_tables import document, print_tables
-    from validation.tables.predicting import check_threshold
+    from validation.tables.predicting import check_predicted, check_threshold
     from validation.tables.predicting import validate as run
 
     columns = listed(by, f"--by {by}")
     found = run(files, where=where or (), split=split, by=columns, n_processes=processes, quiet=False)
+    write_warnings(found.warnings)
     if json_output:
         print_json(document(found.outcomes, found.by))
     else:
@@ -69,8 +70,10 @@ def validate(
 
         write_page(report, found)
         say_written(report)
-    if threshold is not None:
-        with after_the_answer(is_json=json_output):
+    with after_the_answer(is_json=json_output):
+        if threshold is None:
+            check_predicted(found)
+        else:
             check_threshold(found, threshold / 100.0)
 
 

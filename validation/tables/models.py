@@ -51,6 +51,11 @@ FAMILIES: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 _VOCABULARY = {"gpt": 50257, "bert": 30522, "t5": 32128, "llama": 32000, "mpt": 50368}
 
 
+def is_known_architecture(text: str) -> bool:
+    """Whether a word of the column ``architecture`` names a family."""
+    return any(word in text.lower() for words, _ in FAMILIES for word in words)
+
+
 def _style(architecture: str, name: str) -> dict[str, Any]:
     for text in (architecture, name):
         for words, style in FAMILIES:

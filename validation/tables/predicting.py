@@ -10,11 +10,12 @@ from pathlib import Path
 
 from simulator.analysis.confidence import shipped_table
 from simulator.cli.shared import Progress, progress_line
-from simulator.errors import ThresholdError
+from simulator.errors import InfeasiblePlanError, ThresholdError
 from validation.tables.kinds import KINDS
 from validation.tables.many_jobs import processes_here
+from validation.tables.models import is_known_architecture
 from validation.tables.outcome import Outcome
-from validation.tables.reader import Row, check_columns, read_table, select
+from validation.tables.reader import SPLITS, Row, check_columns, odd_words, read_table, select
 from validation.tables.residuals import with_intervals
 from validation.tables.statistics import group_outcomes
 
@@ -25,6 +26,7 @@ class Validation:
 
     outcomes: tuple[Outcome, ...]  #: In file order.
     by: dict[str, tuple[str, ...]]  #: Kind of table -> grouping columns.
+    warnings: tuple[str, ...] = ()  #: Words of the files that are not known, and so decide nothing.
 
 
 def predict_rows(rows: Sequence[Row], *, n_processes: int = 1, quiet: bool = True) -> list[Outcome]:
@@ -69,14 +71,37 @@ def validate(
     by the columns ``by``, empty for the kind's own. ``n_processes=0`` takes what the machine has, at most 8.
     """
     rows: list[Row] = []
+    warnings: list[str] = []
     for path in paths:
         table = read_table(path)
+        warnings += _unknown_words(table)
         check_columns(by, table, "--by")
         rows += select(table, where, split)
     outcomes = predict_rows(rows, n_processes=n_processes or processes_here(), quiet=quiet)
     outcomes = with_intervals(outcomes, shipped_table())
     kinds = {row.kind: tuple(by) or KINDS[row.kind].groups for row in rows}
-    return Validation(outcomes=tuple(outcomes), by=kinds)
+    return Validation(outcomes=tuple(outcomes), by=kinds, warnings=tuple(warnings))
+
+
+def _unknown_words(table: Sequence[Row]) -> list[str]:
+    """Name words that no one reads: of a split that is none, and of an architecture beside a model that is known by its name."""
+    found = odd_words(table, "split", SPLITS.__contains__, f"is none of {', '.join(SPLITS)}")
+    training = [row for row in table if row.kind == "training"]
+    return found + odd_words(
+        training, "architecture", is_known_architecture, "is unknown: the model is read by its name"
+    )
+
+
+def check_predicted(validation: Validation) -> None:
+    """Complain, with the reason of the first row, if not a single row could be predicted."""
+    outcomes = validation.outcomes
+    if all(one.predicted is None for one in outcomes):
+        first = outcomes[0]
+        others = {one.reason for one in outcomes} - {first.reason}
+        raise InfeasiblePlanError(
+            f"none of {len(outcomes)} rows could be predicted; {first.row.file}:{first.row.line}: {first.reason}",
+            hint="the list gives the reason for each" if others else "the reason is the same for all",
+        )
 
 
 def check_threshold(validation: Validation, threshold: float) -> None:

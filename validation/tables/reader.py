@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,6 +156,23 @@ def read_table(path: str | Path) -> list[Row]:
     if not table.rows:
         raise ConfigError(f"{file}:2: no rows below the header")
     return [Row(kind=kind, file=file, line=line, cells=cells) for line, cells in table.rows]
+
+
+#: words of the column ``split``: constants are fitted to the first; errors are reported on the others
+SPLITS = ("fit", "test", "seed", "public")
+
+
+def odd_words(rows: Sequence[Row], column: str, is_known: Callable[[str], bool], says: str) -> list[str]:
+    """Name cells of a column whose word is not known, each word once: where it is first, and in how many rows."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if (word := row.text(column)) and not is_known(word):
+            found.setdefault(word, []).append(row)
+    return [
+        f"{members[0].file}:{members[0].line}: {column} '{word}' {says}"
+        + (f" (in {len(members):,} rows)" if len(members) > 1 else "")
+        for word, members in found.items()
+    ]
 
 
 def check_columns(names: Sequence[str], rows: Sequence[Row], flag: str) -> None:

@@ -376,3 +376,33 @@ class TestCommand:
         assert done.returncode == 3
         assert said in done.stderr
         assert "Traceback" not in done.stderr
+
+    def test_a_table_of_which_nothing_can_be_predicted_exits_with_4(self, tmp_path):
+        header = "topology,collective,gpus,nodes,size_bytes,time_us"
+        write(tmp_path, f"{header}\nno-such-place,all_reduce,8,1,1024,10\nno-such-place,all_reduce,8,1,2048,10\n")
+        done = self.run(tmp_path, "file.csv", "--json")
+        assert done.returncode == 4 and len(json.loads(done.stdout)["rows"]) == 2
+        assert "error: none of 2 rows could be predicted; file.csv:2: no-such-place: no such file" in done.stderr
+        write(tmp_path, f"{header}\nno-such-place,all_reduce,8,1,1024,10\ndgx-h100,all_reduce,8,1,2048,10\n")
+        assert self.run(tmp_path, "file.csv").returncode == 0
+
+    def test_words_that_nobody_reads_are_named_with_their_line(self, tmp_path):
+        header = (
+            "topology,architecture,model,gpus,dp,tp,pp,micro_batch,global_batch,precision,seq_len,metric,value,split"
+        )
+        rows = [
+            f"dgx-a100-80g,{architecture},llama2-7b,8,1,8,1,1,8,bf16,2048,fits,1,{split}"
+            for architecture, split in (
+                ("llama", "fit"),
+                ("lama", "tset"),
+                ("lama", "test"),
+                ("", ""),
+                ("Qwen2", "public"),
+            )
+        ]
+        write(tmp_path, "\n".join([header, *rows]))
+        found = validate([tmp_path / "file.csv"])
+        assert [text.removeprefix(f"{tmp_path}/") for text in found.warnings] == [
+            "file.csv:3: split 'tset' is none of fit, test, seed, public",
+            "file.csv:3: architecture 'lama' is unknown: the model is read by its name (in 2 rows)",
+        ]
