@@ -80,8 +80,9 @@ def idle_by_name(
     if any(name.startswith("power.") for name in overrides):
         found.update(("power cap", text) for text in idle_power(device))
     found |= idle_loading(plan, has_storage=topology.storage is not None, given=given)
-    reasons = idle_overrides(overrides, topology, plan, beside)
-    return found | {name: f"{name}={overrides[name]} has no effect: {reason}" for name, reason in reasons.items()}
+    return found | idle_overrides(
+        overrides, topology, reads=True, offloads=plan.offload_optimizer == "cpu", beside=beside
+    )
 
 
 #: what of ``power`` says how much is drawn, and not how much may be
@@ -95,28 +96,41 @@ _DRAWN = (
 
 
 def idle_overrides(
-    overrides: Collection[str], topology: Topology, plan: ParallelPlan, beside: Collection[Beside]
+    overrides: Mapping[str, object],
+    topology: Topology,
+    *,
+    reads: bool = False,
+    offloads: bool = False,
+    beside: Collection[Beside] = (),
 ) -> dict[str, str]:
-    """Return which changes of the cluster have no effect, and why, by their dotted keys."""
+    """Name changes of the cluster that have no effect, by their dotted keys.
+
+    Parameters
+    ----------
+    reads : bool
+        Whether data come from storage, where the cluster has it.
+    offloads : bool
+        Whether an optimizer steps on the host.
+    """
     is_inside = topology.n_nodes == 1 and "messages" not in beside
     storage = topology.storage
     # of a node whose rate is not stated, its NICs are what storage is reached through
-    reads_by_nics = storage is not None and storage.node_bandwidth_bytes_per_s is None
+    reads_by_nics = reads and storage is not None and storage.node_bandwidth_bytes_per_s is None
     length = "only a whole run asks for it (simulate --tokens, --epochs or --iterations)"
     rules = (
         (("fabric", "transports", "default_transport"), is_inside, "all GPUs are on one node"),
         (("node.nics",), is_inside and not reads_by_nics, "all GPUs are on one node"),
         (
             ("node.cpu.memory_bandwidth",),
-            plan.offload_optimizer != "cpu",
+            not offloads,
             "only an optimizer on the host reads from it (--offload-optimizer cpu)",
         ),
         (("failures",), "run" not in beside, length),
         (("price", *_DRAWN), "spending" not in beside, length),
     )
     return {
-        name: reason
-        for name in overrides
+        name: f"{name}={value} has no effect: {reason}"
+        for name, value in overrides.items()
         for keys, holds, reason in rules
         if holds and any(name == key or name.startswith(f"{key}.") for key in keys)
     }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import PLAIN_JSON, Number, Text, option, report_option
+from simulator.cli.options import PLAIN_JSON, Number, Text, Texts, option, report_option
 from simulator.cli.shared import print_json, say_written
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ _COLLECTIVES = (
     "to a peer and the host, as nvbandwidth has them."
 )
 _COPIES = "p2p_copy"
+#: settings of a scenario that this command has flags for
+_OWN_FLAGS = {
+    "topology": "--topology", "gpus": "--gpus", "transport": "--transport", "network": "--network", "algorithm": "--nccl-algo",
+    "protocol": "--nccl-proto",
+}  # fmt: skip
 
 
 def collective(
@@ -34,6 +40,7 @@ def collective(
     transport: Annotated[Text, option("Transport across nodes, e.g. rdma, tcp, ipoib.")] = None,
     nccl_algo: Annotated[Text, option("Force the algorithm.")] = None,
     nccl_proto: Annotated[Text, option("Force the protocol: ll, ll128, simple.")] = None,
+    set_: Annotated[Texts, option("Change a value of the cluster file: key=value; repeatable.", "--set")] = None,
     nccl: Annotated[Text, option("NCCL version; that of the cluster file by default.")] = None,
     gpus_per_process: Annotated[int, typer.Option(help="GPUs that one process drives (-g of nccl-tests).")] = 1,
     network: Annotated[str, typer.Option(help="flow, alpha-beta, chunk (every message), or all to compare.")] = "flow",
@@ -41,7 +48,8 @@ def collective(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Predict a collective by size, alone on its links, in the columns of nccl-tests."""
-    from simulator.analysis.confidence import collective_interval
+    from simulator.analysis.idle_inputs import idle_overrides
+    from simulator.cli.inputs import changes_of_cluster
     from simulator.cli.shared import write_warnings
     from simulator.collectives import collective_named
     from simulator.collectives.benchmark import benchmark_table, size_range
@@ -50,7 +58,9 @@ def collective(
 
     name = _COPIES if name.replace("-", "_") == _COPIES else collective_named(name)
     sizes = size_range(_size("--min", smallest), _size("--max", largest), factor)
-    machine = open_topology(topology, gpus, gpus_per_node=gpus_per_node)
+    overrides = changes_of_cluster(set_ or (), "a collective is of no plan", _OWN_FLAGS)
+    machine = _changed(open_topology(topology, gpus, gpus_per_node=gpus_per_node, overrides=overrides), overrides)
+    write_warnings(idle_overrides(overrides, machine).values())
     if name == _COPIES:
         named = {"--transport": transport, "--nccl-algo": nccl_algo, "--nccl-proto": nccl_proto, "--nccl": nccl}
         write_warnings(f"{flag} has no effect on copies" for flag, value in named.items() if value)
@@ -67,8 +77,22 @@ def collective(
         _compare(name, machine, {kind: predict(network=kind) for kind in NETWORKS}, used, plot, as_json=json_output)
         return
     rows = predict(network=network)
+    _show(name, machine, rows, used, as_json=json_output)
+    _draw(plot, name, machine, {f"{machine.n_gpus} GPUs": rows})
+
+
+def _changed(machine: Topology, overrides: Mapping[str, str]) -> Topology:
+    """Return a machine whose name says what was changed of its file, as tables of measurements write it."""
+    name = " ".join([machine.name, *(f"{key}={value}" for key, value in overrides.items())])
+    return replace(machine, spec=machine.spec.model_copy(update={"name": name})) if overrides else machine
+
+
+def _show(name: str, machine: Topology, rows: Sequence[BenchmarkRow], used: str, *, as_json: bool) -> None:
+    """Print the rows with the interval of their times."""
+    from simulator.analysis.confidence import collective_interval
+
     intervals = [collective_interval(row.n_bytes, machine.n_nodes) for row in rows]
-    if json_output:
+    if as_json:
         document = _document(name, machine, rows, used)
         for plain, interval in zip(document["rows"], intervals, strict=True):
             plain |= {"low_s": plain["time_s"] * interval.low, "high_s": plain["time_s"] * interval.high}
@@ -79,7 +103,6 @@ def collective(
             print(
                 f"# 80 % interval {interval.sizes}: {interval.low:.2f} to {interval.high:.2f} of the time ({interval.basis})"
             )
-    _draw(plot, name, machine, {f"{machine.n_gpus} GPUs": rows})
 
 
 def _copies(machine: Topology, sizes: Sequence[int], plot: str | None, *, as_json: bool) -> None:

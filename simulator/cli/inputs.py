@@ -112,6 +112,28 @@ def warn_of_axes(settings: Mapping[str, Any], axes: Mapping[str, Sequence[object
     )
 
 
+def changes_of_cluster(items: Sequence[str], why: str, flags: Mapping[str, str]) -> dict[str, str]:
+    """Return what ``--set`` changes in the cluster's file, for a command that takes no other settings.
+
+    Parameters
+    ----------
+    why : str
+        Why it takes none.
+    flags : mapping
+        Other settings that it has flags for, by canonical name.
+    """
+    found = _changes(items)
+    for name in found:
+        if name in SETTINGS or name in SCENARIO_SETTINGS or name in PLAN_FILES:
+            raise ConfigError(
+                f"--set {name}={found[name]} changes no value of the cluster: {why}",
+                hint=f"{flags[name]} {found[name]}"
+                if name in flags
+                else "a key of its file, such as node.nics.count=4",
+            )
+    return found
+
+
 def _changes(items: Sequence[str]) -> dict[str, Any]:
     """Return what ``--set`` sets; the later wins, and says so."""
     found: dict[str, Any] = {}

@@ -123,3 +123,41 @@ def test_copies_stand_in_the_same_columns(simulate):
     code, out, _ = simulate("collective", "p2p_copy", *flags, "--json")
     document = json.loads(out)
     assert code == 0 and document["collective"] == "p2p_copy" and len(document["rows"]) == 5
+
+
+def test_values_of_the_cluster_are_changed_as_for_other_commands(simulate):
+    """Large messages between nodes take as long as NICs are slow: half of the rate, twice the time."""
+    arguments = ("collective", "all_reduce", "-t", "polaris", "--gpus", 8, "--min", "1GiB", "--max", "1GiB", "--json")
+    times = []
+    for rate in ("100 Gb/s", "50 Gb/s"):
+        code, out, err = simulate(*arguments, "--set", "node.nics.count=1", "--set", f"node.nics.bandwidth={rate}")
+        document = json.loads(out)
+        assert (code, err) == (0, "")
+        assert document["topology"] == f"polaris node.nics.count=1 node.nics.bandwidth={rate}"
+        times.append(document["rows"][0]["time_s"])
+    assert times[1] / times[0] == pytest.approx(2.0, rel=0.02)
+    assert json.loads(simulate(*arguments)[1])["topology"] == "polaris"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("tp=4", "--set tp=4 changes no value of the cluster: a collective is of no plan\nhint: a key of its file"),
+        ("transport=tcp", "changes no value of the cluster: a collective is of no plan\nhint: --transport tcp"),
+        ("nccl_algo=ring", "hint: --nccl-algo ring"),
+        ("gpus=4", "hint: --gpus 4"),
+        ("plan=a.yaml", "a collective is of no plan"),
+        ("node.nics.cont=4", "unknown key. Did you mean 'count'?"),
+        ("node.nics.count", "write key=value"),
+    ],
+)
+def test_what_is_no_value_of_the_cluster_is_refused(simulate, change, said):
+    code, out, err = simulate("collective", "all_reduce", "-t", "polaris", "--gpus", 8, "--set", change)
+    assert (code, out) == (3, "") and said in err
+
+
+def test_changes_that_a_collective_does_not_meet_are_named(simulate):
+    code, _, err = simulate(
+        "collective", "all_reduce", "-t", "polaris", "--gpus", 4, "--max", "1KiB", "--set", "node.nics.count=1"
+    )
+    assert (code, err) == (0, "warning: node.nics.count=1 has no effect: all GPUs are on one node\n")
