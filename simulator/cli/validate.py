@@ -55,7 +55,7 @@ def validate(
         raise typer.BadParameter("name measurement files, or measure this machine with --here", param_hint="FILES")
     from simulator.config import listed
     from validation.tables.error_tables import document, print_tables
-    from validation.tables.predicting import check_predicted, check_threshold
+    from validation.tables.predicting import check_found
     from validation.tables.predicting import validate as run
 
     columns = listed(by, f"--by {by}")
@@ -71,10 +71,7 @@ def validate(
         write_page(report, found)
         say_written(report)
     with after_the_answer(is_json=json_output):
-        if threshold is None:
-            check_predicted(found)
-        else:
-            check_threshold(found, threshold / 100.0)
+        check_found(found, threshold)
 
 
 def _check(page: str) -> None:

@@ -92,6 +92,14 @@ def _unknown_words(table: Sequence[Row]) -> list[str]:
     )
 
 
+def check_found(validation: Validation, threshold_percent: float | None = None) -> None:
+    """Check that no group's mean error is above a threshold; without one, that any row could be predicted."""
+    if threshold_percent is None:
+        check_predicted(validation)
+    else:
+        check_threshold(validation, threshold_percent / 100.0)
+
+
 def check_predicted(validation: Validation) -> None:
     """Complain, with the reason of the first row, if not a single row could be predicted."""
     outcomes = validation.outcomes
