@@ -49,7 +49,6 @@ def collective(
 ) -> None:
     """Predict a collective by size, alone on its links, in the columns of nccl-tests."""
     from simulator.analysis.idle_inputs import idle_overrides
-    from simulator.cli.inputs import changes_of_cluster
     from simulator.cli.shared import write_warnings
     from simulator.collectives import collective_named
     from simulator.collectives.benchmark import benchmark_table, size_range
@@ -58,7 +57,7 @@ def collective(
 
     name = _COPIES if name.replace("-", "_") == _COPIES else collective_named(name)
     sizes = size_range(_size("--min", smallest), _size("--max", largest), factor)
-    overrides = changes_of_cluster(set_ or (), "a collective is of no plan", _OWN_FLAGS)
+    overrides = _overrides(set_) if set_ else {}
     machine = _changed(open_topology(topology, gpus, gpus_per_node=gpus_per_node, overrides=overrides), overrides)
     write_warnings(idle_overrides(overrides, machine).values())
     if name == _COPIES:
@@ -79,6 +78,13 @@ def collective(
     rows = predict(network=network)
     _show(name, machine, rows, used, as_json=json_output)
     _draw(plot, name, machine, {f"{machine.n_gpus} GPUs": rows})
+
+
+def _overrides(items: Sequence[str]) -> dict[str, str]:
+    """Return what is changed of the cluster's file; what knows the names of all settings is loaded only where something is."""
+    from simulator.cli.inputs import changes_of_cluster
+
+    return changes_of_cluster(items, "a collective is of no plan", _OWN_FLAGS)
 
 
 def _changed(machine: Topology, overrides: Mapping[str, str]) -> Topology:
