@@ -16,7 +16,7 @@ from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format
 from simulator.interop.key_table import Described, Found, nested, reader_of, shipped_table
-from simulator.plan.data_parallelism import FSDP_STRATEGIES
+from simulator.plan.data_parallelism import FSDP_STRATEGIES, mesh_sharding
 
 _PRECISIONS = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
 _DEVICES = {"none": "none", "cpu": "cpu"}
@@ -158,10 +158,7 @@ def _mesh(found: Found) -> dict[str, Any]:
     elif ring > 1:
         settings["cp_comm_type"] = KEYS.named(_P + "cp_comm_strategy").ours(found[_P + "cp_comm_strategy"])
     if replicate * shard > 1:
-        settings["dp"] = replicate * shard
-        settings["sharding"] = "none" if shard == 1 else "hsdp" if replicate > 1 else "zero3"
-        if replicate > 1 and shard > 1:
-            settings["sharding_group"] = shard
+        settings |= {"dp": replicate * shard} | mesh_sharding(replicate, shard)
     world = found["num_processes"]
     if world and settings.get("dp", 1) * settings["tp"] * settings["cp"] > world:
         found.reader.fault("parallelism_config", f"the degrees multiply up to more than num_processes={world}")

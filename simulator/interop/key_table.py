@@ -20,7 +20,7 @@ from simulator.errors import ConfigError
 from simulator.interop.format import Imported
 from simulator.interop.typed_values import Reader
 from simulator.models.spec import MOST_LAYERS, ModelSpec
-from simulator.plan.data_parallelism import FSDP_STRATEGIES
+from simulator.plan.data_parallelism import FSDP_STRATEGIES, MEGATRON_FSDP
 
 Kind = Literal["count", "layers", "whole", "number", "switch", "text", "word", "any"]
 
@@ -106,7 +106,10 @@ def _default(kind: str, text: str) -> Any:
 
 
 #: words that several tools have
-_SHARED = {"@FSDP_STRATEGIES": " ".join(f"{word}={ours}" for word, ours in FSDP_STRATEGIES.items())}
+_SHARED = {
+    name: " ".join(f"{word}={ours}" for word, ours in words.items())
+    for name, words in (("@FSDP_STRATEGIES", FSDP_STRATEGIES), ("@MEGATRON_FSDP", MEGATRON_FSDP))
+}
 
 
 def _key(names: str, kind: Any, plan: str, model: str, words: str, default: str, needs: str, note: str) -> Key:
@@ -231,7 +234,8 @@ def table_of(text: str) -> Table:
 
     It is CSV with a line for each key: its names, blanks between them, and the fields of :class:`Key`. A word that has a value
     of ours is ``theirs=ours``, of a switch ``true=ours``; one that is not modelled has a ``!`` before it; ``@FSDP_STRATEGIES``
-    stands for PyTorch's. Lines of the kind ``irrelevant`` and ``missed`` have patterns as names and the reason as their note.
+    stands for PyTorch's and ``@MEGATRON_FSDP`` for Megatron's. Lines of the kind ``irrelevant`` and ``missed`` have patterns as
+    names and the reason as their note.
     """
     keys: list[Key] = []
     other: dict[str, dict[str, str]] = {"irrelevant": {}, "missed": {}}

@@ -21,7 +21,6 @@ from simulator.interop.shell import Script, read_script
 from simulator.interop.typed_values import Reader, is_unknown, readable, words
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
-from simulator.plan.data_parallelism import MEGATRON_FSDP
 from simulator.plan.parallel_plan import SETTINGS
 from simulator.plan.stage_layout import parse_layout
 from simulator.schedules import sends_block
@@ -542,8 +541,9 @@ def _precision(found: Found) -> dict[str, Any]:
 def _sharding(found: Found) -> str:
     if found["zero-stage"]:
         return found.reader.zero_stage("zero-stage", found["zero-stage"])
-    if found["use-megatron-fsdp"] and found["data-parallel-sharding-strategy"] != "no_shard":
-        return MEGATRON_FSDP[found["data-parallel-sharding-strategy"]]
+    sharding: str = KEYS.named(strategy := "data-parallel-sharding-strategy").ours(found[strategy])
+    if found["use-megatron-fsdp"] and sharding != "none":
+        return sharding
     if found["use-torch-fsdp2"]:
         return "zero3"
     return "zero1" if found["use-distributed-optimizer"] else "none"

@@ -30,6 +30,7 @@ from simulator.interop.torchtitan import CATALOGUE_NAMES, read_torchtitan
 from simulator.interop.typed_values import Reader, unknown, words
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
+from simulator.plan.data_parallelism import NEMO_FSDP
 
 #: NeMo's name -> Megatron's, where they differ by more than hyphens
 _NAMES = {
@@ -292,8 +293,8 @@ def _flag(leaf: str, value: Any, parts: list[str]) -> dict[str, Any]:
     if leaf == "fsdp" and isinstance(value, bool):
         return {"use-megatron-fsdp": value}
     if leaf == "fsdp_sharding_strategy":
-        strategies = {"full": "optim_grads_params", "hybrid": "optim_grads_params", "grad": "optim_grads"}
-        return {"data-parallel-sharding-strategy": strategies.get(text, value)}
+        theirs = KEYS.named("data-parallel-sharding-strategy").theirs(NEMO_FSDP.get(text))
+        return {"data-parallel-sharding-strategy": theirs or value}
     if leaf == "grad_reduce_in_fp32":
         return {"accumulate-allreduce-grads-in-fp32": value, "grad-reduce-in-bf16": value is False}
     if leaf in ("bias", "add_bias_linear"):

@@ -17,6 +17,7 @@ from simulator.models.catalog import LLAMA_STYLE
 from simulator.models.spec import ModelSpec
 
 KEYS = shipped_table("olmo_core")
+_DP = "train_module.dp_config.name"
 
 
 def _describe(found: Found) -> Described:
@@ -24,7 +25,7 @@ def _describe(found: Found) -> Described:
     settings: dict[str, Any] = {"attention": "flash"} | KEYS.fields(found, "plan")
     settings["framework"] = "torchtitan-compile" if found["train_module.compile_model"] else "torchtitan"
     _batches(found, settings)
-    settings["sharding"] = {"fsdp": "zero3", "hsdp": "hsdp"}.get(found["train_module.dp_config.name"], "none")
+    settings["sharding"] = KEYS.named(_DP).ours(found[_DP]) or "none"
     if settings["sharding"] != "hsdp":
         settings.pop("sharding_group", None)
     settings["gradient_bytes"] = 4 if found["train_module.dp_config.reduce_dtype"] == "float32" else 2

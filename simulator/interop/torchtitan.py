@@ -20,6 +20,7 @@ from simulator.interop.syntax import load_toml
 from simulator.interop.typed_values import Reader
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
+from simulator.plan.data_parallelism import mesh_sharding
 
 KEYS = shipped_table("torchtitan")
 
@@ -93,10 +94,7 @@ def _spec(found: Found) -> ModelSpec | None:
 def _sharding(found: Found) -> dict[str, Any]:
     replicate = found["parallelism.data_parallel_replicate_degree"]
     shard = found["parallelism.data_parallel_shard_degree"]
-    full = "zero2" if found["parallelism.fsdp_reshard_after_forward"] == "never" else "zero3"
-    settings: dict[str, Any] = {"sharding": "none" if shard == 1 else "hsdp" if replicate > 1 else full}
-    if replicate > 1 and shard > 1:
-        settings["sharding_group"] = shard
+    settings = mesh_sharding(replicate, shard, reshards=found["parallelism.fsdp_reshard_after_forward"] != "never")
     if shard > 0:
         settings["dp"] = replicate * shard
     else:

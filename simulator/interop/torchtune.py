@@ -14,6 +14,7 @@ from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_se
 from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, Found, reader_of, shipped_table
 from simulator.interop.trainer import catalogue_model
+from simulator.plan.data_parallelism import mesh_sharding
 
 #: of torchtune's builders (``lora_rank: int = 8``)
 _DEFAULT_RANK = 8
@@ -63,11 +64,8 @@ def _adapters(found: Found, component: str) -> dict[str, Any]:
 
 def _sharding(found: Found) -> dict[str, Any]:
     replicas, shards = found["data_parallel_replicate_dim"], found["data_parallel_shard_dim"]
-    settings: dict[str, Any] = {"sharding": "zero3" if found["fsdp_reshard_after_forward"] else "zero2"}
-    if replicas > 1:
-        settings["sharding"] = "hsdp"
-        if isinstance(shards, int) and not isinstance(shards, bool) and shards > 0:
-            settings["sharding_group"] = shards
+    shards = shards if isinstance(shards, int) and not isinstance(shards, bool) else -1
+    settings = mesh_sharding(replicas, shards, reshards=found["fsdp_reshard_after_forward"])
     if found["fsdp_cpu_offload"]:
         settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
     return settings

@@ -22,7 +22,7 @@ from simulator.interop.nemo import megatron_name
 from simulator.interop.typed_values import Reader, words
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
-from simulator.plan.data_parallelism import FSDP_STRATEGIES
+from simulator.plan.data_parallelism import FSDP_STRATEGIES, mesh_sharding
 
 #: keys that freeze weights in fewer bits
 _QUANTIZED = ("load_in_4bit", "load_in_8bit", "quantization_bit")
@@ -161,7 +161,7 @@ def _fsdp(found: Found) -> dict[str, Any]:
         "sharding": _STRATEGIES[named],
     }
     if found["dp_shard_size"] and found["dp_replicate_size"] > 1:
-        settings |= {"sharding": "hsdp", "sharding_group": found["dp_shard_size"]}
+        settings |= mesh_sharding(found["dp_replicate_size"], found["dp_shard_size"])
     if found["fsdp_config.offload_params"] or "offload" in said:
         settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
     return settings

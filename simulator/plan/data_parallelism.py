@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 MIB = 2**20
 
@@ -138,6 +138,8 @@ FSDP_STRATEGIES = {
 }
 #: sharding in the words of Megatron-FSDP (``data_parallel_sharding_strategy``) -> ours
 MEGATRON_FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
+#: the same in the words of NeMo 1 (``fsdp_sharding_strategy``)
+NEMO_FSDP = {"full": "zero3", "hybrid": "zero3", "grad": "zero2"}
 #: what people call shardings -> ours: stages of ZeRO, PyTorch's ``ShardingStrategy``, Megatron's own words, MiCS (sharding in groups)
 SHARDING_NAMES = {
     **{f"zero{mark}{stage}": ours for mark in "-_ " for stage, ours in enumerate(ZERO_STAGES)},
@@ -147,6 +149,17 @@ SHARDING_NAMES = {
     **{"distributed_optimizer": "zero1", "distributed optimizer": "zero1"},
     **MEGATRON_FSDP,
 }
+
+
+def mesh_sharding(replicas: int, shards: int, *, reshards: bool = True) -> dict[str, Any]:
+    """Return the settings of PyTorch's mesh of replicas and shards, where -1 shards are the rest of the ranks."""
+    if shards == 1:
+        return {"sharding": "none"}
+    if replicas > 1:
+        return {"sharding": "hsdp"} | ({"sharding_group": shards} if shards > 1 else {})
+    return {"sharding": "zero3" if reshards else "zero2"}
+
+
 #: Megatron's: ``bucket_size = max(40000000, 1000000 * dp)``; it refuses FSDP together with a pipeline
 MEGATRON = DataParallelism(
     shardings=("none", "zero1", "zero3"),
