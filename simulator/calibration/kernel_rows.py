@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from simulator.calibration.cells import MOST, Cells, number_in
 from simulator.calibration.tables import LINE, read_rows
+from simulator.config import shipped_names
 from simulator.errors import CalibrationError, ConfigError
 from simulator.kernels.conditions import CONDITIONS, Conditions, conditions_of, library_kernel
 from simulator.models.compressed import mean_keys
@@ -23,6 +24,7 @@ from simulator.models.layer import (
     PointwiseShape,
     ScanShape,
 )
+from simulator.topology.device import load_device
 
 _DTYPES = {
     "f32": "fp32",
@@ -59,9 +61,6 @@ _PASSES: dict[str, Pass] = {
 #: host time of an FP8 block-scaled linear layer of vLLM without CUDA graphs, by machine: medians of rows with split=fit
 #: below 30 GFLOP, ai-dynamo/aiconfigurator@095f58a51c
 EAGER_LINEAR_S = {"b200": 180e-6, "gb200": 308e-6, "gb300": 315e-6, "h100-sxm5-80g": 86e-6, "h200-sxm": 85e-6}
-
-#: device -> processor that AMD's compilers know it by (LLVM, "User Guide for AMDGPU Backend", processors)
-_PROCESSORS = {"mi300x": "gfx942", "mi325x": "gfx942", "mi350x": "gfx950", "mi355x": "gfx950"}
 
 _NEEDED = ("device", "op", "time_us")
 _OPTIONAL = (
@@ -468,7 +467,8 @@ def _conditions(device: str, source: str, notes: str, kernel_pass: str) -> Condi
 def _other_processor(device: str, notes: str) -> str:
     """Return the processor that notes name where it is another one than the device's: tables count compute units, which machines share."""
     found = re.search(r"\bgfx\w+", notes)
-    return found[0] if found and found[0] != _PROCESSORS.get(device, found[0]) else ""
+    is_other = found and device in shipped_names("devices") and found[0] != load_device(device).compute_capability
+    return found[0] if found and is_other else ""
 
 
 def _is_one_kernel(row: Mapping[str, str]) -> bool:

@@ -46,15 +46,10 @@ _PCI_IDS = {
     "74a5": "mi325x", "75a0": "mi350x", "75a3": "mi355x",
 }  # fmt: skip
 
-#: AMD's generation, and the compute units of each of its boards (of one die, where a board has two)
-_COMPUTE_UNITS = {
-    "gfx906": {60: "mi50", 64: "mi60"},
-    "gfx908": {120: "mi100"},
-    "gfx90a": {104: "mi250", 110: "mi250x"},
-    "gfx940": {228: "mi300a"},
-    "gfx942": {304: "mi300x", 228: "mi300a"},
-    "gfx950": {256: "mi355x"},
-}
+#: the commonest boards of AMD's and of NVIDIA's, with NVLink and without: what a file does not tell apart is one of them
+_AMD = ("mi50", "mi60", "mi100", "mi250", "mi250x", "mi300a", "mi300x", "mi355x")
+_SXM = ("v100-sxm2-32g", "a100-sxm4-80g", "h100-sxm5-80g", "b200")
+_PCIE = ("a100-pcie-80g", "h100-pcie")
 
 
 def device_of_product(product: str, memory_bytes: float | None = None) -> str | None:
@@ -110,13 +105,18 @@ def graphics_of(gcn: str) -> str:
     """
     name = gcn.partition(":")[0]
     if name.isdigit() and len(name) == 3:
-        return f"gfx{name[:1]}0a" if name == "910" else f"gfx{name}"
-    return name
+        name = f"gfx{name}"
+    return {"gfx910": "gfx90a", "gfx940": "gfx942"}.get(name, name)  # the second is an early MI300A
 
 
 def device_of_compute_units(graphics: str, n_units: int) -> str | None:
     """Return the shipped device of a generation of AMD's with so many compute units."""
-    return _COMPUTE_UNITS.get(graphics, {}).get(n_units)
+    return _first(_AMD, compute_capability=graphics, n_sms=n_units)
+
+
+def _first(names: Sequence[str], **facts: object) -> str | None:
+    devices = {name: load_device(name) for name in names}
+    return next((name for name in names if all(getattr(devices[name], key) == facts[key] for key in facts)), None)
 
 
 def device_of_pci_id(identity: str) -> str | None:
@@ -131,9 +131,7 @@ def device_of_pci_id(identity: str) -> str | None:
 
 def device_of_sm(compute_capability: int, *, has_nvlink: bool) -> str | None:
     """Return the commonest shipped device of a compute capability (80 is 8.0), SXM with NVLink."""
-    sxm = {70: "v100-sxm2-32g", 80: "a100-sxm4-80g", 90: "h100-sxm5-80g", 100: "b200"}
-    pcie = {80: "a100-pcie-80g", 90: "h100-pcie"}
-    return sxm.get(compute_capability) if has_nvlink else pcie.get(compute_capability)
+    return _first(_SXM if has_nvlink else _PCIE, compute_capability=f"{compute_capability / 10:.1f}")
 
 
 def device_of_nvlinks(links_per_gpu: int) -> str | None:
