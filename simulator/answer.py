@@ -307,38 +307,53 @@ def bottleneck(result: Result) -> Bottleneck | None:
 # -- in words ----------------------------------------------------------------------------------------------------
 
 
-def split_degrees(plan: ParallelPlan) -> dict[str, int]:
-    """Return the degrees that a plan splits its model by, without those that split nothing and the experts' where it is ``tp``."""
-    degrees = {name: getattr(plan, name) for name in ("tp", "pp", "virtual_pp", "cp", "ep") if getattr(plan, name) > 1}
-    return degrees if plan.etp in (None, plan.tp) else {**degrees, "etp": plan.etp}
+def _said(plan: ParallelPlan) -> list[tuple[str, str]]:
+    """Return what is not trivial in a plan, in words and in short, where the short line leaves out what all plans of a list share."""
+    degrees = {name: getattr(plan, name) for name in ("tp", "pp", "cp", "ep") if getattr(plan, name) > 1}
+    if plan.etp not in (None, plan.tp):
+        degrees["etp"] = plan.etp
+    said = [(f"{plan.gpus} GPU{'s' * (plan.gpus != 1)}", ""), (f"dp={plan.dp}" * (plan.dp > 1), f"dp{plan.dp}")]
+    said += [(f"{name}={degree}", f"{name}{degree}") for name, degree in degrees.items()]
+    if plan.virtual_pp > 1:
+        said.append((f"virtual_pp={plan.virtual_pp}", f"v{plan.virtual_pp}"))
+    said += [(f"micro-batch {plan.micro_batch}", f"mb{plan.micro_batch}"), (f"global batch {plan.global_batch}", "")]
+    said += [(f"sequence {plan.sequence_length}", ""), (plan.precision, "")]
+    if plan.sequence_parallel:
+        said.append(("sequence parallelism", "sp"))
+    if plan.sharding != "none":
+        said.append((plan.sharding, plan.sharding))
+    if plan.pp > 1:
+        said.append((find_schedule(plan.schedule, plan.virtual_pp).name, ""))
+    if plan.recompute != "none":
+        modules = plan.recompute_modules or ""
+        said.append(
+            (f"{plan.recompute} recompute{modules and f' of {modules}'}", f"{modules or plan.recompute}-recompute")
+        )
+    if plan.lora_rank:
+        said.append((f"LoRA of rank {plan.lora_rank}", ""))
+    if plan.cuda_graphs not in (None, "none"):
+        said.append((f"CUDA graphs of {plan.cuda_graphs}", ""))
+    if plan.offload_layers:
+        said.append((f"{plan.offload_layers} layers' activations on the host", ""))
+    if plan.offload_modules:
+        said.append((f"inputs of {plan.offload_modules} on the host", ""))
+    return [*said, (f"{plan.attention} attention", ""), (plan.framework, "")]
 
 
 def describe_plan(plan: ParallelPlan) -> str:
     """Say a plan in one line, leaving out what is trivial."""
-    degrees = {"dp": plan.dp, **split_degrees(plan)}
-    parts = [f"{plan.gpus} GPU{'s' if plan.gpus > 1 else ''}"]
-    parts += [f"{name}={degree}" for name, degree in degrees.items() if degree > 1 or name == "etp"]
-    if plan.sharding != "none":
-        parts.append(plan.sharding)
-    if plan.pp > 1:
-        parts.append(find_schedule(plan.schedule, plan.virtual_pp).name)
-    parts += [
-        f"micro-batch {plan.micro_batch}",
-        f"global batch {plan.global_batch}",
-        f"sequence {plan.sequence_length}",
-        plan.precision,
-    ]
-    if plan.recompute != "none":
-        parts.append(f"{plan.recompute} recompute{f' of {plan.recompute_modules}' if plan.recompute_modules else ''}")
-    if plan.lora_rank:
-        parts.append(f"LoRA of rank {plan.lora_rank}")
-    if plan.cuda_graphs not in (None, "none"):
-        parts.append(f"CUDA graphs of {plan.cuda_graphs}")
-    if plan.offload_layers:
-        parts.append(f"{plan.offload_layers} layers' activations on the host")
-    if plan.offload_modules:
-        parts.append(f"inputs of {plan.offload_modules} on the host")
-    return ", ".join([*parts, f"{plan.attention} attention", plan.framework])
+    return ", ".join(words for words, _ in _said(plan) if words)
+
+
+def abbreviate_plan(plan: ParallelPlan) -> str:
+    """Say the choices of a plan in short.
+
+    Examples
+    --------
+    >>> abbreviate_plan(ParallelPlan(dp=16, tp=8, pp=8, micro_batch=2, global_batch=512, sharding="zero1"))
+    'dp16 tp8 pp8 mb2 zero1'
+    """
+    return " ".join(short for _, short in _said(plan) if short)
 
 
 def throughput(answer: Answer) -> tuple[float, str]:

@@ -7,10 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from simulator.answer import MEMORY_MARGIN, Answer, describe_fit, describe_plan, figures_of, is_tight, margin_of
+from simulator.answer import (
+    MEMORY_MARGIN,
+    Answer,
+    abbreviate_plan,
+    describe_fit,
+    describe_plan,
+    figures_of,
+    is_tight,
+    margin_of,
+)
 from simulator.errors import ConfigError
 from simulator.explore.answer_form import Document, Scaling
-from simulator.explore.best_plans import describe
 from simulator.explore.full_answer import document
 from simulator.explore.trials import explain
 from simulator.plan import ParallelPlan
@@ -251,8 +259,8 @@ def test_a_margin_is_a_share(asked):
 def test_a_plan_in_words_and_in_short_has_the_experts_own_degree():
     plan = ParallelPlan(gpus=16, dp=8, tp=2, ep=4, etp=1, micro_batch=1, global_batch=8)
     assert "dp=8, tp=2, ep=4, etp=1, micro-batch 1" in describe_plan(plan)
-    assert describe(plan) == "dp8 tp2 ep4 etp1 mb1"
-    assert "etp" not in describe_plan(replace(plan, etp=2)) + describe(replace(plan, etp=2))
+    assert abbreviate_plan(plan) == "dp8 tp2 ep4 etp1 mb1"
+    assert "etp" not in describe_plan(replace(plan, etp=2)) + abbreviate_plan(replace(plan, etp=2))
 
 
 def test_the_page_on_memory_lists_every_category():

@@ -145,11 +145,10 @@ def search(
     **scenario: Any,
 ) -> None:
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
-    from simulator.answer import margin_of
+    from simulator.answer import abbreviate_plan, margin_of
     from simulator.cli.inputs import clusters_of, settings_of, warn_of_axes, with_published
     from simulator.cli.whole_run_flags import run_request
     from simulator.config import listed
-    from simulator.explore.best_plans import describe
     from simulator.explore.evaluation import open_store
     from simulator.explore.judged_plans import JudgedPlans
     from simulator.explore.named_settings import parse_axes
@@ -178,7 +177,9 @@ def search(
             objective=objective, judged=judged,
         )  # fmt: skip
     answer, space, plans = answer_of(found, objective, request=request, margin=margin)
-    emission = partial(write_all, plans, space.spec, gpus_per_node=space.topology.gpus_per_host, describe=describe)
+    emission = partial(
+        write_all, plans, space.spec, gpus_per_node=space.topology.gpus_per_host, describe=abbreviate_plan
+    )
     tables = lambda: [*write_search(answer, out, tables_in, plot), *(judged.close() if judged else ())]  # noqa: E731
     write_warnings(_idle_in_the_best(base, answer, plans[0], request))
     write_warnings(_only_asked_for(plans[0], space), kind="note")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from simulator.answer import Answer, split_degrees
+from simulator.answer import Answer, abbreviate_plan
 from simulator.config import notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.bounds import Bounds, Layout
@@ -317,7 +317,7 @@ class SearchResult:
         """Return what a notebook shows."""
         rows = [
             (
-                describe(one.plan),
+                abbreviate_plan(one.plan),
                 format_time(one.iteration_time_s),
                 f"{one.answer['mfu']:.1%}",
                 format_bytes(one.peak_bytes),
@@ -391,7 +391,7 @@ def search(
 
 def _ranked(found: Iterable[Ranked], failures: Counter[str]) -> list[Ranked]:
     """Order what was simulated by time, then memory; refuse a search of which nothing could be."""
-    ranked = sorted(found, key=lambda one: (one.iteration_time_s, one.peak_bytes, describe(one.plan)))
+    ranked = sorted(found, key=lambda one: (one.iteration_time_s, one.peak_bytes, abbreviate_plan(one.plan)))
     if not ranked:
         why = "".join(f": {reason}" for reason, _ in failures.most_common(1))
         raise InfeasiblePlanError(
@@ -630,24 +630,3 @@ def pareto(plans: Sequence[Ranked]) -> list[Ranked]:
         if not front or one.peak_bytes < front[-1].peak_bytes:
             front.append(one)
     return front
-
-
-def describe(plan: ParallelPlan) -> str:
-    """Say the choices of a plan in one line.
-
-    Examples
-    --------
-    >>> describe(ParallelPlan(dp=16, tp=8, pp=8, micro_batch=2, global_batch=512, sharding="zero1"))
-    'dp16 tp8 pp8 mb2 zero1'
-    """
-    split = split_degrees(plan)
-    virtual = split.pop("virtual_pp", 1)
-    degrees = [f"dp{plan.dp}", *(f"{name}{degree}" for name, degree in split.items())]
-    degrees += [f"v{virtual}"] * (virtual > 1) + [f"mb{plan.micro_batch}"]
-    if plan.sequence_parallel:
-        degrees.append("sp")
-    if plan.sharding != "none":
-        degrees.append(plan.sharding)
-    if plan.recompute != "none":
-        degrees.append(f"{plan.recompute_modules or plan.recompute}-recompute")
-    return " ".join(degrees)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypedDict, cast, final
 
 from simulator.analysis.metrics import PARTS, Breakdown, Part
-from simulator.answer import MEMORY_MARGIN, SAME, Figures, figures_of, is_tight
+from simulator.answer import MEMORY_MARGIN, SAME, Figures, abbreviate_plan, figures_of, is_tight
 from simulator.config import did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
-from simulator.explore.best_plans import Observer, Ranked, SearchResult, describe, search
+from simulator.explore.best_plans import Observer, Ranked, SearchResult, search
 from simulator.explore.energy import price_of
 from simulator.explore.evaluation import Store
 from simulator.explore.judged_plans import JudgedPlans
@@ -167,7 +167,7 @@ def row(one: Ranked, best: Ranked, runner_up: Ranked | None, margin: float) -> P
     other = runner_up if is_best else best
     answer = one.answer
     found = {
-        "plan": one.plan.to_dict(), "summary": describe(one.plan), "label": one.label,
+        "plan": one.plan.to_dict(), "summary": abbreviate_plan(one.plan), "label": one.label,
         "bound_s": one.bound_s, **figures_of(answer), "breakdown": answer["breakdown"],
         "why": explain(one, other) if other is not None else "", "choices": choices(one.plan, other.plan) if other else "",
         "compared_with": "runner-up" if is_best else "best",
@@ -187,7 +187,7 @@ def to_dict(result: SearchResult, margin: float) -> Found:
         "plain": plain,
         **({} if result.given is None else {"given": _account(result.given, best, runner_up, margin)}),
         "pareto": [
-            {"summary": describe(one.plan), "iteration_time_s": one.iteration_time_s, "peak_bytes": one.peak_bytes}
+            {"summary": abbreviate_plan(one.plan), "iteration_time_s": one.iteration_time_s, "peak_bytes": one.peak_bytes}
             for one in result.pareto
         ],
         "n_plans": result.n_plans, "n_unfit": result.n_unfit, "n_pruned": result.n_pruned,
@@ -356,7 +356,7 @@ def answer_of(
         },
         "searches": searches,
         "choice": {
-            "objective": objective, "topology": chosen.topology, "summary": describe(best.plan), "plan": best.plan.to_dict(),
+            "objective": objective, "topology": chosen.topology, "summary": abbreviate_plan(best.plan), "plan": best.plan.to_dict(),
             **totals(best, chosen.space.topology, request), "iteration_time_s": best.iteration_time_s, "memory_margin": margin,
             "is_tight": is_tight(best.peak_bytes, best.answer["memory"]["capacity_bytes"], margin),
         },

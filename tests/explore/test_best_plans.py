@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.answer import to_json
+from simulator.answer import abbreviate_plan, to_json
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore import best_plans
 from simulator.explore.best_plans import (
@@ -22,7 +22,6 @@ from simulator.explore.best_plans import (
     Frontier,
     Ranked,
     Unfit,
-    describe,
     pareto,
     search,
 )
@@ -127,7 +126,7 @@ def test_the_plan_that_draws_least_is_that_of_all_plans(settings):
     assert result.n_pruned > 0
     assert result.n_plans == result.n_unfit + result.n_pruned + result.n_simulated + result.n_failed
     choice = answer_of(found, "energy")[0]["choice"]
-    assert choice["summary"] == describe(result.frugal.plan)
+    assert choice["summary"] == abbreviate_plan(result.frugal.plan)
     assert choice["iteration_time_s"] > result.ranked[0].iteration_time_s
 
 
@@ -334,7 +333,7 @@ def test_differences_add_up_in_real_answers():
         gap_s = one.iteration_time_s - found.ranked[0].iteration_time_s
         assert sum(differences_s(one, found.ranked[0]).values()) == pytest.approx(gap_s, abs=1e-9)
     data = json.loads(json.dumps(to_dict(found, 0.05), allow_nan=False))
-    assert [row["summary"] for row in data["plans"]] == [describe(one.plan) for one in found.ranked]
+    assert [row["summary"] for row in data["plans"]] == [abbreviate_plan(one.plan) for one in found.ranked]
     assert data["best"]["compared_with"] == "runner-up"
     assert set(data["plain"]) == {"DDP", "FSDP"}
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from simulator.answer import abbreviate_plan
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.best_plans import describe
 from simulator.explore.space import Space
 from simulator.interop import FORMATS, recognise_settings
 from simulator.interop.emission import Request, completed, effective
@@ -42,7 +42,7 @@ def request(plan, model="gpt2"):
 
 
 def written_by(plans, folder):
-    return write_all(plans, find_spec("gpt2"), folder, gpus_per_node=4, describe=describe)
+    return write_all(plans, find_spec("gpt2"), folder, gpus_per_node=4, describe=abbreviate_plan)
 
 
 def test_every_format_that_is_written_is_read_back_here():
