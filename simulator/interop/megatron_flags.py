@@ -29,6 +29,8 @@ _FRAMEWORKS = ("megatron-core", "megatron", "megatron-deepspeed")
 _SHARDING = {
     "none": {}, "zero1": {"use-distributed-optimizer": True}, "zero3": {"use-torch-fsdp2": True},
 }  # fmt: skip
+#: how tokens of experts travel, and under ``flex`` by whose kernels
+_DISPATCHERS, _BACKENDS = KEYS.named("moe-token-dispatcher-type"), KEYS.named("moe-flex-dispatcher-backend")
 
 
 def write_megatron(request: Request) -> Emission:
@@ -44,6 +46,8 @@ def write_megatron(request: Request) -> Emission:
         f"schedule {plan.schedule}": plan.schedule not in ("1f1b", "1f1b-interleaved", "1f1b-combined"),
         f"architecture {spec.architecture}": spec.architecture not in ("gpt", "llama"),
         "an encoder": spec.has_encoder,
+        f"moe_dispatcher {plan.moe_dispatcher}": plan.ep > 1
+        and not (_DISPATCHERS.theirs(plan.moe_dispatcher) or _BACKENDS.theirs(plan.moe_dispatcher)),
         f"chunks of {spec.layers} layers over {plan.pp} x {plan.virtual_pp}": spec.layers % (plan.pp * plan.virtual_pp) > 0
         and plan.virtual_pp > 1 and plan.pipeline_layout is None,
     })  # fmt: skip
@@ -164,14 +168,12 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
 
 def _expert_flags(plan: ParallelPlan, *, is_deepspeed: bool) -> dict[str, Any]:
     """Return how tokens of experts travel, and how many of them an expert takes."""
-    kind, limit = plan.moe_dispatcher, plan.moe_capacity_factor
+    limit, backend = plan.moe_capacity_factor, _BACKENDS.theirs(plan.moe_dispatcher)
     factor = f"{limit:g}" if limit else False
     flags = {
-        "moe-token-dispatcher-type": KEYS.named("moe-token-dispatcher-type").theirs(
-            "deepep" if kind == "hybridep" else kind
-        ),
-        "moe-flex-dispatcher-backend": kind == "hybridep" and kind,
-        "moe-enable-deepep": kind == "deepep",
+        "moe-token-dispatcher-type": _DISPATCHERS.theirs(plan.moe_dispatcher) or "flex",
+        "moe-flex-dispatcher-backend": backend not in (None, _BACKENDS.default) and backend,
+        "moe-enable-deepep": backend == _BACKENDS.default,
         "moe-pad-expert-input-to-capacity": plan.moe_pad_to_capacity,
         "moe-shared-expert-overlap": plan.moe_shared_expert_overlap,
     }
@@ -556,10 +558,9 @@ def _experts_travel(found: Found) -> dict[str, Any]:
     if is_deepspeed(found):  # tokens beyond the capacity are dropped, and what is left of it is padding
         factor = None if found["disable-moe-token-dropping"] else found["moe-train-capacity-factor"]
         return {"moe_dispatcher": "alltoall", "moe_capacity_factor": factor, "moe_pad_to_capacity": factor is not None}
-    dispatcher = KEYS.named("moe-token-dispatcher-type").ours(found["moe-token-dispatcher-type"])
-    is_hybrid = dispatcher == "deepep" and found["moe-flex-dispatcher-backend"] == "hybridep"
+    backend = _BACKENDS.ours(found["moe-flex-dispatcher-backend"])
     return {
-        "moe_dispatcher": "hybridep" if is_hybrid else dispatcher,
+        "moe_dispatcher": _DISPATCHERS.ours(found["moe-token-dispatcher-type"]) or backend,
         "moe_capacity_factor": found["moe-expert-capacity-factor"] or None,
         "moe_pad_to_capacity": found["moe-pad-expert-input-to-capacity"],
         "moe_shared_expert_overlap": found["moe-shared-expert-overlap"],

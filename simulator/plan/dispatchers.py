@@ -26,6 +26,8 @@ class Dispatcher:
     copies_with_sms: bool = False
     #: Whether what comes in the order of its senders is sorted by expert in a kernel of its own.
     sorts_arrivals: bool = False
+    #: Whether its kernels take the tokens of each expert from the device, so that the host need not know how many they are.
+    counts_on_device: bool = False
 
 
 DISPATCHERS: dict[str, Dispatcher] = {
@@ -34,6 +36,6 @@ DISPATCHERS: dict[str, Dispatcher] = {
         Dispatcher(name="alltoall", carries="copies", sorts_arrivals=True),
         Dispatcher(name="allgather", carries="all"),
         Dispatcher(name="deepep", carries="distinct", n_sms=20, copies_with_sms=True),
-        Dispatcher(name="hybridep", carries="distinct", n_sms=16),
+        Dispatcher(name="hybridep", carries="distinct", n_sms=16, counts_on_device=True),
     )
 }

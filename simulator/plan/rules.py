@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.plan.dispatchers import DISPATCHERS
 from simulator.plan.stage_layout import parse_layout
 
 if TYPE_CHECKING:
@@ -214,12 +215,13 @@ def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
     required for buffers of experts whose sizes the host need not ask for; else tokens are padded to a capacity.
     """
     is_padded = plan.moe_capacity_factor and plan.moe_pad_to_capacity
-    is_free = plan.moe_fused_experts and (plan.ep == 1 or plan.moe_dispatcher == "hybridep")
+    is_free = plan.moe_fused_experts and (plan.ep == 1 or plan.dispatcher.counts_on_device)
     if plan.cuda_graphs != "full_iteration" or not has_experts or is_padded or is_free:
         return ""
+    known = " or ".join(name for name, one in DISPATCHERS.items() if one.counts_on_device)
     return (
         "how many tokens each expert gets, which the host must not ask for in a graph of the whole iteration: Megatron-Core captures "
-        "one with moe_dispatcher=hybridep and moe_fused_experts, or with experts padded to a capacity"
+        f"one with moe_dispatcher={known} and moe_fused_experts, or with experts padded to a capacity"
     )
 
 
