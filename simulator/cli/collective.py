@@ -84,7 +84,7 @@ def _overrides(items: Sequence[str]) -> dict[str, str]:
     """Return what is changed of the cluster's file; what knows the names of all settings is loaded only where something is."""
     from simulator.cli.inputs import changes_of_cluster
 
-    return changes_of_cluster(items, "a collective is of no plan", _OWN_FLAGS)
+    return changes_of_cluster(items, "a collective has no plan", _OWN_FLAGS)
 
 
 def _changed(machine: Topology, overrides: Mapping[str, str]) -> Topology:

@@ -142,11 +142,11 @@ def test_values_of_the_cluster_are_changed_as_for_other_commands(simulate):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("tp=4", "--set tp=4 changes no value of the cluster: a collective is of no plan\nhint: a key of its file"),
-        ("transport=tcp", "changes no value of the cluster: a collective is of no plan\nhint: --transport tcp"),
+        ("tp=4", "--set tp=4 changes no value of the cluster: a collective has no plan\nhint: a key of its file"),
+        ("transport=tcp", "changes no value of the cluster: a collective has no plan\nhint: --transport tcp"),
         ("nccl_algo=ring", "hint: --nccl-algo ring"),
         ("gpus=4", "hint: --gpus 4"),
-        ("plan=a.yaml", "a collective is of no plan"),
+        ("plan=a.yaml", "a collective has no plan"),
         ("node.nics.cont=4", "unknown key. Did you mean 'count'?"),
         ("node.nics.count", "write key=value"),
     ],
