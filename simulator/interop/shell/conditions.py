@@ -14,6 +14,7 @@ from simulator.interop.shell.syntax import Word
 from simulator.interop.typed_values import UNKNOWN, is_unknown
 
 Condition = Callable[[], bool | None]
+_Rule = Callable[[bool | None, bool | None], bool | None]
 
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": int.__eq__, "-ne": int.__ne__, "-lt": int.__lt__, "-le": int.__le__, "-gt": int.__gt__, "-ge": int.__ge__,
@@ -184,20 +185,19 @@ class _Reader:
         return self.words[self.at - 1]
 
     def either(self) -> Condition:
-        left = self.both()
-        if self.text() != "||":
-            return left
-        self.take()
-        right = self.either()
-        return lambda: True if (first := left()) else either(first, right())
+        return self.joined("||", self.both, either, ends=True)
 
     def both(self) -> Condition:
-        left = self.single()
-        if self.text() != "&&":
+        return self.joined("&&", self.single, both, ends=False)
+
+    def joined(self, operator: str, one: Callable[[], Condition], rule: _Rule, *, ends: bool) -> Condition:
+        """Read conditions with an operator between them; one that is as ``ends`` says settles it, and the rest does not run."""
+        left = one()
+        if self.text() != operator:
             return left
         self.take()
-        right = self.both()
-        return lambda: False if (first := left()) is False else both(first, right())
+        right = self.joined(operator, one, rule, ends=ends)
+        return lambda: ends if (first := left()) is ends else rule(first, right())
 
     def single(self) -> Condition:
         word = self.take()

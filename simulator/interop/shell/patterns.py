@@ -193,41 +193,38 @@ def _check(count: int) -> None:
 
 def _first(raw: str, skip: Callable[[str, int], int]) -> tuple[int, int, list[str]] | None:
     """Return the first braces that are a list or a range: their place, the one after, and what they give."""
-    at = 0
+    for at in _unquoted(raw, 0, skip):
+        if raw[at] == "{" and (end := _closing(raw, at, skip)) is not None:
+            if len(end) > 1:
+                return at, end[-1] + 1, [raw[a + 1 : b] for a, b in pairwise([at, *end])]
+            if match := _RANGE.fullmatch(raw[at + 1 : end[-1]]):
+                return at, end[-1] + 1, list(_range(match))
+    return None
+
+
+def _unquoted(raw: str, at: int, skip: Callable[[str, int], int]) -> Iterator[int]:
+    """Yield the places from one on that are in no quotation and no expansion."""
     while at < len(raw):
         after = skip(raw, at)
-        if after > at:
-            at = after
-            continue
-        if raw[at] == "{" and (end := _closing(raw, at, skip)) is not None:
-            inner = raw[at + 1 : end[-1]]
-            if len(end) > 1:
-                cuts = [at, *end]
-                return at, end[-1] + 1, [raw[a + 1 : b] for a, b in pairwise(cuts)]
-            if match := _RANGE.fullmatch(inner):
-                return at, end[-1] + 1, list(_range(match))
-        at += 1
-    return None
+        if after == at:
+            yield at
+            after += 1
+        at = after
 
 
 def _closing(raw: str, at: int, skip: Callable[[str, int], int]) -> list[int] | None:
     """Return the places of the commas between a brace and the one that closes it, and of that one."""
     cuts: list[int] = []
     depth = 0
-    while at < len(raw):
-        after = skip(raw, at)
-        if after > at:
-            at = after
-            continue
-        if raw[at] == "{":
+    for place in _unquoted(raw, at, skip):
+        if raw[place] == "{":
             depth += 1
-        elif raw[at] == "}":
+        elif raw[place] == "}":
             depth -= 1
             if not depth:
-                return [*cuts, at]
-        elif raw[at] == "," and depth == 1:
-            cuts.append(at)
-        at += 1
+                return [*cuts, place]
+        elif raw[place] == "," and depth == 1:
+            cuts.append(place)
     return None
 
 
