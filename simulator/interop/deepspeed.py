@@ -203,7 +203,7 @@ _ELSEWHERE = {"gpus": "the launcher", "sequence_length": "the data loader"} | di
 def write_deepspeed(request: Request) -> Emission:
     """Write a ``ds_config.json``: alone for data parallelism, beside Megatron's arguments for the rest."""
     plan = under(request.plan, ("deepspeed", "megatron-deepspeed"))
-    beside_megatron = plan.framework_spec.kernels == "megatron"
+    beside_megatron = plan.framework_spec.has_megatron_layers
     is_ulysses = plan.cp > 1 and plan.context_exchange == "a2a"
     alone = plan.tp * (plan.cp if is_ulysses else 1)
     refuse_to_write("ds_config.json", {

@@ -44,7 +44,7 @@ def write_megatron(request: Request) -> Emission:
         f"sharding {plan.sharding}": plan.sharding not in _SHARDING and not is_deepspeed,
         f"sharding {plan.sharding} of groups": plan.sharding == "hsdp",
         f"schedule {plan.schedule}": plan.schedule not in ("1f1b", "1f1b-interleaved", "1f1b-combined"),
-        f"architecture {spec.architecture}": spec.architecture not in ("gpt", "llama"),
+        f"architecture {spec.architecture}": not spec.family.is_megatrons_gpt,
         "an encoder": spec.has_encoder,
         f"moe_dispatcher {plan.moe_dispatcher}": plan.ep > 1
         and not (_DISPATCHERS.theirs(plan.moe_dispatcher) or _BACKENDS.theirs(plan.moe_dispatcher)),

@@ -23,7 +23,6 @@ _DP = "train_module.dp_config.name"
 def _describe(found: Found) -> Described:
     """Return what a configuration says."""
     settings: dict[str, Any] = {"attention": "flash"} | KEYS.fields(found, "plan")
-    settings["framework"] = "torchtitan-compile" if found["train_module.compile_model"] else "torchtitan"
     _batches(found, settings)
     settings["sharding"] = KEYS.named(_DP).ours(found[_DP]) or "none"
     if settings["sharding"] != "hsdp":

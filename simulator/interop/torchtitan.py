@@ -42,10 +42,9 @@ def read_torchtitan(reader: Reader, *, kind: str = "torchtitan") -> Imported:
         settings["micro_batch"] = found["parallelism.pipeline_parallel_microbatch_size"]
     settings["sequence_parallel"] = settings["tp"] > 1
     parts = found["compile.components"]
-    is_compiled = found["training.compile"] or (
-        found["compile.enable"] and (not isinstance(parts, list) or "model" in parts)
-    )
-    settings["framework"] = "torchtitan-compile" if is_compiled else "torchtitan"
+    has_model = not isinstance(parts, list) or "model" in parts
+    is_compiled = found["training.compile"] or (found["compile.enable"] and has_model)
+    settings["framework"] = KEYS.named("compile.enable").ours(is_compiled)
     if _is_float8(found):
         settings["precision"] = "fp8"
     KEYS.finish(found)
@@ -147,7 +146,7 @@ _FLAVOR = re.compile(r"(llama2|llama3|llama3\.1)-(\d+b)")
 
 def write_torchtitan(request: Request) -> Emission:
     """Write a job file."""
-    plan = under(request.plan, ("torchtitan", "torchtitan-compile"))
+    plan = under(request.plan, tuple(KEYS.named("compile.enable").words.values()))
     refuse_to_write("torchtitan", {
         f"virtual_pp={plan.virtual_pp}": plan.virtual_pp > 1,
         "tensor parallelism without sequence parallelism": plan.tp > 1 and not plan.sequence_parallel,
@@ -164,7 +163,7 @@ def write_torchtitan(request: Request) -> Emission:
         "parallelism.data_parallel_replicate_degree": plan.dp // group,
         "parallelism.data_parallel_shard_degree": group,
         "parallelism.fsdp_reshard_after_forward": "never" if plan.sharding == "zero2" else "always",
-        "compile.enable": plan.framework_spec.kernels == "compiled",
+        "compile.enable": KEYS.named("compile.enable").theirs(plan.framework),
     }
     flavor = _FLAVOR.fullmatch(request.spec.name)
     if flavor:

@@ -26,7 +26,8 @@ class Architecture:
     norms_input: bool = False
     #: Whether eager attention takes its softmax in fp32 even without autocast.
     has_wide_scores: bool = False
-    #: Whether eager attention's weights return to 16 bits before dropout, and logits go to fp32 before the loss.
+    #: Whether it is a decoder alone, whose eager attention's weights return to 16 bits before dropout, and logits go to fp32 before
+    #: the loss.
     is_decoder_like: bool = True
     #: Whether dropout follows the activation inside the MLP.
     drops_activations: bool = False
@@ -39,12 +40,14 @@ class Architecture:
     scales_head: bool = False
     #: Whether its training code has a fused loss and counts its metrics beside it.
     fuses_loss: bool = False
+    #: Whether Megatron-LM's ``pretrain_gpt.py`` trains it.
+    is_megatrons_gpt: bool = False
 
 
 ARCHITECTURES: dict[ArchitectureName, Architecture] = {
-    "gpt": Architecture(merges_qkv=True),
+    "gpt": Architecture(merges_qkv=True, is_megatrons_gpt=True),
     "bert": Architecture(is_decoder_like=False, adds_bias_and_mask=True, transforms_head=True),
     "t5": Architecture(is_decoder_like=False, norms_input=True, drops_activations=True, scales_head=True),
-    "llama": Architecture(has_wide_scores=True),
+    "llama": Architecture(has_wide_scores=True, is_megatrons_gpt=True),
     "mpt": Architecture(merges_qkv=True, casts_shards=True, has_wide_scores=True, fuses_loss=True),
 }

@@ -178,6 +178,11 @@ class Framework:
         return self.kernels == "fused"
 
     @property
+    def has_megatron_layers(self) -> bool:
+        """Whether its layers are Megatron-LM's, whose own arguments say how they are split."""
+        return self.kernels == "megatron"
+
+    @property
     def has_pipeline(self) -> bool:
         """Whether it cuts a model into pipeline stages."""
         return self.data_parallel.splits_models and self.schedules != ()

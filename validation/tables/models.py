@@ -102,7 +102,7 @@ def _stated_spec(row: Row) -> tuple[ModelSpec, list[str]]:
         if "vocab" not in stated:
             assumed.append(f"vocab {spec.vocab}: as in the catalogue")
         changes: dict[str, Any] = {**stated, "max_positions": max(seq, spec.max_positions)}
-        if spec.architecture == "t5" and "layers" in stated:
+        if spec.encoder_layers and "layers" in stated:
             changes["encoder_layers"] = stated["layers"]
         return replace(spec, **changes), assumed
     style = _style(row.text("architecture").lower(), name.lower())
