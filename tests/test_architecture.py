@@ -103,7 +103,7 @@ def test_public_objects_have_docstrings(path):
 
 
 def _is_nested(path, name):
-    """Whether a name is defined inside a function, where nobody else can reach it."""
+    """Whether a name is defined inside a function, where nothing else can reach it."""
     functions = {n for n, node in definitions(parse(path)) if not isinstance(node, ast.ClassDef)}
     parts = name.split(".")
     return any(".".join(parts[:i]) in functions for i in range(1, len(parts)))

@@ -16,7 +16,7 @@ def test_the_expected_maximum_agrees_with_sampling(n_gpus):
     assert slowest_of(n_gpus) == pytest.approx(draws.mean(), abs=0.002)
 
 
-def test_one_gpu_waits_for_nobody():
+def test_one_gpu_never_waits():
     assert slowest_of(1) == 1.0
 
 

@@ -42,7 +42,7 @@ def without_effect(settings, n_nodes, *, given=(), **chosen):
 def test_settings_whose_degree_leaves_them_nothing_to_do(settings, words):
     found = without_effect(settings, 1, given=settings)
     assert any(message.startswith(words) for message in found)
-    assert without_effect(settings, 1) == []  # nobody asked for it
+    assert without_effect(settings, 1) == []  # it was not asked for
 
 
 def test_settings_with_effect_are_not_named():

@@ -14,7 +14,7 @@ import pytest
 EVENT = '{{"ph":"X","cat":"{}","name":"{}","pid":{},"tid":{},"ts":{:.3f},"dur":{:.1f},"args":{{{}}}}}'
 GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn"
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-#: what the profiler adds to every event and nobody here reads
+#: what the profiler adds to every event and nothing here reads
 PADDING = '"Call stack":"' + "x" * 480 + '"'
 N_STEPS = 10
 

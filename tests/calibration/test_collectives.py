@@ -112,7 +112,7 @@ def test_shipped_constants_on_rows_kept_for_testing():
 
 
 def test_one_cluster_moves_a_class_less_than_many():
-    """The same data, said by one cluster or by four: a class follows four, and is not sure of what nobody measured."""
+    """The same data, said by one cluster or by four: a class follows four, and is less sure of what was not measured."""
     start = starting_table()
     place = ("inside", "ampere", "ring", "efficiency", 2)
     unmeasured = ("inside", "ampere", "p2p", "efficiency", 1)

@@ -267,7 +267,7 @@ def test_a_full_disk_is_an_error(monkeypatch, capsys):
         write_file("/dev/full", "x")
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no folder here in which nobody may make files")
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no read-only folder here")
 @pytest.mark.parametrize(
     "words",
     [
@@ -445,7 +445,7 @@ def test_a_reader_that_goes_takes_no_file_with_it(tmp_path):
     ],
 )
 def test_killed_work_goes_on_where_it_was_beside_another(tmp_path, words, rows, n_rows, n_records):
-    """Kill -9 twice in the midst, then two runs on the same folder at once: the rows are those of a run that nobody disturbed."""
+    """Kill -9 twice in the midst, then two runs on the same folder at once: the rows are those of an undisturbed run."""
     command, *rest = words.split()
     words = [sys.executable, "-m", "simulator", command, *JOB, *rest, "--jobs", "1", "--json", "--out"]
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -510,7 +510,7 @@ joblib.Parallel = Interrupted
 
 
 def test_an_interrupt_that_comes_while_workers_start_ends_them(tmp_path):
-    """It is held back until they have, and would then find nobody who waits for them; their items take 100 s."""
+    """It is held back until they have, and would then find no process that waits for them; their items take 100 s."""
     code = DRIVER.replace("\ntry:", f"{HELD}\ntry:")
     ended = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60

@@ -89,7 +89,7 @@ def run(table: Table) -> tuple[list[list[int]], list[str]]:
     state : list of list of int
         Contributions per rank and chunk.
     faults : list of str
-        Sends of what the source does not have, and sums that count somebody twice.
+        Sends of what the source does not have, and sums that count a rank twice.
     """
     state, faults = _START[table.collective](table), []
     for number, sends in enumerate(table.rounds):
@@ -104,7 +104,7 @@ def run(table: Table) -> tuple[list[list[int]], list[str]]:
                 if not sent:
                     faults.append(f"{where}: the source has nothing of chunk {chunk}")
                 elif send.reduce and sent & has:
-                    faults.append(f"{where}: chunk {chunk} would count somebody twice")
+                    faults.append(f"{where}: chunk {chunk} would count a rank twice")
                 else:
                     state[send.target][chunk] = sent | has if send.reduce else sent
     return state, faults

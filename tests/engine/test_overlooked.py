@@ -116,7 +116,7 @@ def test_flows_that_leave_each_other_room_lose_nothing():
         assert found == pytest.approx(expected)
 
 
-def test_links_that_are_never_full_hold_nobody_up():
+def test_links_that_are_never_full_delay_no_flow():
     class Ample(Wires):
         ample_links = np.array([True, False])
 

@@ -35,7 +35,7 @@ def test_what_is_written_late_is_ready_since_its_last_dependency_ended():
 
 
 def test_of_a_task_that_is_over_only_its_end_is_kept():
-    """The second kernel waits for the first, issued at 2 and ready since 1, which ends at 9; nobody waits for the second."""
+    """The second kernel waits for the first, issued at 2 and ready since 1, which ends at 9; nothing waits for the second."""
     rank = growing(())
     rank.issued_ps, rank.ready_ps, rank.dependents = [2, 0, 0, 0], [1, 0, 0, 0], {0: [1]}
     assert rank.end(0, 9) == [1]

@@ -260,7 +260,7 @@ def test_the_given_plan_is_compared_and_not_kept_fixed(tmp_path):
 
 
 def test_rows_of_several_clusters_say_which(tmp_path):
-    """Also those without a plan: nobody has three GPUs among whom eight sequences could be shared."""
+    """Also those without a plan: no plan has three GPUs among which eight sequences could be shared."""
     axes = {
         "recompute": ("none",),
         "tp": (1,),

@@ -252,7 +252,7 @@ def test_as_many_exchanges_as_messages_of_one_kind(monkeypatch, link_s, waited_s
     """Of four micro-batches the second of two stages sends four activations and eight gradients, of 1 s latency and 2 s each.
 
     Eight exchanges begin with a latency and the link has twelve messages, 8 + 24 s; where nothing contends eight take 3 s each.
-    Nobody waits for the last message.
+    Nothing waits for the last message.
     """
     monkeypatch.setattr(Bounds, "_message", lambda *_: Message(alone_s=3.0, latency_s=1.0, busy_s=link_s))
     layout = SimpleNamespace(plan=None, placement=placement_of("1f1b", 2, 2))
@@ -261,7 +261,7 @@ def test_as_many_exchanges_as_messages_of_one_kind(monkeypatch, link_s, waited_s
 
 
 def test_messages_of_one_chunk_come_one_after_the_other(monkeypatch):
-    """The second of three stages sends four activations and four gradients of 3 s each; nobody waits for the last."""
+    """The second of three stages sends four activations and four gradients of 3 s each; nothing waits for the last."""
     monkeypatch.setattr(Bounds, "_message", lambda *_: Message(alone_s=3.0, latency_s=1.0, busy_s={0: 2.0}))
     layout = SimpleNamespace(plan=None, placement=placement_of("1f1b", 3, 1))
     assert Bounds._waited_s(Bounds.__new__(Bounds), layout, 1, {("F", 0): 4, ("B", 0): 4}) == 21.0

@@ -58,7 +58,7 @@ def test_a_write_leaves_every_node_over_its_own_nics():
 
 
 @pytest.mark.parametrize(("n_gpus", "own_nics"), [(16, 16), (20, 20), (12, 8)])
-def test_a_last_node_of_fewer_gpus_takes_nobodys_nic(n_gpus, own_nics):
+def test_a_last_node_of_fewer_gpus_takes_no_other_nodes_nic(n_gpus, own_nics):
     """Every GPU of a DGX H100 has a NIC; only beside a single other node, of four GPUs, are there rails without a peer."""
     topology = open_topology("dgx-h100", n_gpus)
     stored = replace(checkpoint_of(answer().plan, answer().topology, 10**9), n_bytes=100, write_s=1.0)

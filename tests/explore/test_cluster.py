@@ -171,7 +171,7 @@ def test_pieces_grow_to_a_second_and_are_shared_to_the_end(threads, monkeypatch)
 
     monkeypatch.setattr(client, "submit", submit)
     assert sorted(spread(client, len, ["x" * n for n in range(300)])) == [(n, n) for n in range(300)]
-    assert sent[:4] == [1, 1, 1, 1], "two for each worker, of which nobody knows yet how long they take"
+    assert sent[:4] == [1, 1, 1, 1], "two for each worker, before any is known to be fast"
     assert max(sent) > 20 and sum(sent) == 300
     assert all(
         n <= -(-left // 4) for n, left in zip(sent, [300 - sum(sent[:i]) for i in range(len(sent))], strict=True)
@@ -282,7 +282,7 @@ def test_the_job_script(slurm_file, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(fake_slurm(tmp_path / "bin")), prepend=os.pathsep)
     with socket.socket() as taken, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        with contextlib.suppress(OSError):  # somebody has the port of dashboards already
+        with contextlib.suppress(OSError):  # the dashboard's port is in use
             taken.bind(("", 8787))
             taken.listen()
         cluster = start_cluster(read_slurm(str(slurm_file)).model_copy(update={"jobs": 1}))

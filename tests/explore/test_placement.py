@@ -115,7 +115,7 @@ def test_placements_differ_in_their_counts(two_levels):
 
 
 def test_placements_differ_in_whom_they_meet():
-    """Four leaves of four; another job has a node on the first two. Six nodes: with it on one leaf or on both, or with nobody."""
+    """Four leaves of four; another job has a node on the first two. Six nodes: sharing one leaf with it, both, or none."""
     cluster = load_topology("dgx-a100-40g", overrides={**TREE, "nodes": 16, "fabric.nodes_per_leaf": 4})
     switches = Switches(cluster)
     free = [node for node in range(16) if node not in (0, 4)]

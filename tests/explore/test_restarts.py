@@ -18,7 +18,7 @@ def test_another_node_is_waited_for_only_where_one_is_gone() -> None:
     assert in_words(mean) == "detection 3 min, allocation 3.9 min, start 2 min, load 30 s, warm-up 60 s"
 
 
-def test_a_plain_time_is_a_restart_whose_phases_nobody_tells_apart() -> None:
+def test_a_plain_time_is_a_restart_without_phases() -> None:
     assert parse_restart("10 min", parse_time) == Restart(start=600.0)
 
 

@@ -90,7 +90,7 @@ def test_planned_pauses_cost_their_share_of_the_steps() -> None:
     assert often.step_s.mean() == pytest.approx(model.iteration_s + 0.125, abs=error)
 
 
-def test_pauses_that_nobody_plans_hit_nearly_every_step_of_many_ranks() -> None:
+def test_unplanned_pauses_hit_nearly_every_step_of_many_ranks() -> None:
     """Of 16 processes at least one pauses in 1 - 0.9^16 = 81 % of the steps; planned, in a tenth."""
     model = StepModel(answer(sharding="zero3"))  # without stages every pause delays the step whole
     plain = model.play(Causes(pause_s=0.5, pause_every_steps=10), n_jobs=40, n_steps=50).step_s
@@ -144,13 +144,13 @@ def test_the_answer_adds_up() -> None:
     assert straggle(answer(), causes, n_jobs=30, n_steps=10, seed=1)[0] == found
 
 
-def test_replicas_that_are_alike_wait_for_nobody_and_the_head_makes_the_last_stage_long() -> None:
+def test_replicas_that_are_alike_do_not_wait_and_the_head_makes_the_last_stage_long() -> None:
     """Planned pauses stop all replicas at once; of four equal stages the last has 50,257 words to compute besides."""
     found, _ = straggle(answer(), Causes(pause_s=0.5, pause_every_steps=3, plans_pauses=True), n_jobs=4, n_steps=5)
     assert found["waiting_share"] == 0.0 and found["stages_slowdown"] > 1.0
     slow = Causes(slow_gpus=(0.1, 3.0))
     waits = straggle(answer(), slow, n_jobs=20, n_steps=1)[0]["waiting_share"]
-    assert 0.0 < waits < 1.0 - 1.0 / 3.0  # nobody is more than three times as slow
+    assert 0.0 < waits < 1.0 - 1.0 / 3.0  # no rank is more than three times as slow
     assert straggle(answer(sharding="zero3"), slow, n_jobs=2, n_steps=1)[0]["stages_slowdown"] == pytest.approx(1.0)
 
 

@@ -287,7 +287,7 @@ def test_a_fault_inside_one_scenario_does_not_end_the_sweep_and_is_tried_again(s
 
 
 @pytest.mark.parametrize("model", ["gpt2", "no such model"])
-def test_nobody_looks_for_garbage_before_a_run_has_been_let_go(monkeypatch, model):
+def test_no_garbage_is_collected_before_a_run_has_been_let_go(monkeypatch, model):
     seen = []
 
     def noted(function):
@@ -387,7 +387,7 @@ def test_a_broken_record_counts_as_missing(store):
     (store.folder / "b.json").write_text('{"status": "o', encoding="utf-8")
     assert store.get("a") == {"status": "ok"}
     written = (store.folder / "a.json").read_text(encoding="utf-8")
-    # JSON that nobody wrote, an answer with another digit, and the answer of another scenario
+    # JSON of no sweep, an answer with another digit, and the answer of another scenario
     others = ("{}", "[]", '{"status": "ok"}', '{"record": {"status": "ok"}}', written.replace("ok", "invalid"), written)
     for text in others:
         (store.folder / "c.json").write_text(text, encoding="utf-8")

@@ -48,7 +48,7 @@ def test_rccl_tells_the_board_by_pci_id_or_compute_units(brought, gcn, units, id
     assert node.nvlink.bandwidth_per_link_bytes_per_s == pytest.approx(rate)
 
 
-def test_a_board_that_nobody_ships_is_asked_for(brought):
+def test_a_board_that_is_not_shipped_is_asked_for(brought):
     with pytest.raises(ConfigError, match="gfx906 with 56 compute units") as error:
         brought("nccl-topo", rccl_xml("906", 56))
     assert "--device" in error.value.hint

@@ -68,7 +68,7 @@ def test_words_are_those_that_bash_makes(text):
     assert words(text, arguments={1: "p", 2: "q"}) == run_by_bash(text, "p", "q")
 
 
-def test_what_nobody_sets_keeps_its_name():
+def test_an_unset_variable_keeps_its_name():
     first, second, third = words("run $NOBODY ${12} $(hostname -f)")[1:]
     assert all(map(is_unknown, (first, second, third)))
     assert [readable(one) for one in (first, second, third)] == ["${NOBODY}", "${12}", "$(hostname -f)"]

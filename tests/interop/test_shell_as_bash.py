@@ -55,7 +55,7 @@ def test_words_are_those_of_bash(text, tmp_path):
     assert by_reader(text) == by_bash(text, tmp_path)
 
 
-# ---- scripts that nobody wrote -----------------------------------------------------------------------------------
+# ---- generated scripts -----------------------------------------------------------------------------------
 
 NUMBERS = st.integers(-3, 12).map(str)
 NAMES = st.sampled_from("abc")

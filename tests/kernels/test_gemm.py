@@ -375,7 +375,7 @@ MEASURED_US = {
 }  # fmt: skip
 
 
-def test_the_defaults_of_a_device_that_nobody_measured_are_near_what_was_measured() -> None:
+def test_the_defaults_of_a_device_without_measurements_are_near_what_was_measured() -> None:
     """The datasheet's numbers alone: a quarter off at most, and 8 % on average."""
     bare, model = replace(load_device("a100-sxm4-80g"), kernels={}), RooflineKernels("graph_replay")
     errors = [

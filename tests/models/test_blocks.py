@@ -66,7 +66,7 @@ def offloaded(first, second, *, n_elements=2**21):
 
 @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True), (False, False)])
 def test_what_another_operation_holds_on_the_device_stays_there(first, second):
-    """A tensor is freed once nobody refers to it; Transformer Engine fetches one layer ahead (``pytorch/cpu_offload.py``), so that two
+    """A tensor is freed once nothing refers to it; Transformer Engine fetches one layer ahead (``pytorch/cpu_offload.py``), so that two
     layers' tensors are on the device in backward, which is all that a layer by itself gains nothing by."""
     plain, layer = offloaded(False, False), offloaded(first, second)
     n_bytes = 2 * 2**21 if first and second else 0

@@ -1,4 +1,4 @@
-"""Completion times against SimGrid, whose max-min solver is somebody else's.
+"""Completion times against SimGrid, whose max-min solver is not ours.
 
 SimGrid is in Debian (``python3-simgrid``) and on PyPI; the test skips where no Python at hand has it.
 """

@@ -202,7 +202,7 @@ def throughput_is_the_batch(case: Case, tolerance: float) -> Violations:
 REPLICATED = (
     "router", "gate", "transform", "down", "index_query", "index_key", "index_scores", "latent_down", "latent_up",
 )  # fmt: skip
-#: products that are split by nobody, whatever else is: what turns images and sounds into tokens (Megatron-LM's ``CLIPViTModel`` and
+#: products that are never split, whatever else is: what turns images and sounds into tokens (Megatron-LM's ``CLIPViTModel`` and
 #: torch's convolutions stand whole on every rank), and heads over classes or pairs in the place of a vocabulary
 WHOLE = ("patches", "front", "projection")
 

@@ -1,4 +1,4 @@
-"""What no collective on any shipped cluster may do, whatever its constants: nobody measured most of these cases.
+"""What no collective on any shipped cluster may do, whatever its constants: most of these cases were never measured.
 
 Times may fall where NCCL changes its choice, as they do in measured tables (two nodes of four H100: 208 us for 256 KiB under LL and 147
 for 512), and NCCL may choose badly. Under one choice nothing of the kind has a cause, but for two that were measured, named below.

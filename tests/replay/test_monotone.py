@@ -109,7 +109,7 @@ def test_evening_delays_out_slows_no_run_down(path):
     assert replay(as_peers(whole)).iteration_s(before) <= before.simulated_usage.iteration_s * 1.01
 
 
-def test_a_stall_is_nobodys_typical_delay():
+def test_a_stall_is_no_typical_delay():
     """All operations of two ranks are issued 5 us after the one before, but for one stall of 1 ms."""
     whole, _ = recorded(OWN / "ddp-2")
     stalled = [np.full(len(plan.rank.ops), 5_000, np.int64) for plan in whole.plans]

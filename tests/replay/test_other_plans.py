@@ -133,7 +133,7 @@ def test_communication_was_moved_into_the_backward_pass():
 
 
 def test_collectives_are_not_scaled_by_what_messages_took():
-    """Whoever waits for a message looks when it has time: that tells nothing of an all-reduce, which nobody recorded."""
+    """Whoever waits for a message looks when it has time: that tells nothing of an all-reduce, which was not recorded."""
     from simulator.program.op import Collective, Transfer
 
     found = efficiency_of(Spent(messages={("message", 2): 9.0}), Spent(messages={("message", 2): 1.0}))

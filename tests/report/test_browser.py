@@ -1,4 +1,4 @@
-"""The page in a real browser: it opens, draws, calls nobody, and says what the answer says."""
+"""The page in a real browser: it opens, draws, makes no requests, and says what the answer says."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The page says what the answer says, needs nobody else, and escapes what it is given."""
+"""The page says what the answer says, needs no other file, and escapes what it is given."""
 
 import json
 import re

@@ -242,7 +242,7 @@ def test_a_slow_gpu_is_never_faster_where_groups_share_a_nic(network):
     assert healthy.makespan_ps < slow.makespan_ps < 1.5 * healthy.makespan_ps
 
 
-def test_nobody_is_told_apart_where_all_are_equally_slow():
+def test_no_rank_is_told_apart_where_all_are_equally_slow():
     plan = {"gpus": 8, "tp": 2, "dp": 4, "micro_batch": 1, "global_batch": 8}
     wrong = Faults(slow_ranks=tuple((rank, 1.5) for rank in range(8)))
     assert simulated(plan, wrong, unfold=False).members == {0: tuple(range(8))}

@@ -1,4 +1,4 @@
-"""A GPU that nobody sells: one device file and a cluster file that names it, and nothing else."""
+"""An invented GPU: one device file and a cluster file that names it, and nothing else."""
 
 import json
 

@@ -365,7 +365,7 @@ def test_collectives_meet_lap_by_lap_where_all_ranks_repeat_them():
         [task.key for task in rank.tasks if task.op.name in ("op0", "op2")] for rank in compile_laps(whole, 1).ranks
     ]
     assert keys == [[(0, 0), (0, 1), (1, 1)]] * 2
-    # where one rank begins with the first collective already, nobody waits for a partner that never comes
+    # where one rank begins with the first collective already, no rank waits for a partner that never comes
     uneven = whole_of(plan(0, 1), plan(1, 0), calls=(CALL, CALL), transfer=(5, 5))
     keys = [
         [task.key for task in rank.tasks if task.op.name in ("op0", "op2")] for rank in compile_laps(uneven, 1).ranks

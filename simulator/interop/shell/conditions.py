@@ -24,7 +24,7 @@ _UNARY = {f"-{letter}" for letter in "abcdefghknoprstuvwxzGLNORS"}
 
 
 def is_empty(text: str) -> bool:
-    """Whether a text is empty, as a variable is that nobody sets."""
+    """Whether a text is empty, as an unset variable is."""
     return not UNKNOWN.sub(lambda m: "x" if m[1].startswith("$") else "", text)
 
 

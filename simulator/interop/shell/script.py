@@ -477,7 +477,7 @@ class _Walker(Launches):
         return False, 0
 
     def shift(self, by: int) -> int:
-        """Move the arguments; those of the script keep their names where nobody gives them."""
+        """Move the arguments; those of the script keep their names where none are given."""
         if by > len(self.arguments) and (self.has_all_arguments or self.arguments):
             return 1
         self.step(len(self.arguments) // (4 * MANY_ELEMENTS))

@@ -74,7 +74,7 @@ def test_mpi_launchers_are_recognised(environment):
         find_launch(environment)
 
 
-def test_an_allocation_without_tasks_launched_nobody():
+def test_an_allocation_without_tasks_launched_no_process():
     assert find_launch({"SLURM_PROCID": "0", "SLURM_NTASKS": ""}) is None
 
 

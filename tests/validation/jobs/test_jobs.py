@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 # -- launching -------------------------------------------------------------------------------------
 
 
-def test_nobody_launched():
+def test_no_process_was_launched():
     assert find_launch({}) is None
     assert find_launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
 
