@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.kernels.dispatcher import Dispatcher, network_s, places_of
+from simulator.kernels.dispatcher import Dispatcher
 from simulator.program.op import Routed
 from simulator.topology.device import load_device
 from validation.tables.collective_rows import predict as predict_collectives
-from validation.tables.dispatch_rows import predict
+from validation.tables.dispatch_rows import network_s, places_of, predict
 from validation.tables.reader import Row
 
 H100 = load_device("h100-sxm5-80g")
