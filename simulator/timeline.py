@@ -379,7 +379,7 @@ def _shifted(span: Span, shift_ps: int, n_micro_batches: int) -> Span:
 
 
 class MemoryPoint(NamedTuple):
-    """Bytes at one time, straight lines between: activations, all else, and both.
+    """Bytes at one time, straight lines between: activations, and all that is held.
 
     ``allocated_bytes`` and ``reserved_bytes`` are those of PyTorch's allocator: without context and communicators, and
     its blocks with what is lost between them, which it keeps from step to step.
@@ -387,7 +387,6 @@ class MemoryPoint(NamedTuple):
 
     time_s: float
     activations_bytes: int
-    steady_bytes: int
     total_bytes: int
     allocated_bytes: int
     reserved_bytes: int

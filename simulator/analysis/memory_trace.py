@@ -36,7 +36,7 @@ def memory_points(memory: Mapping[str, Any], passes: Sequence[Pass], makespan_ps
     found = []
     for ps, count in dict.fromkeys([(0, 0.0), *counts, (makespan_ps, 0.0)]):
         held = round(activations * count / most)
-        found.append(MemoryPoint(ps / PS_PER_S, held, steady, steady + held, steady + held - outside, reserved))
+        found.append(MemoryPoint(ps / PS_PER_S, held, steady + held, steady + held - outside, reserved))
     return found
 
 

@@ -21,15 +21,11 @@ Pair = tuple[Algorithm, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """An algorithm and a protocol, with the estimate for which they were preferred.
-
-    ``n_channels`` counts the rings or trees over which the bytes are split.
-    """
+    """An algorithm and a protocol; ``n_channels`` counts the rings or trees over which the bytes are split."""
 
     algorithm: Algorithm
     protocol: str
     n_channels: int
-    estimate_s: float
 
     @property
     def label(self) -> str:
@@ -108,7 +104,7 @@ def _best(pairs: tuple[Pair, ...], collective: str, n_bytes: int, shape: GroupSh
     if rccl.knows(shape) and algorithm.is_automatic and algorithm.is_tunable:
         by_size = rccl.protocol_of(collective, n_bytes, shape)
         protocol = by_size if by_size and (algorithm, by_size) in pairs else protocol
-    return Choice(algorithm=algorithm, protocol=protocol, n_channels=channels.n_channels, estimate_s=estimates_s[best])
+    return Choice(algorithm=algorithm, protocol=protocol, n_channels=channels.n_channels)
 
 
 def _estimate_s(algorithm: Algorithm, protocol: str, question: Question) -> float:

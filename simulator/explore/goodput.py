@@ -72,11 +72,6 @@ class RunTime:
         """From start to end."""
         return self.useful_s + self.checkpoint_s + self.lost_s + self.restart_s
 
-    @property
-    def goodput(self) -> float:
-        """Share of the time that makes progress."""
-        return self.useful_s / self.total_s if self.total_s else 1.0
-
 
 def expected_run(
     n_iterations: int,

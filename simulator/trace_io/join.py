@@ -50,7 +50,6 @@ class Joins:
 
     joined: tuple[Joined, ...]  #: Ascending by end.
     offset_ns: tuple[int, ...]  #: What to subtract from each rank's times to get to the clock of the first rank.
-    unmatched: dict[int, int]  #: Index into ``trace.ranks`` -> number of communication kernels without partners.
     basis: str = ""  #: How partners were found: ``sequence``, ``order``, or ``order and end time``.
 
 
@@ -91,11 +90,7 @@ def join(trace: Trace) -> Joins:
             bases.add(basis)
     offsets = _offsets(trace, sets)
     joined = sorted((_joined(trace, members, offsets) for members in sets), key=lambda j: (j.end_ns, j.start_ns))
-    counts = {i: int((rank.ops.kind == COMMUNICATION).sum()) for i, rank in enumerate(trace.ranks)}
-    for members in sets:
-        for index, _ in members:
-            counts[index] -= 1
-    return Joins(joined=tuple(joined), offset_ns=offsets, unmatched=counts, basis=" and ".join(sorted(bases)))
+    return Joins(joined=tuple(joined), offset_ns=offsets, basis=" and ".join(sorted(bases)))
 
 
 def _lane(call: CollectiveCall, rank: int) -> Hashable:

@@ -125,7 +125,7 @@ def memory_counters(points: Sequence[MemoryPoint]) -> tuple[Counter, ...]:
 
     Examples
     --------
-    >>> point = MemoryPoint(1e-9, 4, 8, 12, 10, 11)
+    >>> point = MemoryPoint(1e-9, 4, 12, 10, 11)
     >>> [(counter.name, counter.points) for counter in memory_counters([point])]
     [('memory allocated', ((1000, 10),)), ('memory reserved', ((1000, 11),))]
     """

@@ -109,7 +109,7 @@ def plan_of(
 def whole_of(*plans, calls=(), transfer=()):
     trace = Trace(format="hand", ranks=tuple(plan.rank for plan in plans), world_size=len(plans), common_clock=True)
     return Reconstruction(
-        trace=trace, joins=Joins(joined=(), offset_ns=(0,) * len(plans), unmatched={}), plans=plans, calls=calls,
+        trace=trace, joins=Joins(joined=(), offset_ns=(0,) * len(plans)), plans=plans, calls=calls,
         transfer_ns=tuple(us * US for us in transfer), members=tuple((plan.rank.rank,) for plan in plans), notes=("note",),
     )  # fmt: skip
 
