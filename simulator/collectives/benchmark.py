@@ -98,8 +98,8 @@ def benchmark_time_s(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkRow:
-    """One line of the table: what nccl-tests prints, and what was chosen."""
+class PrintedRow:
+    """What nccl-tests prints in a line of its table."""
 
     n_bytes: int
     count: int
@@ -109,6 +109,12 @@ class BenchmarkRow:
     time_s: float
     algbw_bytes_per_s: float
     busbw_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRow(PrintedRow):
+    """One line of the table, and what was chosen."""
+
     label: str
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from simulator.collectives.benchmark import PrintedRow
 from simulator.config import cell, kind_in_words, parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Format, Part
@@ -39,18 +40,10 @@ _BEGIN = re.compile(r"nccl-tests version|\bnThread\s+\d|" + _PROGRAM.pattern)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRow:
+class CollectiveRow(PrintedRow):
     """One measurement: a line of the table has up to two, out of place and in place."""
 
-    n_bytes: int
-    count: int
-    dtype: str
-    redop: str
-    root: int
     in_place: bool
-    time_s: float
-    algbw_bytes_per_s: float
-    busbw_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,16 +57,21 @@ def change_transfers(whole: Reconstruction, change: TransferChange, text: str) -
         return change(call, duration, fixed[(call.collective, call.ranks)])
 
     changed = tuple(new(call, duration) for call, duration in zip(whole.calls, whole.transfer_ns, strict=True))
+    plans = change_unjoined(whole, lambda call, transfer, duration: duration + new(call, transfer) - transfer)
+    return noted(whole, text, transfer_ns=changed, plans=plans)
+
+
+def change_unjoined(whole: Reconstruction, change: Callable[[CollectiveCall, int, int], int]) -> tuple[RankPlan, ...]:
+    """Give kernels that were not joined the durations that follow from their call, their transfer and their present duration."""
     plans = []
     for plan in whole.plans:
         durations = plan.duration_ns.copy()
         least = shortest(plan)
         for op in plan.alone:
-            call = plan.call(op)
-            transfer = least.get(replace(call, sequence=-1), int(durations[op]))
-            durations[op] += new(call, transfer) - transfer
+            call, duration = plan.call(op), int(durations[op])
+            durations[op] = change(call, least.get(replace(call, sequence=-1), duration), duration)
         plans.append(replace(plan, duration_ns=durations))
-    return noted(whole, text, transfer_ns=changed, plans=tuple(plans))
+    return tuple(plans)
 
 
 def scale_communication(whole: Reconstruction, *, bandwidth: float = 1.0, latency_s: float = 0.0) -> Reconstruction:

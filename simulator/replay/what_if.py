@@ -16,7 +16,7 @@ from simulator.faults import Faults
 from simulator.kernels.host import issue_s
 from simulator.replay.changes_of_gradients import buckets, overlap, serialise
 from simulator.replay.changes_of_kernels import capture, on_device, scale_host, scale_kernels, shipped_device
-from simulator.replay.changes_of_links import on_topology, scale_communication, shortest
+from simulator.replay.changes_of_links import change_unjoined, on_topology, scale_communication
 from simulator.replay.changes_of_plan import PlanChange, PlannedJob, PlanPrediction, predict_plan, repeat
 from simulator.replay.changes_of_ranks import (
     absorbed,
@@ -48,19 +48,12 @@ def scale_waiting(whole: Reconstruction, factor: float) -> Reconstruction:
     collectives stand for larger ones, a factor above 1 lets the last rank be later by as much more than the mean as it
     was in the trace. A factor of 0 takes the waiting away, 1 leaves it.
     """
-    plans = []
-    for plan in whole.plans:
-        durations = plan.duration_ns.copy()
-        least = shortest(plan)
-        for op in plan.alone:
-            transfer = least.get(replace(plan.call(op), sequence=-1), int(durations[op]))
-            durations[op] = transfer + round((int(durations[op]) - transfer) * factor)
-        plans.append(replace(plan, duration_ns=durations))
+    plans = change_unjoined(whole, lambda _, transfer, duration: transfer + round((duration - transfer) * factor))
     longer = list(whole.transfer_ns)
     for number, joined in enumerate(whole.joins.joined if factor > 1 else ()):
         late = max(joined.arrival_ns) - float(np.mean(joined.arrival_ns))
         longer[number] += round((factor - 1) * late)
-    return replace(whole, plans=tuple(plans), transfer_ns=tuple(longer))
+    return replace(whole, plans=plans, transfer_ns=tuple(longer))
 
 
 def replay_confidence(
