@@ -19,7 +19,7 @@ import numpy as np
 
 from simulator.calibration.cells import Cells
 from simulator.calibration.robust import AT_BOUND, FloatArray, Residuals, minimise, standard_deviations
-from simulator.calibration.tables import LINE, read_rows
+from simulator.calibration.tables import LINE, read_rows, rounded
 from simulator.collectives import COLLECTIVES
 from simulator.collectives.benchmark import Conditions, benchmark_time_s, conditions_of
 from simulator.collectives.constants import FALLBACK
@@ -276,15 +276,6 @@ def fit_block(
     return FittedBlock(
         table=with_values(table, block.paths, np.exp(best)), spread=dict(zip(block.paths, spread.tolist(), strict=True))
     )
-
-
-def rounded(tree: Any) -> Any:
-    """Copy of a table with numbers of four significant digits."""
-    if isinstance(tree, Mapping):
-        return {key: rounded(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [rounded(value) for value in tree]
-    return float(f"{tree:.4g}") if isinstance(tree, float) else tree
 
 
 def with_uncertainty(fitted: FittedBlock) -> dict[str, Any]:

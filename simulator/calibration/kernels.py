@@ -13,7 +13,7 @@ import numpy.typing as npt
 from simulator.calibration.doubtful_rows import contradictions, far_off, hopeless, possible, shortened
 from simulator.calibration.kernel_rows import ALL_TOKENS, EXPERTS, KernelRow, quantise_name, read_kernel_rows
 from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
-from simulator.calibration.tables import plain_yaml
+from simulator.calibration.tables import plain_yaml, rounded
 from simulator.errors import CalibrationError
 from simulator.kernels.attention import WIDE_HEADS, AttentionConstants, attention_times_s
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
@@ -545,14 +545,8 @@ def _fit_pointwise(
 
 
 def _plain(constants: Any, defaults: Any) -> dict[str, Any]:
-    """Return constants as plain numbers of five digits, without those that are equal to the defaults."""
+    """Return constants as plain rounded numbers, without those that are equal to the defaults."""
     skip = asdict(defaults) if defaults is not None else {}
-
-    def rounded(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {k: rounded(v) for k, v in value.items()}
-        return float(f"{value:.4g}") if isinstance(value, float) else value
-
     return {k: rounded(v) for k, v in asdict(constants).items() if v != skip.get(k) and v not in ({}, None)}
 
 

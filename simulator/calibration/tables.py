@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simulator.config import read_text
 from simulator.errors import CalibrationError, ConfigError
@@ -110,3 +110,12 @@ def plain_yaml() -> YAML:
     yaml.width = 4096  # a wrapped key would not be read back
     yaml.indent(mapping=2, sequence=4, offset=2)
     return yaml
+
+
+def rounded(tree: Any) -> Any:
+    """Copy of a table with numbers of four significant digits."""
+    if isinstance(tree, Mapping):
+        return {key: rounded(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [rounded(value) for value in tree]
+    return float(f"{tree:.4g}") if isinstance(tree, float) else tree

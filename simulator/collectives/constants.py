@@ -291,6 +291,13 @@ def shipped() -> dict[str, Any]:
     return dict(data)
 
 
+@lru_cache(maxsize=2)  # a file to read
+def tuner_machines(library: str) -> dict[str, dict[str, Any]]:
+    """What a library chooses on some machines, ``topologies/network/LIBRARY-tuner.yaml``."""
+    data, _ = load_yaml(resolve_name(f"{library}-tuner", "network"))
+    return {name: machine for name, machine in data.items() if name != "source"}
+
+
 def priced_as(architecture: str, vendor: str) -> str:
     """Return the generation whose row of NCCL's tables, and whose constants, a GPU is priced by.
 

@@ -8,12 +8,9 @@ aws/aws-ofi-nccl@2daf7d303a, ``src/tuner/nccl_ofi_regions.cpp``: regions of size
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from typing import Any
 
-from simulator.collectives.constants import version_key
+from simulator.collectives.constants import tuner_machines, version_key
 from simulator.collectives.shape import GroupShape
-from simulator.config import load_yaml, resolve_name
 
 #: first NCCL that asks a tuner
 _FIRST_NCCL = (2, 19)
@@ -25,18 +22,12 @@ _ON_EDGE = 1e-6
 Point = tuple[float, float]
 
 
-@lru_cache(maxsize=1)  # a file to read
-def _machines() -> dict[str, dict[str, Any]]:
-    data, _ = load_yaml(resolve_name("efa-tuner", "network"))
-    return {name: machine for name, machine in data.items() if name != "source"}
-
-
 def tuned(collective: str, n_bytes: int, shape: GroupShape) -> tuple[str, str] | None:
     """Return the algorithm and the protocol that the tuner takes; None where it leaves the choice to NCCL."""
     if not shape.tuner or shape.n_nodes <= 2 or (shape.nccl and version_key(shape.nccl) < _FIRST_NCCL):
         return None
     at = _logarithms(n_bytes, shape.n_ranks)
-    for name, per_node, algorithm, protocol, corners in _machines()[shape.tuner]["regions"]:
+    for name, per_node, algorithm, protocol, corners in tuner_machines("efa")[shape.tuner]["regions"]:
         fits = name == collective and per_node * shape.n_nodes == shape.n_ranks
         if fits and _holds([_logarithms(*corner) for corner in corners], at):
             return algorithm, protocol

@@ -8,12 +8,10 @@ ROCm/rccl of ROCm 7.0: ``src/graph/tuning.cc`` (tables and estimate), ``src/rccl
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from typing import Any
 
+from simulator.collectives.constants import tuner_machines
 from simulator.collectives.nccl import PROTOCOLS, RING_PASSES, Question, n_steps, post_us
 from simulator.collectives.shape import GroupShape
-from simulator.config import load_yaml, resolve_name
 
 #: microseconds of any collective under LL, LL128 and Simple
 _BASE_US = (12.0, 12.0, 17.0)
@@ -21,20 +19,14 @@ _BASE_US = (12.0, 12.0, 17.0)
 _LONGER = 3.8
 
 
-@lru_cache(maxsize=1)  # a file to read
-def _machines() -> dict[str, dict[str, Any]]:
-    data, _ = load_yaml(resolve_name("rccl-tuner", "network"))
-    return {name: machine for name, machine in data.items() if name != "source"}
-
-
 def knows(shape: GroupShape) -> bool:
     """Whether RCCL chooses for a communicator by tables that are at hand: over several nodes of CDNA 2 to 4."""
-    return shape.n_nodes > 1 and shape.generation in _machines()
+    return shape.n_nodes > 1 and shape.generation in tuner_machines("rccl")
 
 
 def estimate_us(algorithm: str, protocol: str, question: Question) -> float:
     """RCCL's estimate of a ring or a tree, in microseconds; infinite for others, which it has no figures for."""
-    machine, shape = _machines()[question.shape.generation], question.shape
+    machine, shape = tuner_machines("rccl")[question.shape.generation], question.shape
     if algorithm not in ("ring", "tree"):
         return math.inf
     own, p = machine[algorithm], PROTOCOLS.index(protocol)
@@ -56,7 +48,7 @@ def estimate_us(algorithm: str, protocol: str, question: Question) -> float:
 
 def protocol_of(collective: str, n_bytes: float, shape: GroupShape) -> str | None:
     """Return the protocol that RCCL takes for a size, whatever its estimates prefer; None where it has no limits."""
-    limits = _machines()[shape.generation].get("up_to", {}).get(collective)
+    limits = tuner_machines("rccl")[shape.generation].get("up_to", {}).get(collective)
     if limits is None:
         return None
     low, middle = limits

@@ -18,7 +18,7 @@ from simulator.link_generations import NVLINK_BYTES_PER_S
 from simulator.topology import Topology
 from simulator.topology.cluster_file import load_layers, spec_of, topology_of
 from simulator.topology.cluster_spec import ClusterSpec
-from simulator.topology.given_graph import GraphSpec, topology_of_graph
+from simulator.topology.given_graph import GraphSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +60,7 @@ class ImportedCluster:
         overrides: Mapping[str, object] | None = None,
     ) -> Topology:
         """Build the topology."""
-        spec = self.spec(overrides)
-        if isinstance(spec, GraphSpec):
-            return topology_of_graph(spec, n_gpus)
-        return topology_of(spec, n_gpus, gpus_per_node=gpus_per_node)
+        return topology_of(self.spec(overrides), n_gpus, gpus_per_node=gpus_per_node)
 
     def to_yaml(self) -> str:
         """Write a cluster file, assumptions as comments."""

@@ -32,6 +32,8 @@ _NO_BUCKET = 4096
 _EVEN = 4
 #: what Megatron-LM calls the autograd functions of its parallel layers
 _MEGATRON = re.compile(r"VocabParallelCrossEntropy|LinearWithGradAccumulation|TensorModelParallelRegion")
+#: kernels of attention -> where their shapes have the heads
+_ATTENTION = {"aten::scaled_dot_product_attention": 1, "flash_attn::_flash_attn_forward": 2, "aten::_softmax": 1}
 _PRECISIONS = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32"}
 
 
@@ -202,21 +204,15 @@ class _Shapes:
 
     def _attention(self) -> tuple[int, int, int, int] | None:
         """(heads, heads of keys, size of a head, calls): 0 for what eager attention does not show."""
-        fused = [(c, n) for c, n in self._named("aten::scaled_dot_product_attention") if len(c.shapes[0]) == 4]
-        if fused:
-            call = max(fused, key=lambda item: item[1])[0]
-            return call.shapes[0][1], call.shapes[1][1], call.shapes[0][3], sum(n for _, n in fused)
-        flash = [(c, n) for c, n in self._named("flash_attn::_flash_attn_forward") if len(c.shapes[0]) == 4]
-        if flash:
-            call = max(flash, key=lambda item: item[1])[0]
-            return call.shapes[0][2], call.shapes[1][2], call.shapes[0][3], sum(n for _, n in flash)
-        eager = [(c, n) for c, n in self._named("aten::_softmax") if len(c.shapes[0]) == 4]
-        if eager:
-            call = max(eager, key=lambda item: item[1])[0]
-            batched = (
-                c.shapes[1][2] for c, _ in self._named("aten::baddbmm") if len(c.shapes) > 1 and len(c.shapes[1]) == 3
-            )
-            return call.shapes[0][1], 0, next(batched, 0), sum(n for _, n in eager)
+        for name, heads in _ATTENTION.items():
+            found = [(c, n) for c, n in self._named(name) if len(c.shapes[0]) == 4]
+            if not found:
+                continue
+            shapes, n_calls = max(found, key=lambda item: item[1])[0].shapes, sum(n for _, n in found)
+            if name != "aten::_softmax":
+                return shapes[0][heads], shapes[1][heads], shapes[0][3], n_calls
+            products = (c.shapes[1] for c, _ in self._named("aten::baddbmm") if len(c.shapes) > 1)
+            return shapes[0][heads], 0, next((shape[2] for shape in products if len(shape) == 3), 0), n_calls
         return None
 
     def settings(self) -> dict[str, Any]:

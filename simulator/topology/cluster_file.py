@@ -50,14 +50,15 @@ def load_topology(
     """
     path = resolve_name(name_or_path, "clusters")
     settings = tuple(sorted((key, str(value)) for key, value in (overrides or {}).items()))
-    spec = _spec(path, path.stat().st_mtime_ns, settings)
+    return topology_of(_spec(path, path.stat().st_mtime_ns, settings), n_gpus, gpus_per_node=gpus_per_node)
+
+
+def topology_of(
+    spec: ClusterSpec | GraphSpec, n_gpus: int | None = None, *, gpus_per_node: int | None = None
+) -> Topology:
+    """Build the topology of a cluster description."""
     if isinstance(spec, GraphSpec):
         return topology_of_graph(spec, n_gpus)
-    return topology_of(spec, n_gpus, gpus_per_node=gpus_per_node)
-
-
-def topology_of(spec: ClusterSpec, n_gpus: int | None = None, *, gpus_per_node: int | None = None) -> Topology:
-    """Build the topology of a cluster description."""
     spec = spec.by_domain()
     if gpus_per_node is None or (spec.node.hosts > 1 and gpus_per_node <= spec.node.gpus // spec.node.hosts):
         per_node = gpus_used_of_node(spec, n_gpus)

@@ -19,8 +19,8 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,7 +39,7 @@ from simulator.trace_io.chakra_messages import (
 from simulator.trace_io.collective_names import kernel_operation
 from simulator.trace_io.json_stream import JsonObjects
 from simulator.trace_io.reconstruct import reconstruct
-from simulator.trace_io.sources import created
+from simulator.trace_io.sources import created_together
 from simulator.trace_io.steps import step_windows
 from simulator.trace_io.trace_record import (
     COMMUNICATION,
@@ -426,16 +426,13 @@ def write(trace: Trace, directory: str | Path, *, prefix: str = "trace", compres
     Dependencies are the trace's own, else what the reconstruction finds; the order of each stream is added.
     """
     numbers = _number_groups(trace)
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    with ExitStack() as whole:
-        for rank, waits_for in zip(trace.ranks, _dependencies(trace), strict=True):
-            path = folder / f"{prefix}.{rank.rank}.et{'.gz' if compress else ''}"
-            with created(path, whole) as file:
-                _write_rank(rank, trace.world_size, numbers, file, waits_for)
-            paths.append(path)
-    return tuple(paths)
+    files = {
+        f"{prefix}.{rank.rank}.et{'.gz' if compress else ''}": partial(
+            _write_rank, rank, trace.world_size, numbers, waits_for
+        )
+        for rank, waits_for in zip(trace.ranks, _dependencies(trace), strict=True)
+    }
+    return created_together(directory, files)
 
 
 def _dependencies(trace: Trace) -> list[Sequence[Sequence[int]]]:
@@ -452,8 +449,8 @@ def _write_rank(
     rank: RankTrace,
     world_size: int,
     numbers: Mapping[tuple[int, ...], int],
-    file: IO[bytes],
     dependencies: Sequence[Sequence[int]],
+    file: IO[bytes],
 ) -> None:
     """Write the global metadata, the node that lists the groups, then a node per operation by start.
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
-
 from simulator.errors import TraceError
 from simulator.trace_io.json_stream import JsonObjects
-from simulator.trace_io.sources import created
+from simulator.trace_io.sources import created, write_events
 from simulator.trace_io.trace_record import (
     COMMUNICATION,
     COMPUTE,
@@ -39,15 +37,9 @@ _KIND_OF = {**{category: kind for kind, category in KINDS.items()}, "block": COM
 
 def write(processes: Iterable[Process], path: str | Path) -> None:
     """Write processes, times in microseconds, gzipped where the name ends in ``.gz``."""
-    encode = msgspec.json.Encoder().encode
     with created(path) as file:
         file.write(f'{{"schemaVersion": 1, {MARK}, "displayTimeUnit": "ms", "traceEvents": [\n'.encode())
-        first = True
-        for pid, process in enumerate(processes):
-            for event in _events(pid, process):
-                file.write(b"" if first else b",\n")
-                file.write(encode(event))
-                first = False
+        write_events(file, (event for pid, process in enumerate(processes) for event in _events(pid, process)))
         file.write(b"\n]}\n")
 
 

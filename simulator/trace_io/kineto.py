@@ -16,8 +16,8 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +29,7 @@ from simulator.errors import TraceError
 from simulator.trace_io.collective_names import CommunicationNames, kernel_name, kernel_operation, merge_calls
 from simulator.trace_io.json_stream import Document, read_documents
 from simulator.trace_io.kineto_metadata import EVENTS, KEY, Args, Event, call_of_args, call_of_dims, metadata, rank_list
-from simulator.trace_io.sources import created
+from simulator.trace_io.sources import created_together, write_events
 from simulator.trace_io.trace_record import (
     ANNOTATION,
     COMMUNICATION,
@@ -459,16 +459,9 @@ _HOST_PID = 1_000_000
 
 def write(trace: Trace, directory: str | Path, *, compress: bool = True) -> tuple[Path, ...]:
     """Write one file per rank into a directory."""
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    with ExitStack() as whole:
-        for rank in trace.ranks:
-            path = folder / f"rank{rank.rank}.pt.trace.json{'.gz' if compress else ''}"
-            with created(path, whole) as file:
-                _write_rank(rank, trace.world_size, file)
-            paths.append(path)
-    return tuple(paths)
+    ending = ".pt.trace.json.gz" if compress else ".pt.trace.json"
+    files = {f"rank{rank.rank}{ending}": partial(_write_rank, rank, trace.world_size) for rank in trace.ranks}
+    return created_together(directory, files)
 
 
 def _write_rank(rank: RankTrace, world_size: int, file: IO[bytes]) -> None:
@@ -490,12 +483,7 @@ def _write_rank(rank: RankTrace, world_size: int, file: IO[bytes]) -> None:
     }
     # written by json, not msgspec: the readers' pattern wants a blank after the colon
     file.write(json.dumps(header)[:-1].encode() + b', "traceEvents": [\n')
-    encode = msgspec.json.Encoder().encode
-    first = True
-    for event in _events(rank):
-        file.write(b"" if first else b",\n")
-        file.write(encode(event))
-        first = False
+    write_events(file, _events(rank))
     file.write(b'\n], "traceName": ' + json.dumps(f"rank{rank.rank}").encode() + b"}\n")
 
 

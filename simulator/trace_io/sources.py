@@ -8,11 +8,13 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
+
+import msgspec
 
 from simulator.config import beside
 from simulator.errors import TraceError
@@ -169,6 +171,24 @@ def created(path: str | Path, whole: ExitStack | None = None) -> Iterator[IO[byt
             return
         with gzip.GzipFile(Path(path).name, "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
             yield cast(IO[bytes], packed)
+
+
+def created_together(directory: str | Path, files: Mapping[str, Callable[[IO[bytes]], None]]) -> tuple[Path, ...]:
+    """Write the files of a folder that are one trace, each by what writes it."""
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as whole:
+        for name, write in files.items():
+            with created(folder / name, whole) as file:
+                write(file)
+    return tuple(folder / name for name in files)
+
+
+def write_events(file: IO[bytes], events: Iterable[Mapping[str, Any]]) -> None:
+    """Write events of a JSON list, one a line, without its brackets."""
+    encode = msgspec.json.Encoder().encode
+    for number, event in enumerate(events):
+        file.write((b",\n" if number else b"") + encode(event))
 
 
 def members(paths: Iterable[str | Path]) -> tuple[Member, ...]:
