@@ -49,7 +49,7 @@ class Key:
     default: Any = None
     #: Words of the tool that mean something that is not modelled: they end the import.
     unmodelled: tuple[str, ...] = ()
-    #: Field of the plan that must be above 1 for the key to count.
+    #: Field of the plan or of the model that must be above 1 for the key to count.
     needs: str = ""
     #: For the documentation.
     note: str = ""

@@ -41,10 +41,6 @@ def _describe(found: Found) -> Described:
             if name not in fields:
                 reader.fault(_MODEL, f"has a hidden_size and no {name}")
         fields["activation"] = ACTIVATIONS[sizes.text(f"{_MODEL}.hidden_act", default="silu", one_of=ACTIVATIONS)]
-        if fields.get("n_experts", 0) < 2:
-            fields = {
-                name: value for name, value in fields.items() if name not in ("n_experts", "top_k", "expert_hidden")
-            }
         spec = ModelSpec(name=f"nanotron-{Path(reader.file).stem}", **fields)
     return spec, settings, None
 

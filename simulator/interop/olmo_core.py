@@ -62,8 +62,6 @@ def _spec(found: Found, settings: dict[str, Any], name: str) -> ModelSpec | None
             found.reader.fault("model", f"has a d_model and no {', '.join(sorted(missing))}")
         return None
     fields |= {"max_positions": settings.get("sequence_length") or 2048}
-    if fields.get("n_experts", 0) < 2:
-        fields = {key: value for key, value in fields.items() if key not in ("n_experts", "top_k", "expert_hidden")}
     if found["model.block.attention.qk_norm.name"]:
         fields |= {"qk_norm": True, "qk_norm_width": True}
     if "reordered_norm" in found["model.block.name"]:
