@@ -181,8 +181,7 @@ def search(
         write_all, plans, space.spec, gpus_per_node=space.topology.gpus_per_host, describe=abbreviate_plan
     )
     tables = lambda: [*write_search(answer, out, tables_in, plot), *(judged.close() if judged else ())]  # noqa: E731
-    write_warnings(_idle_in_the_best(base, answer, plans[0], request))
-    write_warnings(_only_asked_for(plans[0], space), kind="note")
+    _remark_on(plans[0], base, answer, request, space)
     _show_search(answer, lambda: emission(Path(emit)) if emit else [], tables, is_json=json_output)
 
 
@@ -204,24 +203,21 @@ def _tables_in(formats: str | None, out: str | None) -> str:
     return formats or "csv,jsonl"
 
 
-def _idle_in_the_best(base: dict[str, Any], answer: SearchAnswer, plan: ParallelPlan, request: RunRequest) -> list[str]:
-    """Name what is given and changes nothing in the plan that is best."""
+def _remark_on(
+    plan: ParallelPlan, base: dict[str, Any], answer: SearchAnswer, request: RunRequest, space: Space
+) -> None:
+    """Name what is given and changes nothing in the best plan, and the rule that it breaks because its user asked for it."""
     from dataclasses import replace
 
     from simulator.explore.named_settings import scenario_of
+    from simulator.explore.neighbourhood import objection
     from simulator.explore.shared_idle import SharedIdle, beside_rows
 
     idle = SharedIdle(base, beside=beside_rows(request))
     idle.meet(replace(scenario_of({**base, "topology": answer["choice"]["topology"]}), plan=plan))
-    return idle.messages
-
-
-def _only_asked_for(plan: ParallelPlan, space: Space) -> list[str]:
-    """Say which rule the best plan breaks, since its user asked for what no axis of a search chooses."""
-    from simulator.explore.neighbourhood import objection
-
-    reason = objection(plan, space.site)
-    return [f"the search keeps to what is asked for: {reason}"] if reason else []
+    write_warnings(idle.messages)
+    if reason := objection(plan, space.site):
+        write_warnings([f"the search keeps to what is asked for: {reason}"], kind="note")
 
 
 def _show_search(

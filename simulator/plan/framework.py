@@ -569,19 +569,15 @@ FRAMEWORKS: dict[str, Framework] = {
             optimizer_implementation="for-loop",
         ),
         replace(_TORCH_DDP, name="torch-pp", splits="layers", schedules=pipelines.TORCH, owners_broadcast=""),
-        Framework(
-            name="torch-3d",
-            kernels="torch-modules",
-            data_parallel=MEGATRON,
-            overlap=False,
-            fragmentation=_IRREGULAR_FRAGMENTATION,
-        ),
-        Framework(
-            name="torch-3d-fused-norm",
-            kernels="eager-fused-norm",
-            data_parallel=MEGATRON,
-            overlap=False,
-            fragmentation=_IRREGULAR_FRAGMENTATION,
+        *(
+            Framework(
+                name=f"torch-3d{ending}",
+                kernels=kernels,  # type: ignore[arg-type]
+                data_parallel=MEGATRON,
+                overlap=False,
+                fragmentation=_IRREGULAR_FRAGMENTATION,
+            )
+            for ending, kernels in (("", "torch-modules"), ("-fused-norm", "eager-fused-norm"))
         ),
         *(
             # Aleph Alpha's Scaling (Aleph-Alpha/scaling): its own modules, ``pipe_partition_method: balanced``
