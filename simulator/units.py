@@ -109,23 +109,22 @@ def parse_quantity(text: object, dimension: str) -> float:
     85899345920.0
     """
     stored, example = DIMENSIONS[dimension]
+    noun = "size" if dimension == "bytes" else dimension
     named = _named_rate(text) if dimension == "bandwidth" and isinstance(text, str) else None
     if named is not None:
         return named
     match = _NUMBER.match(text) if isinstance(text, str) else None
     if match is None or match.group(2) is None:
-        raise ConfigError(
-            f"{text!r} is not a {dimension}", hint=f"write a number and its unit, like '{example}' ({stored})"
-        )
+        raise ConfigError(f"{text!r} is not a {noun}", hint=f"write a number and its unit, like '{example}' ({stored})")
     scale = _scale(match.group(2), dimension)
     if scale is None:
         raise ConfigError(
-            f"{text!r}: unknown unit {match.group(2)!r} for a {dimension}",
+            f"{text!r}: unknown unit {match.group(2)!r} for a {noun}",
             hint=f"write it like '{example}'; B is a byte, b a bit, and bandwidths are per direction",
         )
     value = float(match.group(1).replace("_", "")) * scale
     if not math.isfinite(value):
-        raise ConfigError(f"{text!r} is too large for a {dimension}", hint=f"write it like '{example}'")
+        raise ConfigError(f"{text!r} is too large for a {noun}", hint=f"write it like '{example}'")
     return value
 
 

@@ -27,6 +27,7 @@ from simulator.trace_io.trace_record import (
     COMPUTE,
     COPY,
     HOST_NODE,
+    KERNEL_LAUNCH,
     OPERATOR,
     HostEvents,
     Int64,
@@ -39,7 +40,7 @@ KERNEL_GAP_NS = 30_000
 #: launches that a CUDA stream takes before the host blocks; NVIDIA documents no figure, 1024 is what is observed
 QUEUE_LENGTH = 1024
 _LONG_AGO = np.iinfo(np.int64).min
-_LAUNCHES = re.compile(r"^(cuda|hip|cu)LaunchKernel|^cuda(Memcpy|Memset)Async|^hip(Memcpy|Memset)Async")
+_LAUNCHES = re.compile(KERNEL_LAUNCH + r"|^cuda(Memcpy|Memset)Async|^hip(Memcpy|Memset)Async")
 
 
 class KernelRow(TypedDict):

@@ -99,12 +99,6 @@ def replay(traces: Paths, **options: Any) -> None:
             say_written(*replay_page(document, found.timeline, names).save(report))
 
 
-def _seconds(text: str | None) -> float:
-    from simulator.units import parse_quantity
-
-    return 0.0 if text is None else parse_quantity(text, "time")
-
-
 def _messages(text: str | None) -> StageMessages | None:
     """A time like 2ms, or a size like 10MB."""
     from simulator.replay.stage_replay import StageMessages
@@ -112,14 +106,25 @@ def _messages(text: str | None) -> StageMessages | None:
     if text is None:
         return None
     if text.rstrip().endswith(("B", "b")):
-        return StageMessages(n_bytes=_bytes(text) or 0)
-    return StageMessages(time_s=_seconds(text))
+        return StageMessages(n_bytes=round(_parsed(f"--message {text}", text, "bytes")))
+    return StageMessages(time_s=_parsed(f"--message {text}", text, "time"))
 
 
-def _bytes(text: str | None) -> int | None:
+def _quantity(options: Mapping[str, Any], name: str, dimension: str) -> float | None:
+    """Return a time or a size of the command line."""
+    text = options[name]
+    return None if text is None else _parsed(f"--{name.replace('_', '-')} {text}", text, dimension)
+
+
+def _parsed(words: str, text: str, dimension: str) -> float:
+    """Read a time or a size; an error begins with the words of the command line."""
+    from simulator.errors import ConfigError
     from simulator.units import parse_quantity
 
-    return None if text is None else round(parse_quantity(text, "bytes"))
+    try:
+        return parse_quantity(text, dimension)
+    except ConfigError as error:
+        raise ConfigError(f"{words}: {error.message}", hint=error.hint) from None
 
 
 #: options that mean the same to a what-if
@@ -134,7 +139,8 @@ def _what_if(run: Trace, options: Mapping[str, Any]) -> WhatIf:
     from simulator.topology.device import load_device
 
     gpu, topology, measured_on = (options[name] for name in ("gpu", "topology", "measured_on"))
-    late = [_straggler(text) for text in options["add_straggler"] or ()]
+    late = _stragglers(options)
+    bucket_bytes = _quantity(options, "bucket_bytes", "bytes")
     plan, dp = _plan_change(options)
     return WhatIf(
         machine=MachineChange(
@@ -149,8 +155,8 @@ def _what_if(run: Trace, options: Mapping[str, Any]) -> WhatIf:
         measured_device=_recorded_device(run, options["measured_gpu"], wanted=gpu is not None),
         remove_straggler=tuple(options["remove_straggler"] or ()),
         delays=tuple((rank, delay) for rank, _, delay in late if delay),
-        latency_s=_seconds(options["latency"]),
-        bucket_bytes=_bytes(options["bucket_bytes"]),
+        latency_s=_quantity(options, "latency", "time") or 0.0,
+        bucket_bytes=None if bucket_bytes is None else round(bucket_bytes),
         plan=plan,
         dp=dp,
         recorded=_settings(options["recorded"], sizes=True),
@@ -202,19 +208,25 @@ def _speed(times_as_long: float, flag: str) -> float:
 def _bandwidths(text: str | None) -> dict[str, float]:
     """A factor for all kinds of links, or KIND=FACTOR separated by commas."""
     from simulator.errors import ConfigError
+    from simulator.replay.what_if import MOST_FACTOR
     from simulator.topology import LINK_KINDS
 
     if text is None:
         return {}
     try:
         if "=" not in text:
-            return {} if float(text) == 1.0 else dict.fromkeys(LINK_KINDS, float(text))
-        found = {kind.strip(): float(factor) for kind, factor in (part.split("=", 1) for part in text.split(","))}
+            found = {} if float(text) == 1.0 else dict.fromkeys(LINK_KINDS, float(text))
+        else:
+            found = {kind.strip(): float(factor) for kind, factor in (part.split("=", 1) for part in text.split(","))}
     except ValueError:
         found = {"": 0.0}
     if not set(found) <= set(LINK_KINDS):
         kinds = ", ".join(LINK_KINDS)
         raise ConfigError(f"--bandwidth {text}: not a factor or KIND=FACTOR", hint=f"like 2 or nic=2; kinds: {kinds}")
+    if not all(1 / MOST_FACTOR <= factor <= MOST_FACTOR for factor in found.values()):
+        raise ConfigError(
+            f"--bandwidth {text}: not a factor from {1 / MOST_FACTOR:g} to {MOST_FACTOR:g}", hint="2 doubles it"
+        )
     return found
 
 
@@ -229,6 +241,24 @@ def _recorded_device(recorded: Trace, name: str | None, *, wanted: bool) -> Any:
     return shipped_device(names[0]) if names else None
 
 
+def _stragglers(options: Mapping[str, Any]) -> list[tuple[int, float, float]]:
+    """Return ranks with their factors and delays, one of each for a rank."""
+    from simulator.errors import ConfigError
+
+    late = [_straggler(text) for text in options["add_straggler"] or ()]
+    said = [(rank, bool(delay)) for rank, _, delay in late]
+    for rank, delays in said:
+        if said.count((rank, delays)) > 1:
+            raise ConfigError(
+                f"--add-straggler gives rank {rank} {'a delay' if delays else 'a factor'} twice", hint="give one"
+            )
+        if rank in (options["remove_straggler"] or ()):
+            raise ConfigError(
+                f"rank {rank} is a straggler to add and to remove", hint="--add-straggler or --remove-straggler"
+            )
+    return late
+
+
 def _straggler(text: str) -> tuple[int, float, float]:
     from simulator.errors import ConfigError
 
@@ -238,7 +268,7 @@ def _straggler(text: str) -> tuple[int, float, float]:
     try:
         factor = float(amount)
     except ValueError:
-        return int(rank), 1.0, _seconds(amount)
+        return int(rank), 1.0, _parsed(f"--add-straggler {text}", amount, "time")
     if not 0 < factor < float("inf"):
         raise ConfigError(
             f"--add-straggler {text}: kernels cannot take {amount} times as long", hint="3:1.2, or 3:10ms"

@@ -104,7 +104,16 @@ def pipeline_rule(plan: ParallelPlan, site: Site) -> str:
 
 
 def context_rule(plan: ParallelPlan, site: Site) -> str:
-    """Context parallelism divides the sequence."""
+    """Context parallelism divides the sequence, and the framework has it beside what else splits the model."""
+    if plan.cp == 1:
+        return ""
+    facts = plan.framework_spec.data_parallel
+    if not facts.context_exchanges:
+        return f"{plan.framework} has no context parallelism"
+    if plan.context_exchange not in facts.context_exchanges:
+        return f"{plan.framework} exchanges keys and values by {' or '.join(facts.context_exchanges)}, not {plan.context_exchange}"
+    if not facts.shares_beside_splits and (plan.tp > 1 or plan.pp > 1):
+        return f"{plan.framework} has context parallelism without tensor and pipeline parallelism only"
     length = plan.sequence_length or site.spec.max_positions
     return f"cp={plan.cp} does not divide the sequence of {length} tokens" if length % plan.cp else ""
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from simulator.plan.vocabularies import ContextExchange
 
 MIB = 2**20
 
@@ -39,6 +41,10 @@ class DataParallelism:
     units: Literal["block", "tensor"] = "block"
     #: Whether it runs beside tensor and pipeline parallelism.
     splits_models: bool = True
+    #: How ranks that share a sequence may exchange keys and values; none where no ranks can share one.
+    context_exchanges: tuple[ContextExchange, ...] = get_args(ContextExchange)
+    #: Whether they share it beside tensor and pipeline parallelism.
+    shares_beside_splits: bool = True
     #: Default size of a gradient bucket, and of the first one.
     bucket_bytes: int | None = None
     first_bucket_bytes: int | None = None
@@ -116,6 +122,7 @@ class DataParallelism:
 #: ``DistributedDataParallel``: ``_DEFAULT_FIRST_BUCKET_BYTES`` and ``bucket_cap_mb``
 DDP = DataParallelism(
     splits_models=False,
+    context_exchanges=(),
     bucket_bytes=25 * MIB,
     first_bucket_bytes=MIB,
     copies_into_buckets=True,
@@ -170,7 +177,9 @@ MEGATRON = DataParallelism(
     scatters_gradients=True,
     gathers_by_bucket=True,
 )
-#: the same with ``--optimizer-cpu-offload``, which Megatron-LM has with Megatron-Core (``core/optimizer/cpu_offloading``)
+#: before Megatron-Core, which brought context parallelism
+MEGATRON_2021 = replace(MEGATRON, context_exchanges=())
+#: Megatron-LM's since, with ``--optimizer-cpu-offload`` (``core/optimizer/cpu_offloading``)
 MEGATRON_LM = replace(MEGATRON, offloads=("optimizer",))
 #: Megatron-Core's, whose FSDP may shard gradients and leave parameters whole (``optim_grads``)
 MEGATRON_CORE = replace(
@@ -182,6 +191,10 @@ MEGATRON_CORE = replace(
 DEEPSPEED = DataParallelism(
     shardings=("none", "zero1", "zero2", "zero3"),
     pipeline_shardings=("none", "zero1"),
+    # Ulysses (``deepspeed/sequence``), which Megatron-DeepSpeed asserts to have no tensor and no pipeline parallelism beside it
+    # (``megatron/core/parallel_state.py``: "DeepSpeed's sequence parallel does not work with tensor parallel or pipeline parallel")
+    context_exchanges=("a2a",),
+    shares_beside_splits=False,
     has_config=True,
     units="tensor",
     bucket_elements=500_000_000,
@@ -200,6 +213,7 @@ NANOTRON = replace(MEGATRON, bucket_bytes=25 * MIB, first_bucket_bytes=MIB, gath
 #: ``core/optimizer/allreduce.py``); every rank then steps its shard
 SCALING = replace(
     MEGATRON,
+    context_exchanges=(),  # its topology has model, pipe and data parallel ranks (``core/topology``)
     shardings=("none", "zero1"),
     bucket_elements=500_000_000,
     bucket_elements_per_rank=0,

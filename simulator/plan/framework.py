@@ -24,6 +24,7 @@ from simulator.plan.data_parallelism import (
     FULLY_SHARDED,
     INTERNEVO,
     MEGATRON,
+    MEGATRON_2021,
     MEGATRON_CORE,
     MEGATRON_LM,
     MIB,
@@ -330,7 +331,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 reduces_beside_products=beside,
                 gates_fused_since=_MEGATRON_GATES,
             )
-            for name, facts, beside in (("megatron", MEGATRON_LM, True), ("megatron-2021", MEGATRON, False))
+            for name, facts, beside in (("megatron", MEGATRON_LM, True), ("megatron-2021", MEGATRON_2021, False))
         ),
         Framework(
             name="megatron-core",
@@ -399,7 +400,7 @@ FRAMEWORKS: dict[str, Framework] = {
             # the first ZeRO-3, below Megatron-LM's modules: tensor by tensor, nothing beside compute
             name="deepspeed-0.3",
             kernels="megatron",
-            data_parallel=replace(DEEPSPEED, moves_lists=True, bucket_elements=1),
+            data_parallel=replace(DEEPSPEED, context_exchanges=(), moves_lists=True, bucket_elements=1),
             schedules=pipelines.DEEPSPEED,
             overlap=False,
             reduces_beside_products=False,
@@ -444,7 +445,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 flash="flash_attention_2",
                 sharded_by="" if sharded else f"litgpt-fsdp{compiled}",
             )
-            for sharded, facts in (("", DDP), ("-fsdp", replace(FSDP, shards_masters=False)))
+            for sharded, facts in (("", DDP), ("-fsdp", replace(FSDP, shards_masters=False, context_exchanges=())))
             for compiled in ("", "-compile")
         ),
         Framework(
@@ -623,7 +624,7 @@ FRAMEWORKS: dict[str, Framework] = {
             # are split (``enable_use_compute_stream``), else beside backward in buckets of 16 MB (``nccl_fusion_threshold_mb``)
             name="libai",
             kernels="megatron",
-            data_parallel=replace(MEGATRON, bucket_bytes=16 * MIB, gathers_by_bucket=False),
+            data_parallel=replace(MEGATRON, context_exchanges=(), bucket_bytes=16 * MIB, gathers_by_bucket=False),
             schedules=pipelines.LIBAI,
             host="compiled",
             synchronous_p2p=False,

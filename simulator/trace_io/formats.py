@@ -289,6 +289,13 @@ def _apart(ranks: Sequence[RankTrace]) -> list[str]:
     gap_s = (last[0] - first[1]) / 1e9
     if gap_s <= 0:
         return []
+    if gap_s > _LATEST_S:
+        for cut, other in ((first[2], last[2]), (last[2], first[2])):
+            if cut.cut and not cut.epoch_ns:
+                raise TraceError(
+                    f"{cut.source} ends early, before the base of its clock (baseTimeNanoseconds): it cannot be laid beside {other.source}",
+                    hint="give the whole file, or this one alone",
+                )
     text = f"the recording of rank {last[2].rank} begins {gap_s:.3g} s after that of rank {first[2].rank} ended"
     if gap_s > _LATEST_S:
         raise TraceError(

@@ -37,6 +37,7 @@ from simulator.trace_io.trace_record import (
     COPY,
     HOST_NODE,
     HOST_TYPES,
+    KERNEL_LAUNCH,
     MAX_RANKS,
     OPERATOR,
     RUNTIME,
@@ -81,6 +82,9 @@ CATEGORIES = {
     "cuda_sync": (_SYNC, 0),
 }
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)?$")
+_LAUNCHES = re.compile(KERNEL_LAUNCH)
+#: characters of a kernel's name that an error shows
+_SHOWN = 60
 _COMMUNICATION_OPERATOR = re.compile(r"^(record_param_comms|c10d::|nccl:|gloo:|mpi:|ucc:|xccl:|hccl:)")
 
 
@@ -102,7 +106,9 @@ class _Columns:
         self.memory: tuple[array[Any], ...] = tuple(array(code) for code in "dqqq")
         self.operator_calls: Counter[OperatorCall] = Counter()
         self.n_bad = 0
-        self.n_untimed = 0
+        #: operations of a device without a start, and without a length, and what the first of each says
+        self.n_lost, self.first_lost = 0, ""
+        self.n_untimed, self.first_untimed = 0, ""
 
     def add(self, events: list[Event]) -> None:
         """Sort the events of one chunk into the columns."""
@@ -119,10 +125,15 @@ class _Columns:
             start, length = number(event.ts), number(event.dur)
             if start is None or event.name is None:
                 self.n_bad += 1
+                if where == _DEVICE:
+                    self.n_lost += 1
+                    self.first_lost = self.first_lost or f"{(event.name or 'an event')[:_SHOWN]} with ts {event.ts!r}"
                 continue
             if length is None or length < 0:
                 length = 0.0
-                self.n_untimed += where == _DEVICE
+                if where == _DEVICE:
+                    self.n_untimed += 1
+                    self.first_untimed = self.first_untimed or f"{event.name[:_SHOWN]} with dur {event.dur!r}"
             if where == _DEVICE:
                 self._device(event, start, length, kind)
             elif where == _HOST:
@@ -190,6 +201,8 @@ class _Columns:
         self.gpu_steps += other.gpu_steps
         self.syncs += other.syncs
         self.n_bad += other.n_bad
+        self.n_lost, self.first_lost = self.n_lost + other.n_lost, self.first_lost or other.first_lost
+        self.n_untimed, self.first_untimed = self.n_untimed + other.n_untimed, self.first_untimed or other.first_untimed
 
 
 def _operator_call(name: str, args: Args) -> OperatorCall:
@@ -274,6 +287,7 @@ def _rank_trace(columns: _Columns, documents: list[Document], rank: int, source:
         header.update(document.header)
     host, host_order = _host_events(columns.host)
     ops, op_order = _device_ops(columns.device, host)
+    _check_device(columns, source)
     names, threads, streams = columns.names.table, columns.threads.table, columns.streams.table
     place = {int(old): new for new, old in enumerate(host_order)} if columns.host_args else {}
     described = {place[i]: args for i, args in columns.host_args.items()}
@@ -295,6 +309,27 @@ def _rank_trace(columns: _Columns, documents: list[Document], rank: int, source:
         notes=_notes(columns, documents), cut=any(document.truncated for document in documents),
         memory=_allocations(columns.memory), operator_calls=columns.operator_calls,
     )  # fmt: skip
+
+
+def _check_device(columns: _Columns, source: str) -> None:
+    """Refuse a file in which no operation of a device has a time: all that follows from it would be nothing."""
+    n_read, hint = len(columns.device[0]), "is it damaged? export the trace again"
+    if columns.n_lost and not n_read:
+        raise TraceError(
+            f"{source}: none of {columns.n_lost:,} device operations has a start that can be: first {columns.first_lost}",
+            hint=hint,
+        )
+    if n_read and columns.n_untimed == n_read:
+        raise TraceError(
+            f"{source}: none of {n_read:,} device operations has a duration that can be: first {columns.first_untimed}",
+            hint=hint,
+        )
+    launched = [name for name in columns.names.table if _LAUNCHES.match(name)]
+    if launched and not n_read:
+        raise TraceError(
+            f"{source}: holds launches of kernels ({launched[0]}) and no kernel",
+            hint="profile with ProfilerActivity.CUDA, too",
+        )
 
 
 def _allocations(columns: tuple[array[Any], ...]) -> Allocations | None:

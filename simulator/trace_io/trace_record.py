@@ -23,6 +23,8 @@ Int8 = NDArray[np.int8]
 MAX_RANKS = 1 << 20
 _LIMIT_US = 9.0e15
 _LARGEST = 2**62
+#: names of the runtime calls that launch a kernel, as a regular expression
+KERNEL_LAUNCH = r"^(cuda|hip|cu)LaunchKernel"
 #: kinds of device operations
 COMPUTE, COMMUNICATION, COPY, HOST_NODE = 0, 1, 2, 3
 #: kinds of host events

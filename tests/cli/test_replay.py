@@ -147,6 +147,27 @@ def test_another_plan_is_printed_beside_what_the_recorded_one_leaves_out(simulat
     assert (shown["cp"], shown["precision"]) == (["1", "->", "2"], ["fp32", "->", "bf16"])
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--add-straggler", "0:1.5", "--add-straggler", "0:2"), "--add-straggler gives rank 0 a factor twice"),
+        (("--add-straggler", "1:2ms", "--add-straggler", "1:3ms"), "--add-straggler gives rank 1 a delay twice"),
+        (("--add-straggler", "0:1.5", "--remove-straggler", "0"), "rank 0 is a straggler to add and to remove"),
+        (("--add-straggler", "0:abc"), "--add-straggler 0:abc: 'abc' is not a time"),
+        (("--latency", "5"), "--latency 5: '5' is not a time"),
+        (("--bucket-bytes", "25"), "--bucket-bytes 25: '25' is not a size"),
+        (("--bandwidth", "0"), "--bandwidth 0: not a factor from 1e-06 to 1e+06"),
+    ],
+)
+def test_what_contradicts_itself_or_is_no_quantity_names_its_option(simulate, words, said):
+    code, _, err = simulate("replay", OWN / "tiny-ddp-2", *words)
+    assert (code, err.splitlines()[0]) == (3, f"error: {said}")
+
+
+def test_a_straggler_may_be_slow_and_late(simulate):
+    assert simulate("replay", OWN / "tiny-ddp-2", "--add-straggler", "0:1.5", "--add-straggler", "0:2ms")[0] == 0
+
+
 @pytest.mark.parametrize("factor", ["0", "-1", "inf", "nan"])
 def test_a_straggler_takes_some_times_as_long(simulate, factor):
     code, _, err = simulate("replay", OWN / "tiny-ddp-2", "--add-straggler", f"0:{factor}")

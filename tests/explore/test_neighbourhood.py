@@ -192,3 +192,27 @@ def test_states_are_offloaded_as_the_framework_does(framework, sharding, offered
     site = Site(topology=load_topology("dgx-b200", 4), spec=find_spec("gpt2"))
     found = [one for one in neighbours(plan.resolve(4), site) if one.setting.startswith("offload_") and not one.reason]
     assert {(one.plan.offload_optimizer, one.plan.offload_parameters) for one in found} == offered
+
+
+@pytest.mark.parametrize(
+    ("framework", "settings", "exchanges"),
+    [
+        # Megatron-Core and Transformer Engine: ``--cp-comm-type`` p2p, all_gather, a2a
+        ("megatron-core", {"pp": 2}, {"p2p", "all_gather", "a2a"}),
+        # Megatron-LM of 2021, LitGPT, LiBai, Scaling and plain DDP split no sequence
+        ("megatron-2021", {}, set()), ("litgpt", {}, set()), ("libai", {}, set()), ("scaling", {}, set()), ("torch-ddp", {}, set()),
+        # DeepSpeed's Ulysses exchanges heads for tokens; its assertion: "does not work with tensor parallel or pipeline parallel"
+        ("deepspeed", {}, {"a2a"}), ("megatron-deepspeed", {}, {"a2a"}), ("megatron-deepspeed", {"pp": 2}, set()),
+        ("megatron-deepspeed", {"tp": 2}, set()),
+    ],
+)  # fmt: skip
+def test_sequences_are_shared_as_the_framework_does(framework, settings, exchanges):
+    site = Site(topology=load_topology("dgx-b200", 4), spec=find_spec("gpt2"))
+    base = ParallelPlan(gpus=4, micro_batch=1, global_batch=8, sequence_length=512, framework=framework, **settings)
+    offered = {
+        one.plan.context_exchange
+        for exchange in ("p2p", "all_gather", "a2a")
+        for one in neighbours(replace(base, cp_comm_type=exchange).resolve(4), site)
+        if one.setting == "cp" and one.plan.cp == 2 and not one.reason
+    }
+    assert offered == exchanges

@@ -245,6 +245,35 @@ def test_impossible_durations_are_counted(tmp_path, duration):
     assert any(note.startswith("1 device operations without a duration") for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("edited", "said"),
+    [
+        ({"ts": "abc"}, "none of 12 device operations has a start that can be: first gemm with ts 'abc'"),
+        ({"ts": 1e300}, "none of 12 device operations has a start"),
+        ({"dur": -5.0}, r"none of 12 device operations has a duration that can be: first gemm with dur -5\.0"),
+        ({"dur": None}, "none of 12 device operations has a duration"),
+        ({"cat": "gone"}, r"holds launches of kernels \(cudaLaunchKernel\) and no kernel"),
+    ],
+)
+def test_a_trace_without_a_time_of_any_kernel_is_refused(tmp_path, edited, said):
+    recorded = document()
+    for one in recorded["traceEvents"]:
+        if one.get("cat") == "kernel":
+            one.update(edited)
+    with pytest.raises(TraceError, match=rf"a\.json: {said}"):
+        read(save(tmp_path / "a.json", recorded))
+
+
+def test_a_cut_file_whose_clock_is_lost_is_no_other_run(tmp_path):
+    """``baseTimeNanoseconds`` stands behind the events."""
+    base = {"baseTimeNanoseconds": 1_720_000_000_000_000_000}
+    texts = [json.dumps(document(rank=rank) | base) for rank in (0, 1)]
+    (tmp_path / "a.json").write_text(texts[0][: texts[0].rindex("baseTime") // 2])
+    (tmp_path / "b.json").write_text(texts[1])
+    with pytest.raises(TraceError, match=r"a\.json ends early, before the base of its clock .*b\.json"):
+        read(tmp_path)
+
+
 def test_a_file_of_zeros_is_no_trace(tmp_path):
     with pytest.raises(TraceError, match="no trace that can be read"):
         read(save(tmp_path / "a.et", bytes(100_000)))
