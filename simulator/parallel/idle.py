@@ -163,7 +163,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (
             documents,
             2 * plan.attended_length > (plan.sequence_length or 0) > 0,
-            f"a sequence of {plan.sequence_length} tokens holds one document",
+            f"a sequence of {plan.sequence_length} tokens holds no two documents of {plan.attended_length}",
         ),
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
         (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
