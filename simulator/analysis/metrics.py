@@ -438,7 +438,9 @@ def measure(timeline: Timeline, device: Device, *, pipelined: bool) -> Metrics:
     for span in timeline.period:
         period[span.rank].append(span)
     world = sum(len(members) for members in timeline.members.values())
-    totals: dict[str, float] = defaultdict(float)
+    totals_ps: dict[str, int] = defaultdict(
+        int
+    )  # of all ranks: whole numbers, so that classes add up as their ranks would
     table: dict[CommunicationKind, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     least_s = recomputed = 0.0
     late_data_ps = _late_data_ps(timeline)
@@ -459,15 +461,15 @@ def measure(timeline: Timeline, device: Device, *, pipelined: bool) -> Metrics:
         least_s += weight * sum(n_flops / peak for peak, n_flops in sorted(tally.flops.items()))
         recomputed += weight * tally.recomputed_flops
         for name, ps in times.items():
-            totals[f"{name}_s"] += weight * ps / PS_PER_S
+            totals_ps[name] += len(members) * ps
         for kind, entry in tally.communication.items():
             for i in range(3):
-                table[kind][i] += weight * entry[i]
+                table[kind][i] += len(members) * entry[i]
     return Metrics(
         iteration_time_s=timeline.makespan_ps / PS_PER_S,
-        breakdown=cast(Breakdown, dict(totals)),
+        breakdown=cast(Breakdown, {f"{name}_s": ps / world / PS_PER_S for name, ps in totals_ps.items()}),
         phase_s=_phases(simulated[first], period[first], timeline.n_more(first)),
-        communication=[_row(kind, *entry) for kind, entry in sorted(table.items())],
+        communication=[_row(kind, *(total / world for total in sums)) for kind, sums in sorted(table.items())],
         least_s=least_s,
         recomputed_flops=recomputed,
     )
