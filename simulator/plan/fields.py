@@ -86,6 +86,8 @@ class Setting:
         word = "none" if value is False else text
         if self.takes_several:
             return self._joined(value if isinstance(value, list | tuple) else re.split(r"[\s,+]+", word))
+        if isinstance(value, Collection) and not isinstance(value, str):
+            self._refuse(value, "not one word")
         return self.synonyms.get(word) or self.synonyms.get(word.lower(), word)
 
     def _joined(self, parts: Collection[object]) -> str:
