@@ -58,7 +58,8 @@ def test_a_value_means_the_same_in_files_set_axes_and_flags(tmp_path, name, text
     ("text", "rule"),
     [("tp:", "needs a value"), ("tp: .nan", "not a usable number"), (f"tp: {'9' * 400}", "not a usable number"),
      ("tp: 1.5", "not a whole number"), (f"tp: {'9' * 19}", "at most"),
-     ("tp: [1, 2]", "not a whole number"), ("schedule: [1f1b]", "not one word"), ("dp: 0", "at least 1"), ("moe_imbalance: .inf", "not a usable number"),
+     ("tp: [1, 2]", "not a whole number"), ("schedule: [1f1b]", "not one word"),
+     ("dp: 0", "at least 1"), ("moe_imbalance: .inf", "not a usable number"),
      ("overlap: 3", "true or false"), ("dp: 8\ngpus:", "gpus: needs a value"), ("overlap:", "overlap: needs a value"),
      ("bucket_bytes: 3 parsecs", "unknown unit"), ("sharding: zreo1", "Did you mean 'zero1'"), ("zero: 1\nsharding: zero1", "set twice")],
 )  # fmt: skip
