@@ -7,6 +7,7 @@ import pytest
 DENSE = "--topology dgx-a100-80g --model gpt-6.7b --gpus 8 --micro-batch 1 --framework megatron-core"
 LONG = "--topology dgx-h100 --model llama3-8b --gpus 8 --micro-batch 1 --framework megatron-core --sequence-length 32768 --sharding zero1"
 SMALL = "--topology dgx-a100-80g --model gpt2 --gpus 8 --framework hf-eager --sequence-length 256"
+SHARED = "--topology dgx-a100-80g --model gpt2 --gpus 8 --micro-batch 1 --framework megatron-core --sequence-length 256"
 RECIPE = "--topology dgx-h100 --model gpt2 --gpus 8 --micro-batch 1 --framework megatron-bridge --sequence-length 256"
 
 
@@ -28,7 +29,7 @@ def test_ways_out_take_the_time_that_is_said(simulate, command):
 
 @pytest.mark.parametrize(
     ("command", "wanted"),
-    [(f"{SMALL} --micro-batch 1", "--cp 2"), (SMALL, "--recompute full"), (RECIPE, "--tp 2"), (RECIPE, "--pp 2")],
+    [(SHARED, "--cp 2"), (SMALL, "--recompute full"), (RECIPE, "--tp 2"), (RECIPE, "--pp 2")],
 )
 def test_changes_carry_what_was_left_open(simulate, command, wanted):
     """The batch, a micro-batch that is the largest that fits, and what recipes set beside tensor parallelism."""
