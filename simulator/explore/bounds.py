@@ -46,7 +46,7 @@ from simulator.parallel.repetition import count_in_rows
 from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import accumulation_traffic, optimizer_run, owned_matrices, split_parameters
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective, Kernel, Transfer
+from simulator.program.op import Collective, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, Block, Program, RankProgram, Task
 from simulator.scenario import Scenario
 from simulator.schedules import (
@@ -494,15 +494,21 @@ class Bounds:
     def _run_pass_s(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> float:
         """Return the time that a pass takes in the engine, with nothing else in the network and a host that is far ahead."""
         key = self._pass_key(layout, stage, chunk, kind)
-        return self._run_s(layout, stage, key, lambda: self._block(layout, stage, chunk, kind))
+        return self._run_s(layout, stage, key, lambda: (self._block(layout, stage, chunk, kind),))
 
     def _run_pair_s(self, layout: Layout, stage: int, chunks: tuple[int, int]) -> float:
         """Return the same of a forward and a backward that take turns."""
-        both = zip(chunks, _PASSES, strict=True)
-        key = tuple(self._pass_key(layout, stage, chunk, kind) for chunk, kind in both)
-        return self._run_s(layout, stage, key, lambda: self._stage_layers(layout, stage, *chunks).paired_block(0, 1))
+        key = tuple(self._pass_key(layout, stage, chunk, kind) for chunk, kind in zip(chunks, _PASSES, strict=True))
 
-    def _run_s(self, layout: Layout, stage: int, key: tuple[object, ...], new_block: Callable[[], Block]) -> float:
+        def whole() -> tuple[Block | KernelRun, ...]:
+            both, tail = self._stage_layers(layout, stage, *chunks).paired_blocks(0, 1)
+            return both, *(run for run in tail if run)
+
+        return self._run_s(layout, stage, key, whole)
+
+    def _run_s(
+        self, layout: Layout, stage: int, key: tuple[object, ...], new_ops: Callable[[], tuple[Block | KernelRun, ...]]
+    ) -> float:
         plan = layout.plan
         known = self._runs.get(key)
         if known is None:
@@ -511,10 +517,11 @@ class Bounds:
                 self._costs_of[1].kernels = self.costs.kernels  # which remembers the times of shapes
             ahead = Kernel(name="before", phase="forward", duration_s=AHEAD_S)
             rank = self.mesh(plan).stage_ranks(stage)[0]
-            tasks = (Task(ahead), Task(new_block()))
+            tasks = (Task(ahead), *map(Task, new_ops()))
             program = Program(ranks=(RankProgram(rank=rank, members=(rank,), tasks=tasks),))
             line = run(program, self._costs_of[1], lambda: NETWORKS[self.scenario.network](self.topology))
-            known = self._runs[key] = (layout.chunks[stage], line.simulated[-1].duration_ps * 1e-12)
+            taken_ps = sum(span.duration_ps for span in line.simulated[1:])
+            known = self._runs[key] = (layout.chunks[stage], taken_ps * 1e-12)
         return known[1]
 
     def _is_uniform(self, plan: ParallelPlan) -> bool:

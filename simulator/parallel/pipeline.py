@@ -10,7 +10,7 @@ from simulator.models.layer import Layer
 from simulator.parallel.classes import Passes
 from simulator.parallel.data import DataParallel
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.stage import StageLayers, Steps, finish, take_turns
+from simulator.parallel.stage import StageLayers, Steps, Tail, finish, take_turns
 from simulator.parallel.vocabulary import AXIS, meeting_collectives
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Phase, Transfer
@@ -133,19 +133,29 @@ class StageLowering:
         after = (self._receive_whole(forward), self._receive_whole(backward))
         sent = self._take_sent()
         if self._is_quiet(forward, is_last=False) and self._is_quiet(backward, is_last=is_last):
-            block = self.layers.paired_block(forward.chunk, backward.chunk)
-            index = self.tasks.add(block, COMPUTE, after[0] + after[1] + sent, None, forward.micro_batch)
+            both, tail = self.layers.paired_blocks(forward.chunk, backward.chunk)
+            index = self.tasks.add(both, COMPUTE, after[0] + after[1] + sent, None, forward.micro_batch)
             ends: tuple[tuple[int, ...], tuple[int, ...]] = ((index,), (index,))
         else:
+            start = len(self.tasks.tasks)
             ends = take_turns(
-                self._steps(forward, after[0] + after[1] + sent, is_last=False),
-                self._steps(backward, after[1] + sent, is_last=is_last),
-            )
-        for action, end in zip((forward, backward), ends, strict=True):
-            self._last = end
-            self._ends[action.kind, action.chunk, action.micro_batch] = end
-            self._send(action)
+                self._steps(backward, after[0] + after[1] + sent, is_last=is_last),
+                self._steps(forward, after[0] + sent, is_last=False),
+            )[::-1]
+            is_alone = self.data.is_quiet("B", backward.micro_batch, is_last=is_last)
+            tail = self.layers.take_tail(self.tasks, start) if is_alone else Tail()
+        self._end(forward, ends[0])
+        if tail.gradient:
+            ends = ends[0], (self.tasks.add(tail.gradient, COMPUTE, ends[1], None, backward.micro_batch),)
+        self._end(backward, ends[1])
         self._last = ends[0] + ends[1]
+        if tail.weights:
+            self._last += (self.tasks.add(tail.weights, COMPUTE, (), None, backward.micro_batch),)
+
+    def _end(self, action: Action, end: tuple[int, ...]) -> None:
+        """Send the output of a pass that has ended."""
+        self._last = self._ends[action.kind, action.chunk, action.micro_batch] = end
+        self._send(action)
 
     def _is_quiet(self, action: Action, *, is_last: bool) -> bool:
         in_step = self.passes == "closed" or (

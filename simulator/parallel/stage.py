@@ -9,17 +9,26 @@ parallelism turns them into all-gather and reduce-scatter).
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from simulator.models.layer import CommunicationPoint, KernelShape, Layer, LayerItem, PointwiseShape
+from simulator.models.layer import (
+    AttentionShape,
+    CommunicationPoint,
+    KernelShape,
+    Layer,
+    LayerItem,
+    PointwiseShape,
+    ScanShape,
+)
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.expert import exchange_experts
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.states import accumulation_traffic
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Phase
-from simulator.program.program import COMPUTE, HOST, Block, Occurrence, TaskList
-from simulator.schedules import Kind
+from simulator.program.program import COMPUTE, HOST, Block, Occurrence, Task, TaskList
+from simulator.schedules import Kind, find_schedule
 
 #: (operator, pass, sequence parallel) -> collective over the tensor-parallel group
 _CONJUGATES = {
@@ -244,6 +253,43 @@ def take_turns(first: Steps, second: Steps) -> tuple[tuple[int, ...], tuple[int,
     return results[id(first)], results[id(second)]
 
 
+class Tail(NamedTuple):
+    """What a pair ends with once its forward has ended, where there is any."""
+
+    gradient: KernelRun | None = None  #: The rest of the input's gradient.
+    weights: KernelRun | None = None  #: The weights' gradients of the last layer.
+
+
+def _cut_tail(tasks: list[Task], first: int) -> Tail:
+    """Cut from a pair what runs behind its forward: the input gradient from the last attention on, then the weights' gradients.
+
+    The two passes are ``tasks[first:]``, the backward ahead. While the last layer's tokens return, attention's output projection
+    runs backward; the forward's output then leaves beside the rest of it, and the gradient of the input beside that of the
+    weights. Nothing is cut where the backward ends otherwise, with an exchange, say.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/models/common/model_chunk_schedule_plan.py``: ``post_forward`` on the stream that communicates beside
+    the last backward of attention, ``backward_dw`` of the last layer behind ``post_backward``
+    (``--delay-wgrad-compute``, which recipes of Megatron Bridge set beside ``--overlap-moe-expert-parallel-comm``).
+    """
+    backward = [i for i in range(first, len(tasks)) if getattr(tasks[i].op, "phase", "") == "backward"]
+    last = backward[-1] if backward else -1
+    run = tasks[last].op if backward else None
+    if not isinstance(run, KernelRun) or len(run.kernels) < 2:
+        return Tail()
+    weights: list[Kernel] = []
+    others: list[Kernel] = []
+    for kernel in run.kernels:
+        (weights if getattr(kernel.shape, "kernel_pass", "") == "wgrad" else others).append(kernel)
+    mixers = [i for i, kernel in enumerate(others) if isinstance(kernel.shape, AttentionShape | ScanShape)]
+    cut = mixers[-1] if mixers else len(others)
+    if not cut:
+        return Tail()
+    tasks[last] = tasks[last]._replace(op=replace(run, kernels=tuple(others[:cut])))
+    return Tail(*(replace(run, kernels=tuple(part)) if part else None for part in (others[cut:], weights)))
+
+
 #: layers of a chunk, by the identity of each: equal ones are shared, and the model holds them
 _Content = tuple[int, ...]
 
@@ -279,7 +325,7 @@ class StageLayers:
         self._content = [tuple(map(id, chunk)) for chunk in chunks]
         self._blocks: dict[tuple[_Content, Kind, int], Block] = twin._blocks if twin else {}
         self._joint_blocks: dict[tuple[_Content, Kind, int], Block] = partner._joint_blocks if partner else {}
-        self._pairs: dict[tuple[_Content, _Content], Block] = twin._pairs if twin else {}
+        self._pairs: dict[tuple[_Content, _Content], tuple[Block, Tail]] = twin._pairs if twin else {}
 
     def order(self, chunk: int, kind: Kind) -> Iterable[int]:
         """Positions of a chunk's layers in the order in which a pass visits them."""
@@ -343,16 +389,21 @@ class StageLayers:
             )
         return block
 
-    def paired_block(self, forward_chunk: int, backward_chunk: int) -> Block:
-        """Return a forward and a backward in turns as one block: each computes while the other communicates."""
+    def paired_blocks(self, forward_chunk: int, backward_chunk: int) -> tuple[Block, Tail]:
+        """Return a forward and a backward in turns, each of which computes while the other communicates, and their tail."""
         contents = self._content[forward_chunk], self._content[backward_chunk]
-        block = self._pairs.get(contents)
-        if block is None:
+        pair = self._pairs.get(contents)
+        if pair is None:
             tasks = TaskList()
-            take_turns(self._chunk_steps(tasks, forward_chunk, "F"), self._chunk_steps(tasks, backward_chunk, "B"))
-            block = Block(name="forward and backward", tasks=tuple(tasks.tasks))
-            self._pairs[contents] = block
-        return block
+            take_turns(self._chunk_steps(tasks, backward_chunk, "B"), self._chunk_steps(tasks, forward_chunk, "F"))
+            tail = self.take_tail(tasks, 0)
+            pair = self._pairs[contents] = Block(name="forward and backward", tasks=tuple(tasks.tasks)), tail
+        return pair
+
+    def take_tail(self, tasks: TaskList, first: int) -> Tail:
+        """Take what runs behind the forward from the tasks of a pair, the last ones from ``first`` on, where the schedule sends before."""
+        sends = self.plan.pp > 1 and find_schedule(self.plan.schedule, self.plan.virtual_pp).sends_inside
+        return _cut_tail(tasks.tasks, first) if sends else Tail()
 
     def gather(self, kind: Kind, n_bytes: int, *, in_block: bool = False) -> Collective:
         """Return what puts a boundary tensor together of which every tensor-parallel rank has a share."""

@@ -80,6 +80,8 @@ class Schedule:
     ends_with_first_chunk: bool = False
     #: Whether forwards and backwards run in turns, layer by layer, so that each hides what the other sends.
     takes_turns: bool = False
+    #: Whether such a pair sends each output as soon as it is there, and computes the gradients of its last weights beside.
+    sends_inside: bool = False
     #: Whether the user must choose several chunks, where the number is the user's.
     needs_chunks: bool = True
     #: Whether more than :data:`SATURATED_GROUPS` micro-batches per stage hold no more activations.
@@ -139,7 +141,9 @@ SCHEDULES: dict[str, Schedule] = {
             blocks_sends=True,
             ends_with_first_chunk=True,
         ),
-        Schedule(name="1f1b-combined", build=combined, n_chunks=0, takes_turns=True, needs_chunks=False),
+        Schedule(
+            name="1f1b-combined", build=combined, n_chunks=0, takes_turns=True, sends_inside=True, needs_chunks=False
+        ),
         Schedule(name="1f1b-interleaved", build=interleaved, n_chunks=0, blocks_sends=True, ends_with_first_chunk=True),
         Schedule(name="interlaced", build=interlaced, shares_vocabulary=True),
         Schedule(name="zb-1p", build=zb_1p),

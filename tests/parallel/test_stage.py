@@ -14,7 +14,7 @@ from simulator.parallel.stage import StageLayers, finish, items_of
 from simulator.parallel.states import accumulation_traffic
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, KernelRun
-from simulator.program.program import TaskList
+from simulator.program.program import Block, TaskList
 
 
 def plan_of(**changes):
@@ -144,3 +144,56 @@ def test_asynchronous_tensor_parallelism_runs_collectives_beside_their_products(
         if isinstance(task.op, Collective) and task.op.collective == "reduce_scatter":
             assert index - 1 not in task.after
             assert len(tasks.tasks[index - 1].op.kernels) == 1
+
+
+def pair_of_experts():
+    """The blocks of a forward and a backward of two layers of a mixture, in turns, and both passes by themselves."""
+    plan = plan_of(
+        tp=1,
+        pp=2,
+        virtual_pp=2,
+        dp=4,
+        ep=4,
+        global_batch=32,
+        moe_dispatcher="hybridep",
+        schedule="1f1b-combined",
+        framework="megatron-core",
+    )
+    spec = find_spec("qwen3-30b-a3b")
+    layers = build_model(spec, Setting(micro_batch=2, sequence_length=512, ep=4, precision="bf16")).layers[1:3]
+    stage = StageLayers([layers, layers], plan, Communicators(Mesh(plan, 8), 0, folded=True))
+    return stage.paired_blocks(0, 1), (stage.block(0, "F"), stage.block(1, "B"))
+
+
+def kernels_of(blocks):
+    ops = [op for one in blocks for op in ([task.op for task in one.tasks] if isinstance(one, Block) else [one])]
+    runs = [op for op in ops if isinstance(op, KernelRun)]
+    return sorted(f"{kernel.phase} {kernel.shape}" for run in runs for kernel in run.kernels)
+
+
+def test_a_pair_takes_turns_as_megatron_core_does():
+    """``TransformerLayerSchedulePlan.run`` of NVIDIA/Megatron-LM, which names both streams in its docstring:
+
+    combine_bwd | dispatch_fwd -> dispatch_bwd | combine_fwd beside attn_fwd | mlp_bwd -> mlp_fwd | attn_bwd.
+    """
+    (both, _), _ = pair_of_experts()
+    order = [
+        (task.op.phase, task.op.name if isinstance(task.op, Collective) else "compute")
+        for task in both.tasks
+        if isinstance(task.op, Collective) or (isinstance(task.op, KernelRun) and len(task.op.kernels) > 2)
+    ]
+    layer = [
+        ("backward", "combine"), ("forward", "compute"), ("forward", "dispatch"), ("backward", "compute"),
+        ("backward", "dispatch"), ("forward", "compute"), ("forward", "combine"), ("backward", "compute"),
+    ]  # fmt: skip
+    assert order == layer * 2
+
+
+def test_a_pair_ends_with_what_its_neighbours_need_not_wait_for():
+    """``TransformerModelChunkSchedulePlan.run``: the last attention's backward behind the forward, its weights' gradients last of all."""
+    (both, tail), passes = pair_of_experts()
+    assert both.tasks[-1].op.phase == "forward"
+    assert tail.gradient.kernels[0].name == "flash_attention"
+    assert {kernel.shape.kernel_pass for kernel in tail.weights.kernels} == {"wgrad"}
+    assert not [kernel for kernel in tail.gradient.kernels if kernel.shape.kernel_pass == "wgrad"]
+    assert kernels_of((both, *tail)) == kernels_of(passes)
