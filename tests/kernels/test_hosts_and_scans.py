@@ -36,6 +36,32 @@ def test_a_recurrence_is_its_launches_and_the_slower_of_products_and_bytes(plain
     assert RooflineKernels().duration_s(SCAN, plain_device) == scan_time_s(SCAN, plain_device, ScanConstants())
 
 
+@pytest.mark.parametrize(
+    ("n_tokens", "tokens_per_s"), [(8192, 1.262327e7), (16384, 1.292440e7), (32768, 1.180002e7), (131072, 1.070444e7)]
+)
+def test_mamba_2_runs_on_an_h100_as_its_triton_kernels_were_timed(n_tokens: int, tokens_per_s: float) -> None:
+    """vllm-project/vllm, pull request 27299, column "Original": 128 heads of 64, one group, states of 128, chunks of 256."""
+    shape = replace(SCAN, batch=1, seq=n_tokens, heads=128)
+    predicted = scan_time_s(shape, load_device("h100-sxm5-80g"), ScanConstants())
+    assert n_tokens / predicted == pytest.approx(tokens_per_s, rel=0.12)
+
+
+def test_the_same_triton_kernels_take_as_long_on_all_devices_with_the_same_processors() -> None:
+    """One fact: two sequences of 8,192 tokens and 64 heads take 721 us on a B200 (ai-dynamo/aiconfigurator, a row with split=fit)."""
+    shape = replace(SCAN, seq=8192, heads=64, groups=8, chunk=128)
+    for name in ("b200", "gb200", "b300", "gb300"):
+        assert RooflineKernels().duration_s(shape, load_device(name)) == pytest.approx(720.9e-6, rel=0.05), name
+
+
+def test_backward_has_a_share_of_its_own_and_states_beyond_a_tile_cost_bytes_alone(plain_device: Device) -> None:
+    fed = replace(plain_device, memory_bandwidth_bytes_per_s=1e20)
+    constants = ScanConstants(launch_s=0.0, efficiency={"mamba2_ssd": 0.1}, backward={"mamba2_ssd": 0.5})
+    forward_s = scan_time_s(SCAN, fed, constants)
+    assert scan_time_s(replace(SCAN, kernel_pass="backward"), fed, constants) == pytest.approx(6 * forward_s)
+    assert scan_time_s(replace(SCAN, state=256), fed, constants) == pytest.approx(forward_s)
+    assert scan_time_s(replace(SCAN, state=64), fed, constants) < 0.8 * forward_s
+
+
 def test_the_host_takes_what_the_device_file_says_or_microseconds(plain_device: Device) -> None:
     """Table 4 of ZeRO-Offload: 0.24 s for 1e9 parameters on the processors of one node."""
     assert cpu_adam_s(plain_device, 10**9, 1) == pytest.approx(0.24)
