@@ -38,6 +38,7 @@ PUBLISHED = {
     "qwen3-next-80b-a3b": 79_674_391_296,
     "nemotron-h-56b": 56_324_350_464,
     "nemotron-3-nano": 31_577_937_344,
+    "nemotron-3-nano-4b": 3_973_556_832,
     "nemotron-3-super": 120_668_687_360,
     "nemotron-3-ultra": 549_308_968_960,
     "gemma-4-31b": 30_697_345_280,
