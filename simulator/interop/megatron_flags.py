@@ -119,6 +119,7 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
         "no-rope-fusion": not plan.rope_fusion,
         "no-overlap-p2p-communication": plan.virtual_pp > 1 and sends_block(plan) and not is_local,
         "overlap-moe-expert-parallel-comm": plan.schedule == "1f1b-combined",
+        "delay-wgrad-compute": plan.schedule == "1f1b-combined" and plan.delay_wgrad,
         "grad-reduce-in-bf16": plan.precision in ("bf16", "fp8") and plan.reduced_bytes == 2,
         "accumulate-allreduce-grads-in-fp32": plan.precision == "fp16" and plan.reduced_bytes == 4,
         "bf16": plan.precision in ("bf16", "fp8"),
@@ -633,7 +634,7 @@ def _stages(found: Found, settings: dict[str, Any], layers: int, segments: tuple
             message = "needs virtual stages beside pipeline parallelism, as in Megatron-Core"
             hint = "--num-layers-per-virtual-pipeline-stage"
             found.reader.fault("overlap-moe-expert-parallel-comm", message, hint=hint)
-        stages["schedule"] = "1f1b-combined"
+        stages |= {"schedule": "1f1b-combined", "delay_wgrad": found["delay-wgrad-compute"]}
     return stages
 
 

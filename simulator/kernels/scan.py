@@ -1,7 +1,7 @@
 """Recurrences along the sequence: Mamba-2's SSD, the gated delta rule, Mamba-1's selective scan.
 
-The published kernels (Triton; CUDA for Mamba-1) keep small tiles in registers and reach a few per cent of the tensor cores'
-peak whatever the shape, so a rate per operation and a few launches describe them.
+The published kernels (Triton; CUDA for Mamba-1) keep small tiles in registers and reach 3 to 11 per cent of the tensor cores'
+peak for states within one tile, so a rate per operation and a few launches describe them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from simulator.topology.device import Device
 
 #: share of the peak that an operation without one of its own reaches: an estimate, no source, of the order of the others
 _ANY_SHARE = 0.05
-#: elements of a state that one tile covers; what is beyond makes tiles larger, for whose latency the kernels wait, and no slower: with
-#: it, runs of Nemotron-H with split=fit, whose states are of 256, are 10 % slow on H100 and GB200 alike, and 12 and 32 % without
+#: elements of a state that one tile covers: kernels wait for a tile's latency, and larger states make larger tiles that take no longer.
+#: By five runs with split=fit of Nemotron-H, whose states are of 256: 13 % slow on GB200 with it and 32 % without, on H100 8.9 and
+#: 6.6 % off in the mean (3 of 4 runs were fast before)
 _TILE = 128
 
 
@@ -27,8 +28,8 @@ class ScanConstants:
     References
     ----------
     Default of ``gated_delta_rule``: the median of rows with split=fit of H100 that ai-dynamo/aiconfigurator publishes. Of
-    ``mamba2_ssd``: vllm-project/vllm, pull request 27299, Triton's five kernels on H100 (1.07 to 1.26 million tokens/s from 8,192
-    to 131,072 tokens of 128 heads of 64, states of 128 and chunks of 256: 0.091 to 0.107). ``selective_scan`` is an
+    ``mamba2_ssd``: vllm-project/vllm, pull request 27299, Triton's five kernels on H100 (10.7 to 12.9 million tokens/s from 8,192
+    to 131,072 tokens of 128 heads of 64, states of 128 and chunks of 256: 0.091 to 0.110). ``selective_scan`` is an
     assumption: 9 instructions per element of the state at the rate of fp32. ``backward`` of ``mamba2_ssd``: what leaves the
     four runs of Nemotron 3 Nano on H100s with split=fit as they were measured; eleven kernels, each with small tiles.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -171,9 +172,9 @@ class Setting:
             rules.append(("sequence_length / cp", self.sequence, "tp", self.tp))
         for name, size, axis, degree in rules:
             if size % degree:
+                common = math.gcd(*(other for _, other, with_axis, _ in rules if with_axis == axis))
                 raise InfeasiblePlanError(
-                    f"{axis}={degree} does not divide {name}={size} of {spec.name}",
-                    hint=f"{axis} must divide {size}",
+                    f"{axis}={degree} does not divide {name}={size} of {spec.name}", hint=f"{axis} must divide {common}"
                 )
         for own in distinct(spec.specs_of_blocks):
             if splits_heads(own, self.tp):

@@ -33,6 +33,7 @@ _PIPELINE = (
     "overlap_p2p",
     "scatter_gather",
     "pipeline_batch",
+    "delay_wgrad",
 )
 
 #: what a plan without stages leaves out: the order of passes and their chunks
@@ -138,6 +139,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
     return [
         (_PIPELINE[1:], plan.pp == 1, "pp=1"),
         (("schedule",), plan.pp == 1 and not (plan.ep > 1 and takes_turns), "pp=1"),
+        (("delay_wgrad",), not find_schedule(plan.schedule, plan.virtual_pp).sends_inside, f"schedule={plan.schedule}"),
         (("sequence_parallel", "asynchronous_tp", "scatter_gather"), plan.tp == 1, "tp=1"),
         (("scatter_gather",), plan.sequence_parallel, "with sequence parallelism each rank sends its own part anyway"),
         (

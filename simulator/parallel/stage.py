@@ -260,12 +260,12 @@ class Tail(NamedTuple):
     weights: KernelRun | None = None  #: The weights' gradients of the last layer.
 
 
-def _cut_tail(tasks: list[Task], first: int) -> Tail:
+def _cut_tail(tasks: list[Task], first: int, *, delays_weights: bool) -> Tail:
     """Cut from a pair what runs behind its forward: the input gradient from the last attention on, then the weights' gradients.
 
     The two passes are ``tasks[first:]``, the backward ahead. While the last layer's tokens return, attention's output projection
     runs backward; the forward's output then leaves beside the rest of it, and the gradient of the input beside that of the
-    weights. Nothing is cut where the backward ends otherwise, with an exchange, say.
+    weights, if they are delayed. Nothing is cut where the backward ends otherwise, with an exchange, say.
 
     References
     ----------
@@ -281,7 +281,8 @@ def _cut_tail(tasks: list[Task], first: int) -> Tail:
     weights: list[Kernel] = []
     others: list[Kernel] = []
     for kernel in run.kernels:
-        (weights if getattr(kernel.shape, "kernel_pass", "") == "wgrad" else others).append(kernel)
+        is_late = delays_weights and getattr(kernel.shape, "kernel_pass", "") == "wgrad"
+        (weights if is_late else others).append(kernel)
     mixers = [i for i, kernel in enumerate(others) if isinstance(kernel.shape, AttentionShape | ScanShape)]
     cut = mixers[-1] if mixers else len(others)
     if not cut:
@@ -403,7 +404,7 @@ class StageLayers:
     def take_tail(self, tasks: TaskList, first: int) -> Tail:
         """Take what runs behind the forward from the tasks of a pair, the last ones from ``first`` on, where the schedule sends before."""
         sends = self.plan.pp > 1 and find_schedule(self.plan.schedule, self.plan.virtual_pp).sends_inside
-        return _cut_tail(tasks.tasks, first) if sends else Tail()
+        return _cut_tail(tasks.tasks, first, delays_weights=self.plan.delay_wgrad) if sends else Tail()
 
     def gather(self, kind: Kind, n_bytes: int, *, in_block: bool = False) -> Collective:
         """Return what puts a boundary tensor together of which every tensor-parallel rank has a share."""

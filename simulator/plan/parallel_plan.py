@@ -83,6 +83,7 @@ class ParallelPlan:
                   "interleaved1f1b": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "dualpipev": "dualpipe-v"},
     )  # fmt: skip
     pipeline_batch: int | None = setting("pipeline", "Micro-batches until a pipeline drains.", unset="all", least=1)
+    delay_wgrad: bool = setting("pipeline", "Whether `1f1b-combined` sends before weights' gradients.", default=True)
     micro_batch: int = setting(
         "batch", "Sequences per rank and micro-batch.", unset="the largest that fits", least=1, is_common=True,
         changes=("time", "memory"), aliases=("mbs", "micro_batch_size", "train_micro_batch_size_per_gpu"),

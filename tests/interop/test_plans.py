@@ -638,7 +638,10 @@ def test_megatron_combined_1f1b():
     text = MOE.replace("--use-tp-pp-dp-mapping", "--overlap-moe-expert-parallel-comm --pipeline-model-parallel-size 2")
     with pytest.raises(ConfigError, match="needs virtual stages"):
         parse_megatron(text)
-    assert parse_megatron(text + " --num-layers-per-virtual-pipeline-stage 4").settings["schedule"] == "1f1b-combined"
+    text += " --num-layers-per-virtual-pipeline-stage 4"
+    assert parse_megatron(text).settings["schedule"] == "1f1b-combined"
+    assert parse_megatron(text).plan().delay_wgrad is False  # Megatron-Core's default
+    assert parse_megatron(text + " --delay-wgrad-compute").plan().delay_wgrad is True
 
 
 @pytest.mark.parametrize(

@@ -562,6 +562,13 @@ def test_ranks_do_not_share_a_group_of_mamba2(name, tp, fits):
         built(spec, tp=tp)
 
 
+def test_a_refused_degree_is_told_the_largest_that_all_sizes_allow():
+    """nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16, config.json: 32 heads, 8 groups of Mamba-2."""
+    with pytest.raises(InfeasiblePlanError, match="tp=3") as caught:
+        built(rename(CATALOG["nemotron-3-nano"], "x"), tp=3)
+    assert caught.value.hint == "tp must divide 8"
+
+
 @pytest.mark.parametrize(("precision", "length", "tp", "wrong"), [
     ("mxfp8", 1024, 1, ""), ("mxfp8", 1000, 1, "1000 tokens"), ("mxfp8", 1008, 1, "1008 tokens"), ("nvfp4", 1008, 1, ""),
     ("nvfp4", 1000, 1, "1000 tokens"), ("fp8_current", 1000, 1, ""), ("bf16", 1000, 1, ""),

@@ -60,6 +60,8 @@ EFFECTS = [
     ("moe_capacity_factor", 0.5, {"experts": True}), ("moe_imbalance", 1.5, {"experts": True, **MOE}),
     ("moe_pad_to_capacity", True, {"experts": True, "ep": 4, "moe_imbalance": 1.5, "moe_capacity_factor": 1.25}),
     ("moe_fp8_dispatch", True, {"experts": True, **MOE}),
+    ("delay_wgrad", False,
+     {"experts": True, "ep": 2, "pp": 2, "virtual_pp": 2, "schedule": "1f1b-combined", "sequence_length": 4096}),
     ("moe_dispatcher_sms", 4, {"experts": True, **MOE, "moe_dispatcher": "deepep", "sequence_length": 8192}),
     ("moe_fused_experts", True, {"experts": True, "ep": 2}),
     ("moe_shared_expert_overlap", True, {"experts": True, **MOE}), ("cuda_graphs", "attn+mlp", {}), ("cuda_graphs", "full_iteration", {}),

@@ -389,6 +389,20 @@ def test_a_batch_that_a_schedule_cannot_run_is_named_where_the_pipeline_drains_b
         build_table("1f1b", 4, 6, n_chunks=2, n_at_once=6)
 
 
+@pytest.mark.parametrize(
+    ("name", "m", "hint"),
+    [
+        ("1f1b", 2, "choose a batch of 4 micro-batches, or --virtual-pp 1"),
+        ("1f1b", 6, "choose a batch of 4 or 8 micro-batches, or --virtual-pp 1"),
+        ("1f1b-combined", 6, "choose a batch of 4 or 8 micro-batches, or --schedule 1f1b"),
+    ],
+)
+def test_ways_out_of_a_batch_that_does_not_divide_lead_to_plans_that_run(name, m, hint):
+    with pytest.raises(InfeasiblePlanError) as caught:
+        build_table(name, 4, m, n_chunks=2)
+    assert caught.value.hint == hint
+
+
 def test_an_unknown_schedule_lists_the_known_ones():
     with pytest.raises(ConfigError, match="1f1b-interleaved"):
         find_schedule("pipedream")
