@@ -634,7 +634,10 @@ def _stages(found: Found, settings: dict[str, Any], layers: int, segments: tuple
             message = "needs virtual stages beside pipeline parallelism, as in Megatron-Core"
             hint = "--num-layers-per-virtual-pipeline-stage"
             found.reader.fault("overlap-moe-expert-parallel-comm", message, hint=hint)
-        stages |= {"schedule": "1f1b-combined", "delay_wgrad": found["delay-wgrad-compute"]}
+        stages |= {"schedule": "1f1b-combined"} | ({"delay_wgrad": found["delay-wgrad-compute"]} if pp > 1 else {})
+    elif found["delay-wgrad-compute"]:
+        message, hint = "needs overlap-moe-expert-parallel-comm, as Megatron-Core asserts", "give both, or neither"
+        found.reader.fault("delay-wgrad-compute", message, hint=hint)
     return stages
 
 

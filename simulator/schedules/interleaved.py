@@ -42,7 +42,7 @@ def _table(n_stages: int, n_micro_batches: int, n_chunks: int, *, is_paired: boo
     if n_micro_batches % n_stages:
         low = n_micro_batches // n_stages * n_stages
         batches = f"{low} or {low + n_stages}" if low else f"{n_stages}"
-        otherwise = "--schedule 1f1b" if is_paired else "--virtual-pp 1"
+        otherwise = "--schedule 1f1b --virtual-pp 1" if is_paired else "--virtual-pp 1"
         raise InfeasiblePlanError(
             f"interleaved 1F1B needs a multiple of pp = {n_stages} micro-batches, not {n_micro_batches}",
             hint=f"choose a batch of {batches} micro-batches, or {otherwise}",

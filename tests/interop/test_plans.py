@@ -644,6 +644,14 @@ def test_megatron_combined_1f1b():
     assert parse_megatron(text + " --delay-wgrad-compute").plan().delay_wgrad is True
 
 
+def test_megatron_delays_weights_gradients_only_beside_the_overlap_of_experts():
+    """NVIDIA/Megatron-LM, ``transformer_config.py``: ``delay_wgrad_compute`` asserts ``overlap_moe_expert_parallel_comm``."""
+    with pytest.raises(ConfigError, match="needs overlap-moe-expert-parallel-comm"):
+        parse_megatron(MOE + " --delay-wgrad-compute")
+    alone = parse_megatron(MOE + " --overlap-moe-expert-parallel-comm")
+    assert "delay_wgrad" not in alone.settings  # without a pipeline there is nothing to send, and nothing to warn of
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

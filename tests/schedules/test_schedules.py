@@ -390,17 +390,20 @@ def test_a_batch_that_a_schedule_cannot_run_is_named_where_the_pipeline_drains_b
 
 
 @pytest.mark.parametrize(
-    ("name", "m", "hint"),
+    ("name", "m", "batches", "otherwise"),
     [
-        ("1f1b", 2, "choose a batch of 4 micro-batches, or --virtual-pp 1"),
-        ("1f1b", 6, "choose a batch of 4 or 8 micro-batches, or --virtual-pp 1"),
-        ("1f1b-combined", 6, "choose a batch of 4 or 8 micro-batches, or --schedule 1f1b"),
+        ("1f1b", 2, ["4"], "--virtual-pp 1"),
+        ("1f1b", 6, ["4", "8"], "--virtual-pp 1"),
+        ("1f1b-combined", 6, ["4", "8"], "--schedule 1f1b --virtual-pp 1"),
     ],
 )
-def test_ways_out_of_a_batch_that_does_not_divide_lead_to_plans_that_run(name, m, hint):
+def test_ways_out_of_a_batch_that_does_not_divide_lead_to_plans_that_run(name, m, batches, otherwise):
     with pytest.raises(InfeasiblePlanError) as caught:
         build_table(name, 4, m, n_chunks=2)
-    assert caught.value.hint == hint
+    assert caught.value.hint == f"choose a batch of {' or '.join(batches)} micro-batches, or {otherwise}"
+    for batch in batches:
+        assert build_table(name, 4, int(batch), n_chunks=2)
+    assert build_table("1f1b", 4, m, n_chunks=1)
 
 
 def test_an_unknown_schedule_lists_the_known_ones():
