@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from simulator.engine import Interference, run
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.models.catalog import find_spec
+from simulator.models.build import build_model
+from simulator.models.catalog import find_spec, rename
 from simulator.models.layer import GemmShape, Layer, Model, Parameter
+from simulator.models.setting import Setting
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import Flow
 from simulator.parallel.lower import lower, split_layers
@@ -110,6 +113,32 @@ def test_a_pipeline_that_drains_within_a_step_has_its_bubble_each_time(p, batch)
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 4), (4, 2, 8), (4, 4, 16)])
 def test_bubble_of_interleaved_pipelines(p, v, m, schedule):
     assert makespan(p, m, v=v, schedule=schedule) == (m * v + p - 1) * (FORWARD_PS + BACKWARD_PS)
+
+
+def test_pairs_send_each_output_before_what_only_they_need():
+    """``TransformerModelChunkSchedulePlan.run`` of NVIDIA/Megatron-LM: beside the last attention, and the last weights' gradients."""
+    plan = ParallelPlan(
+        gpus=8, dp=4, pp=2, virtual_pp=2, ep=4, micro_batch=2, global_batch=64, sharding="none", schedule="1f1b-combined",
+        framework="megatron-core",
+    )  # fmt: skip
+    spec = rename(find_spec("qwen3-30b-a3b"), "x", layers=8)
+    model = build_model(spec, Setting(micro_batch=2, sequence_length=512, ep=4, precision="bf16"))
+    first, _ = lower(model, plan, gpus_per_node=8, boundary_bytes=1).program.ranks
+    starts = [i for i, task in enumerate(first.tasks) if getattr(task.op, "name", "") == "forward and backward"]
+    n_between = 0
+    for start, end in pairwise(starts):
+        parts = [i for i in range(start, end) if not first.tasks[i].op.name.startswith("receive")]
+        names = [first.tasks[i].op.name for i in parts]
+        if (
+            "send forward" in names and "send backward" in names
+        ):  # what the first and the last chunk of all compute stays here
+            pair, forward, gradient, backward, weights = parts
+            assert (names[1], names[3]) == ("send forward", "send backward")
+            assert first.tasks[forward].after == (pair,)
+            assert first.tasks[backward].after == (gradient,)
+            assert {kernel.shape.kernel_pass for kernel in first.tasks[weights].op.kernels} == {"wgrad"}
+            n_between += 1
+    assert n_between >= 4
 
 
 def test_uneven_layers_go_to_the_middle():
