@@ -46,6 +46,7 @@ from simulator.scenario import Scenario
 from simulator.schedules import find_schedule, peak_in_flight
 from simulator.timeline import Timeline
 from simulator.topology import Topology
+from simulator.topology.device import Device
 from simulator.topology.link import FABRIC_KINDS
 from simulator.units import to_s
 
@@ -84,8 +85,8 @@ def _n_documents(plan: ParallelPlan, sequence_length: int) -> int:
     return max(1, round(sequence_length / plan.document_length)) if is_told and plan.document_length else 1
 
 
-def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
-    """Build a model's layers as one rank of a plan runs them."""
+def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Device | None = None) -> Model:
+    """Build a model's layers as one rank of a plan runs them, on a device of which kernels depend on what it can multiply."""
     if isinstance(spec, RecordedModule):
         return spec.model(plan)
     sequence_length = plan.sequence_length or spec.max_positions
@@ -118,6 +119,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         copies_sequence=framework.copies_sequence and not plan.asynchronous_tp, wide_adapters=framework.has_wide_adapters(plan.release),
         reduces_by_product=framework.parallel_by_product,
         gathers_by_product=framework.parallel_by_product and framework.host != "compiled", gathers_logits=framework.gathers_logits,
+        any_layout=device is not None and device.multiplies_any_layout,
         has_loose_gates=framework.has_loose_gates(plan.release),
         has_loose_rotations=framework.has_loose_gates(plan.release) or not plan.rope_fusion,
         n_documents=_n_documents(plan, sequence_length), rotates_by_document=framework.rotates_by_document(plan.release),
@@ -181,7 +183,7 @@ def lower_scenario(
         What tells ranks apart that share links unequally, by rank.
     """
     plan = scenario.plan
-    model = model_for(spec, plan)
+    model = model_for(spec, plan, topology.device(0))
     classes = _classes(scenario, topology)
     if opened or uneven:
         mesh = Mesh(plan, topology.gpus_per_node)

@@ -149,7 +149,7 @@ class Bounds:
 
     def layout(self, plan: ParallelPlan) -> Layout:
         """Give the stages of a plan their layers."""
-        model = model_for(self.spec, plan)
+        model = model_for(self.spec, plan, self.topology.device(0))
         placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
         return Layout(plan=plan, model=model, placement=placement, chunks=split_layers(model, plan, placement))
 

@@ -267,7 +267,8 @@ class CommunicationPoint:
 
     #: ``"f"`` and ``"g"`` are Megatron's conjugate operators around a tensor-parallel region (``f`` enters it: identity
     #: forward, reduction backward; ``g`` leaves it: reduction forward, identity backward; with sequence parallelism
-    #: ``f`` gathers and ``g`` reduce-scatters). ``"vocabulary"`` is the vocabulary-parallel loss, ``"embedding"`` the
+    #: ``f`` gathers and ``g`` reduce-scatters). ``"amax"`` is the largest element of a tensor that ranks narrow share by share by one
+    #: scale, ``"vocabulary"`` is the vocabulary-parallel loss, ``"embedding"`` the
     #: vocabulary-parallel embedding, ``"context"`` the exchange of keys and values of context parallelism,
     #: ``"dispatch"`` and ``"combine"`` the token exchange of experts, ``"expert_f"`` and ``"expert_g"`` where tokens of
     #: the ranks that share an expert are gathered and its output scattered again, ``"shared"`` begin and end of a
@@ -278,6 +279,7 @@ class CommunicationPoint:
     operator: Literal[
         "f",
         "g",
+        "amax",
         "vocabulary",
         "embedding",
         "context",

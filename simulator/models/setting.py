@@ -82,6 +82,8 @@ class Setting:
     rotates_by_document: bool = (
         False  #: Whether loose rotations take them one after the other, by lengths that the host reads.
     )
+    #: Whether eight-bit products with one scale a tensor take operands in any layout, none of which is transposed for them.
+    any_layout: bool = False
     wide_adapters: bool = False  #: Whether adapters are in fp32 beside 16-bit weights.
     gradient_bytes: int = 4  #: Of one element of the gradients that micro-batches add up.
 

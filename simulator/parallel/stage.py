@@ -15,6 +15,7 @@ from typing import NamedTuple
 from simulator.models.layer import (
     AttentionShape,
     CommunicationPoint,
+    GemmShape,
     KernelShape,
     Layer,
     LayerItem,
@@ -40,6 +41,8 @@ _CONJUGATES = {
     ("g", "forward", True): "reduce_scatter",
     ("g", "backward", False): None,
     ("g", "backward", True): "all_gather",
+    ("amax", "forward", True): "all_reduce",
+    ("amax", "backward", True): "all_reduce",
     ("embedding", "forward", False): "all_reduce",
     ("embedding", "forward", True): "reduce_scatter",
     ("embedding", "backward", False): None,
@@ -107,6 +110,19 @@ class Template(NamedTuple):
 _READ = {"counted": "tokens per expert", "lengths": "lengths of documents"}
 
 
+def in_pieces(shape: KernelShape | None, n: int) -> KernelShape | None:
+    """Return a product as the pieces that its collective brings or takes, one for each of ``n`` ranks, on streams beside each other.
+
+    References
+    ----------
+    Wang et al., "Overlap communication with dependent computation via decomposition", ASPLOS 2023; NVIDIA/TransformerEngine,
+    ``common/comm_gemm_overlap``, ``split_overlap_ag`` and ``split_overlap_rs``.
+    """
+    if not isinstance(shape, GemmShape) or shape.m % n:
+        return shape
+    return replace(shape, m=shape.m // n, batch=shape.batch * n)
+
+
 class _Builder:
     """Collects kernels into runs and cuts them where communication must be waited for."""
 
@@ -119,15 +135,22 @@ class _Builder:
         self.waits: tuple[int, ...] = ()
         self.last_compute: tuple[int, ...] = ()
         self.pending: list[list[int]] = []  # [entry, kernels that may still run beside it]
+        self.is_gathering = (
+            False  # whether a product that comes next runs piece by piece, as the last exchange brings them
+        )
 
     def kernel(self, shape: KernelShape, phase: Phase) -> None:
         """Append a kernel, behind the communication that may not run beside it."""
+        if self.is_gathering and isinstance(shape, GemmShape):
+            self.pending[-1][1] = 1
+        split = in_pieces(shape, self.plan.tp) if self.is_gathering else shape
+        self.is_gathering = False
         due = tuple(entry for entry, left in self.pending if left == 0)
         if due:
             self.flush(phase)
             self.waits += due
             self.pending = [p for p in self.pending if p[1] > 0]
-        self.run.append(Kernel(name=shape.name, phase=phase, shape=shape, layer=self.layer.name))
+        self.run.append(Kernel(name=shape.name, phase=phase, shape=split, layer=self.layer.name))
         for p in self.pending:
             p[1] -= 1
 
@@ -135,10 +158,14 @@ class _Builder:
         """Append a collective.
 
         Asynchronous tensor parallelism decomposes the product next to a collective: a gather runs beside the product
-        that consumes it, a scatter beside the one that produces it.
+        that consumes it, a scatter beside the one that produces it. What may run beside a product that has nothing to do with it
+        leaves that whole (Transformer Engine's ``ub_bulk_dgrad`` and ``ub_bulk_wgrad``).
         """
-        is_async = self.plan.asynchronous_tp and found.axis == "tp"
-        produced = [self.run.pop()] if is_async and found.collective == "reduce_scatter" and self.run else []
+        is_async = self.plan.asynchronous_tp and found.axis == "tp" and not found.overlaps
+        produced: list[Kernel] = []
+        if is_async and found.collective == "reduce_scatter" and self.run:
+            last = self.run.pop()
+            produced = [replace(last, shape=in_pieces(last.shape, self.plan.tp))]
         self.flush(phase)
         after = self.last_compute + self.waits
         if produced:
@@ -151,8 +178,8 @@ class _Builder:
             groups=self.communicators.groups(found.axis), phase=phase, routed=found.routed,
         )  # fmt: skip
         self.entries.append(Entry(op, found.axis, after))
-        overlaps = max(found.overlaps, int(is_async and found.collective == "all_gather"))
-        self.pending.append([len(self.entries) - 1, overlaps])
+        self.pending.append([len(self.entries) - 1, found.overlaps])
+        self.is_gathering = is_async and found.collective == "all_gather"
 
     def wait(self, phase: Phase, after: tuple[int, ...], what: str = "tokens per expert") -> None:
         """Let the host wait for numbers that the device has: how many tokens each expert gets, say."""

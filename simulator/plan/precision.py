@@ -31,6 +31,7 @@ class Quantisation:
     #: (NVIDIA/TransformerEngine, ``pytorch/tensor``, ``MXFP8Quantizer.make_empty`` and ``NVFP4Quantizer.make_empty``: "Tensor dims
     #: must be divisible by"); 1 where tensors are taken as they are.
     block: int = 1
+    is_by_tensor: bool = False  #: Whether one scale serves all of a tensor, whose columns are then its rows transposed.
     is_gathered: bool = True  #: Whether tensor-parallel ranks quantise what they gather for a product.
 
 
@@ -83,8 +84,10 @@ PRECISIONS: dict[str, Precision] = {
         Precision(name="amp_bf16", activations="bf16", weights="fp32", products="bf16"),
         Precision(name="tf32", activations="fp32", weights="fp32", products="tf32"),
         Precision(name="fp32", activations="fp32", weights="fp32", products="fp32"),
-        _quantised("fp8", "fp8", Quantisation(kernel="quantize", element_bytes=1.0)),
-        _quantised("fp8_current", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, reads=2)),
+        _quantised("fp8", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, is_by_tensor=True)),
+        _quantised(
+            "fp8_current", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, reads=2, is_by_tensor=True)
+        ),
         _quantised("fp8_rowwise", "fp8", _ROWWISE),
         _quantised("fp8_rowwise_gw_hp", "fp8", replace(_ROWWISE, wide_wgrad=True)),
         _quantised("fp8_block", "fp8_block", Quantisation(kernel="quantize", element_bytes=1.0 + 4 / 128)),

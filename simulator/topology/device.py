@@ -125,11 +125,23 @@ class Device:
         return str(load_yaml(self.file)[1].value(path))
 
     @property
+    def multiplies_any_layout(self) -> bool:
+        """Whether eight-bit products read both operands in any layout, rows or columns.
+
+        References
+        ----------
+        NVIDIA/TransformerEngine, ``pytorch/utils.py``, ``is_non_tn_fp8_gemm_supported``; ROCm's copy of it says no.
+        """
+        return self.vendor == "NVIDIA" and self.compute_capability.partition(".")[0] in _ANY_LAYOUT
+
+    @property
     def first_cuda(self) -> str:
         """The first CUDA release that knows the device; empty where that is not known, or it runs without."""
         return _FIRST_CUDA.get(self.compute_capability, "")
 
 
+#: first numbers of the compute capabilities whose eight-bit products read operands in any layout
+_ANY_LAYOUT = ("10", "11", "13")
 #: share of a board's power limit that does not depend on the clock
 STATIC_SHARE = 0.2
 #: the same at the lowest clock, below which no limit slows a board further

@@ -54,6 +54,16 @@ def stop(processes):
         process.wait(timeout=WAIT_S)
 
 
+def announced_address(file, process):
+    """The address in a scheduler's file, which is there, and empty, before it is written."""
+    limit_s = time.monotonic() + WAIT_S
+    while time.monotonic() < limit_s and process.poll() is None:
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+            return json.loads(file.read_text(encoding="utf-8"))["address"]
+        time.sleep(0.05)
+    pytest.fail(f"the scheduler wrote no address within {WAIT_S} s; it ended with {process.poll()}")
+
+
 @pytest.fixture
 def dask_scheduler(tmp_path):
     """A real scheduler on loopback, without workers."""
@@ -61,11 +71,10 @@ def dask_scheduler(tmp_path):
     file = tmp_path / "scheduler.json"
     words = ("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
     process = start(*words, folder=tmp_path)
-    limit_s = time.monotonic() + WAIT_S
-    while not file.exists() and time.monotonic() < limit_s:
-        time.sleep(0.05)
-    yield json.loads(file.read_text(encoding="utf-8"))["address"]
-    stop([process])
+    try:
+        yield announced_address(file, process)
+    finally:
+        stop([process])
 
 
 @pytest.fixture
@@ -73,8 +82,10 @@ def dask_cluster(dask_scheduler, tmp_path):
     """A scheduler and two worker processes."""
     words = ("worker", dask_scheduler, "--nthreads", "1", "--no-nanny", "--no-dashboard")
     workers = [start(*words, folder=tmp_path) for _ in range(2)]
-    yield dask_scheduler, workers
-    stop(workers)
+    try:
+        yield dask_scheduler, workers
+    finally:
+        stop(workers)
 
 
 @pytest.mark.slow

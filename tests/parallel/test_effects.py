@@ -37,7 +37,7 @@ EFFECTS = [
     ("recompute", "full", {}), ("attention", "eager", {}), ("sequence_parallel", True, {"tp": 4}), ("framework", "hf-eager", {}),
     ("overlap_p2p", False, {**PIPE, "virtual_pp": 2}), ("overlap_p2p", True, PIPE),
     ("overlap", False, {}), ("overlap_parameter_gather", True, {"sharding": "zero1"}),
-    ("asynchronous_tp", True, {"tp": 4, "sequence_parallel": True}),
+    ("asynchronous_tp", True, {"tp": 4, "sequence_parallel": True, "micro_batch": 4}),
     ("scatter_gather", True, {"pp": 2, "tp": 8}), ("pipeline_layout", "Ett|ttt|tt|tL", PIPE),
     ("first_stage_layers", 1, PIPE), ("last_stage_layers", 1, PIPE),
     ("rank_order", "tp-cp-ep-pp-dp", PIPE), ("rank_order", "tp-cp-dp-ep-pp", {"experts": True, "ep": 4}),

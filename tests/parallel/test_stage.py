@@ -6,7 +6,7 @@ import pytest
 
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
-from simulator.models.layer import CommunicationPoint
+from simulator.models.layer import CommunicationPoint, GemmShape
 from simulator.models.setting import Setting
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.sharded import released_before_reuse
@@ -144,6 +144,34 @@ def test_asynchronous_tensor_parallelism_runs_collectives_beside_their_products(
         if isinstance(task.op, Collective) and task.op.collective == "reduce_scatter":
             assert index - 1 not in task.after
             assert len(tasks.tasks[index - 1].op.kernels) == 1
+
+
+def test_asynchronous_tensor_parallelism_cuts_the_products_that_wait_for_each_other_alone():
+    """Transformer Engine: as many pieces as ranks, along tokens, next to a gather or a scatter; ``ub_bulk_dgrad`` leaves a product whole.
+
+    The gradient of the input, beside which the input is gathered again, is whole, as is that of the weight, beside which the former is
+    scattered; the scatter begins behind the former.
+    """
+    plan = plan_of(sequence_parallel=True, asynchronous_tp=True, framework="megatron-core")
+    _, model, stage = stage_of(plan)
+    layer, tokens = model.layers[1], plan.micro_batch * plan.sequence_length
+    cut = {"F": {"qkv", "attention_output", "mlp_up", "mlp_down"}, "B": {"attention_output dgrad", "mlp_down dgrad"}}
+    for kind, expected in cut.items():
+        tasks = TaskList()
+        finish(stage.steps(tasks, layer, kind, (), 0))
+        shapes = [k.shape for t in tasks.tasks if isinstance(t.op, KernelRun) for k in t.op.kernels]
+        products = [s for s in shapes if isinstance(s, GemmShape)]
+        pieces = {s.name + (" dgrad" if s.kernel_pass == "dgrad" else ""): s for s in products if s.batch > 1}
+        assert set(pieces) == expected
+        assert {(s.batch, s.m) for s in pieces.values()} == {(plan.tp, tokens // plan.tp)}
+        whole = [i for i in (layer.forward if kind == "F" else layer.backward) if isinstance(i, GemmShape)]
+        assert sum(s.n_flops for s in products) == sum(s.n_flops for s in whole)
+    for index, task in enumerate(tasks.tasks):
+        if isinstance(task.op, Collective) and task.op.collective == "reduce_scatter":
+            before = tasks.tasks[index - 1].op.kernels[-1].shape
+            assert (before.kernel_pass, index - 1 in task.after) == ("dgrad", True)
+            assert index not in tasks.tasks[index + 1].after
+            assert tasks.tasks[index + 1].op.kernels[0].shape.kernel_pass == "wgrad"
 
 
 def pair_of_experts():

@@ -424,3 +424,20 @@ def test_blocks_with_scales_need_matrix_units_that_take_them(device, computed):
     """Transformer Engine: "compute capability 10.0 or higher required for MXFP8"; OCP's MX formats came to AMD with CDNA 4."""
     found = {name for name in ("fp8", "mxfp8", "nvfp4") if load_device(device).computes(name)}
     assert found == computed
+
+
+@pytest.mark.parametrize(
+    ("name", "is_any"),
+    [("h100-sxm5-80g", False), ("b200", True), ("gb200", True), ("gb300", True), ("rtx5090", False), ("mi355x", False)],
+)
+def test_blackwell_transposes_nothing_for_products_with_one_scale_a_tensor(name, is_any):
+    """NVIDIA/TransformerEngine, ``is_non_tn_fp8_gemm_supported``: compute capability 10 to below 12, and from 13 on; ROCm's: no GPU.
+
+    A cast then writes one copy of eight bits instead of two, of 16 bits that it reads.
+    """
+    device = load_device(name)
+    assert device.multiplies_any_layout == is_any
+    plan = ParallelPlan(framework="megatron-bridge", precision="fp8", sequence_length=1024, micro_batch=1)
+    casts = [k for k in kernels(model_for(CATALOG["llama2-7b"], plan, device), PointwiseShape) if k.name == "quantize"]
+    assert {k.written_bytes / k.n_elements for k in casts} == {1 if is_any else 2}
+    assert {k.read_bytes / k.n_elements for k in casts} == {2}

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from simulator.models.layer import (
     DTYPE_BYTES,
@@ -187,10 +187,12 @@ class Style(ABC):
         between: Sequence[LayerItem] = (),
         saved_input: Tensor | None = None,
         is_narrow: bool = True,
+        arrives: str = "",
     ) -> Tensor:
         """Append one matrix product with the weight stored, and the operands narrowed, as the precision says.
 
-        Routers and output projections are never narrow (Megatron-Core and torchtitan leave them in 16 bits).
+        Routers and output projections are never narrow (Megatron-Core and torchtitan leave them in 16 bits). ``arrives`` is as for
+        :meth:`quantised_product`.
         """
         setting = self.setting
         weight = self.tape.weight(rows * columns, self.weight_dtype)
@@ -201,10 +203,10 @@ class Style(ABC):
             weight = cast(self.tape, weight, self.dtype)
         if is_narrow and not self.is_wide(name) and setting.recipe.quantisation is not None:
             shape = GemmShape(m=x.n_elements // columns, n=rows, k=columns, name=name)
-            fused = _FUSED_CASTS.get(name, "") if setting.fuses_operations else ""
             y = self.quantised_product(
-                taken, weight, shape, before=before, between=between, saved_input=saved_input, fused=fused
-            )
+                taken, weight, shape, before=before, between=between, saved_input=saved_input, fused=self._fused(name),
+                arrives=arrives,
+            )  # fmt: skip
         else:
             y = product(
                 self.tape, taken, weight, rows=rows, columns=columns, dtype=setting.gemm_dtype, name=name, before=before,
@@ -256,26 +258,35 @@ class Style(ABC):
         between: Sequence[LayerItem] = (),
         saved_input: Tensor | None = None,
         fused: str = "",
+        arrives: str = "",
         result_bytes: tuple[float, float] = (0.0, 0.0),
         summing: float = 0.0,
     ) -> Tensor:
         """Append ``shape``, forward and backward, on operands that the precision's recipe narrows.
 
         What is ``fused``, ``input`` or ``gradient`` or both, arrives narrow from the kernel that makes it, or with its scale where one
-        serves all of it. ``result_bytes`` is the traffic of an element of the result and of the input's gradient, 0 for that of its type;
-        ``summing`` is what sums in the epilogue of the latter's product add. What is saved of the input is narrow, unless it is rebuilt
-        before backward (Megatron-Core's ``save_original_input``); under sequence parallelism it is this rank's share ``saved_input``.
+        serves all of it; what ``arrives``, of the same words, was narrowed before it was gathered. ``result_bytes`` is the traffic of an
+        element of the result and of the input's gradient, 0 for that of its type; ``summing`` is what sums in the epilogue of the
+        latter's product add. What is saved of the input is narrow, unless it is rebuilt before backward (Megatron-Core's
+        ``save_original_input``); under sequence parallelism it is this rank's share ``saved_input``.
         """
         recipe = self.setting.recipe
         narrowing = self._narrowing_of(shape)
         n_out = x.n_elements // shape.k * shape.n
         is_trained = self.setting.lora_rank == 0
-        casts = self._quantise(x, self.cast_layouts, n_pieces=shape.n_pieces, is_fused="input" in fused)
+        gradient = Tensor(n_out, self.dtype, x.storage)
+
+        def casts_of(each: Tensor, word: str, in_pass: Pass) -> list[LayerItem]:
+            layouts, is_fused = self.cast_layouts, word in fused
+            cast = self._quantise(each, layouts, in_pass=in_pass, n_pieces=shape.n_pieces, is_fused=is_fused)
+            return [] if word in arrives else cast
+
+        casts = casts_of(x, "input", "forward")
+        turned = [*self._transposed(x, "input" in arrives), *self._transposed(gradient, "gradient" in arrives)]
         if not self.keeps_quantised_weights:
             casts += self._quantise(weight, 2)
         held = x if saved_input is None else saved_input
         is_narrow = self.saves_quantised and not held.storage.is_rebuilt
-        gradient = Tensor(n_out, self.dtype, x.storage)
         narrow = replace(shape, dtype=recipe.products, output_bytes=result_bytes[0])
         wgrad = recipe.wide_products if narrowing.wide_wgrad else recipe.products
         weight_gradient = replace(
@@ -287,19 +298,13 @@ class Style(ABC):
             self.dtype,
             forward=[*casts, narrow],
             backward=[
-                *self._quantise(
-                    gradient,
-                    self.cast_layouts,
-                    in_pass="backward",
-                    n_pieces=shape.n_pieces,
-                    is_fused="gradient" in fused,
-                ),
+                *casts_of(gradient, "gradient", "backward"),
                 *(before if is_trained else ()),
                 replace(
                     narrow, n=shape.k, k=shape.n, kernel_pass="dgrad", output_bytes=result_bytes[1], summing=summing
                 ),
                 *between,
-                *([weight_gradient] if is_trained else ()),
+                *([*turned, weight_gradient] if is_trained else ()),
             ],
             saves=[held] if is_trained and not is_narrow else [],
             saved_bytes=round(held.n_elements * narrowing.element_bytes) if is_trained and is_narrow else 0,
@@ -343,15 +348,49 @@ class Style(ABC):
         cast = kernel(narrowing.kernel, x.n_elements, read, written, "fp8", in_pass=in_pass)
         return [replace(cast, n_pieces=n_pieces)]
 
+    def _fused(self, name: str) -> str:
+        """Return which operands of a product the operations around it make, which may make them narrow."""
+        return _FUSED_CASTS.get(name, "") if self.setting.fuses_operations else ""
+
+    def _quantise_share(
+        self, x: Tensor, name: str, *, in_pass: Literal["forward", "backward"] = "forward"
+    ) -> list[LayerItem]:
+        """Return what narrows this rank's share ``x`` of a tensor that is gathered for a product.
+
+        Where its scale must be known before, the ranks agree on it. With one scale for the tensor only rows are gathered, which
+        :meth:`_transposed` turns behind; with one for each block columns are narrowed here as well, and gathered in backward.
+
+        References
+        ----------
+        NVIDIA/TransformerEngine, ``pytorch/module``, ``_customize_quantizers_float8_current_scaling`` (``amax_reduction_group``);
+        pytorch/ao, ``float8/float8_utils.py``, ``tensor_to_amax``.
+        """
+        narrowing = self.setting.recipe.quantisation
+        assert narrowing is not None
+        word = "input" if in_pass == "forward" else "gradient"
+        layouts = 1 if narrowing.is_by_tensor else self.cast_layouts
+        casts = self._quantise(x, layouts, in_pass=in_pass, is_fused=word in self._fused(name))
+        amax = CommunicationPoint(operator="amax", n_bytes=4, kernel_pass=in_pass)
+        return [amax, *casts] if narrowing.reads > 1 else casts
+
+    def _transposed(self, x: Tensor, has_arrived: bool) -> list[LayerItem]:
+        """Return the kernel that transposes what was gathered narrow along rows, for products whose operands both need theirs.
+
+        References
+        ----------
+        NVIDIA/TransformerEngine, ``pytorch/distributed.py``, ``_all_gather_fp8``.
+        """
+        narrowing = self.setting.recipe.quantisation
+        if not has_arrived or narrowing is None or not narrowing.is_by_tensor or self.cast_layouts == 1:
+            return []
+        return [kernel("transpose", x.n_elements, x.n_elements, x.n_elements, "fp8", in_pass="wgrad")]
+
     def point_bytes(self, width: int) -> int:
         """Bytes of a whole ``[tokens, width]`` tensor that the tensor-parallel group exchanges."""
         return self.setting.tokens * width * DTYPE_BYTES[self.dtype]
 
-    def gathered_bytes(self, width: int, *, is_narrow: bool = True, is_gradient: bool = False) -> int:
-        """The same of a tensor that is gathered for a product: each rank quantises its share before.
-
-        A gradient is quantised along rows for one product of backward and along columns for the other. Where one scale serves all
-        of it the columns are the rows transposed; with a scale for each block both are gathered.
+    def gathers_narrow(self, name: str, *, is_narrow: bool = True) -> bool:
+        """Whether ranks quantise their shares of what they gather for a product.
 
         References
         ----------
@@ -359,8 +398,17 @@ class Style(ABC):
         ``grad_output_preprocess``; pytorch/ao, ``float8/float8_tensor_parallel.py``, which casts for scales per tensor only.
         """
         narrowing = self.setting.recipe.quantisation
-        if not is_narrow or narrowing is None or not narrowing.is_gathered or not self.setting.is_sequence_parallel:
-            return self.point_bytes(width)
+        is_cast = is_narrow and not self.is_wide(name) and narrowing is not None and narrowing.is_gathered
+        return is_cast and self.setting.is_sequence_parallel
+
+    def narrow_bytes(self, width: int, *, is_gradient: bool = False) -> int:
+        """Bytes of a whole ``[tokens, width]`` tensor that is gathered narrow.
+
+        A gradient is quantised along rows for one product of backward and along columns for the other. Where one scale serves all
+        of it the columns are the rows transposed; with a scale for each block both are gathered.
+        """
+        narrowing = self.setting.recipe.quantisation
+        assert narrowing is not None
         copies = 2 if is_gradient and not self.setting.recipe.has_tensor_scales else 1
         return round(copies * self.setting.tokens * width * narrowing.element_bytes)
 
@@ -380,26 +428,30 @@ class Style(ABC):
         if self.setting.tp == 1:
             return [self.linear(x, n, columns, bias=bias, name=name, is_narrow=is_narrow) for n in widths]
         # an adapter takes the same input in 16 bits (Transformer Engine's ``return_layernorm_output_gathered``)
+        is_cast = self.gathers_narrow(name, is_narrow=is_narrow) and not self.is_adapted(name)
         n_bytes = self.point_bytes(columns)
-        gathers_narrow = is_narrow and not self.is_wide(name) and not self.is_adapted(name)
-        gathered_bytes = self.gathered_bytes(columns, is_narrow=gathers_narrow)
+        gathered_bytes = self.narrow_bytes(columns) if is_cast else n_bytes
+        casts = self._quantise_share(x, name) if is_cast else []
+        arrives = "input" if is_cast else ""
         enter = CommunicationPoint(operator="f", n_bytes=gathered_bytes)
         if not self.merges_columns:
             leave = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward")
-            if self.setting.reduces_by_product:
-                return [
-                    self.linear(one, n, columns, bias=bias, name=name, is_narrow=is_narrow)
-                    for one, n in zip(self._enter_each(x, enter, leave, len(widths)), widths, strict=True)
-                ]
-            inside = self._enter(x, enter, [leave])
-            return [self.linear(inside, n, columns, bias=bias, name=name, is_narrow=is_narrow) for n in widths]
-        beside = int(self.setting.reduces_beside)
-        reduce = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward", overlaps=beside)
-        again = CommunicationPoint(operator="f", n_bytes=gathered_bytes, overlaps=beside)
-        inside = self._enter(x, enter, [])
+            entered = (
+                self._enter_each(x, [*casts, enter], leave, len(widths))
+                if self.setting.reduces_by_product
+                else [self._enter(x, [*casts, enter], [leave])] * len(widths)
+            )
+            return [
+                self.linear(one, n, columns, bias=bias, name=name, is_narrow=is_narrow, arrives=arrives)
+                for one, n in zip(entered, widths, strict=True)
+            ]
+        n_beside = int(self.setting.reduces_beside and not self.setting.lora_rank)
+        again = CommunicationPoint(operator="f", n_bytes=gathered_bytes, overlaps=n_beside)
+        n_beside *= 1 + len(self._transposed(x, is_cast))
+        reduce = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward", overlaps=n_beside)
         return [
             self.linear(
-                inside,
+                self._enter(x, [*casts, enter], []),
                 widths[0],
                 columns,
                 bias=bias,
@@ -408,10 +460,11 @@ class Style(ABC):
                 between=[reduce],
                 saved_input=x,
                 is_narrow=is_narrow,
+                arrives=arrives,
             )
         ]
 
-    def _enter(self, x: Tensor, point: CommunicationPoint, backward: Sequence[LayerItem]) -> Tensor:
+    def _enter(self, x: Tensor, forward: Sequence[LayerItem], backward: Sequence[LayerItem]) -> Tensor:
         is_split = self.setting.is_sequence_parallel
         n_elements = x.n_elements * (self.setting.tp if is_split else 1)
         apart = self._laid_out(n_elements, x.dtype, "backward") if backward else []
@@ -419,13 +472,15 @@ class Style(ABC):
             [x],
             n_elements,
             x.dtype,
-            forward=[point, *self._laid_out(n_elements, x.dtype)],
+            forward=[*forward, *self._laid_out(n_elements, x.dtype)],
             backward=[*apart, *backward],
             view=None if is_split else x,
             gradient="new" if is_split else "alias",
         )
 
-    def _enter_each(self, x: Tensor, enter: CommunicationPoint, leave: CommunicationPoint, number: int) -> list[Tensor]:
+    def _enter_each(
+        self, x: Tensor, enter: Sequence[LayerItem], leave: CommunicationPoint, number: int
+    ) -> list[Tensor]:
         """Enter a tensor-parallel region once for each of several products that read ``x``.
 
         A compiler finds that they gather the same and does it once (common subexpressions of a graph whose collectives are functions,
@@ -463,18 +518,22 @@ class Style(ABC):
     def row(self, x: Tensor, columns: int, *, bias: bool = False, name: str = "gemm") -> Tensor:
         """Append the row-parallel product that closes a tensor-parallel region."""
         rows = self.spec.hidden
-        y = self.linear(x, rows, columns, bias=bias and not self.adds_bias_late(), name=name)
+        is_cast = self.gathers_narrow(name)
+        arrives = "gradient" if is_cast else ""
+        y = self.linear(x, rows, columns, bias=bias and not self.adds_bias_late(), name=name, arrives=arrives)
         if self.setting.tp == 1:
             return y
         is_split = self.setting.is_sequence_parallel
         n_bytes = self.point_bytes(rows)
-        gathered_bytes = self.gathered_bytes(rows, is_narrow=not self.is_wide(name), is_gradient=True)
+        gathered_bytes = self.narrow_bytes(rows, is_gradient=True) if is_cast else n_bytes
+        share = Tensor(self.setting.tokens_outside * rows, y.dtype, y.storage)
         return self.tape.record(
             [y],
             self.setting.tokens_outside * rows,
             y.dtype,
             forward=[*self._laid_out(y.n_elements, y.dtype), CommunicationPoint(operator="g", n_bytes=n_bytes)],
             backward=[
+                *(self._quantise_share(share, name, in_pass="backward") if is_cast else []),
                 CommunicationPoint(operator="g", n_bytes=gathered_bytes, kernel_pass="backward"),
                 *self._laid_out(y.n_elements, y.dtype, "backward"),
             ],

@@ -215,6 +215,18 @@ class Fused(Megatron):
     spreads_experts = True  # Transformer Engine, ``nvte_multi_tensor_gemm``: cuBLAS on four streams
     recomputes_flash = True
 
+    @property
+    def cast_layouts(self) -> int:
+        """Layouts that a cast writes: one where the device multiplies any, and one scale serves both.
+
+        References
+        ----------
+        NVIDIA/TransformerEngine, ``pytorch/csrc/quantizer.cpp``: ``columnwise_usage && !nvte_is_non_tn_fp8_gemm_supported()``.
+        """
+        narrowing = self.setting.recipe.quantisation
+        is_one = self.setting.any_layout and narrowing is not None and narrowing.is_by_tensor
+        return 1 if is_one else super().cast_layouts
+
     def split_heads(self, merged: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
         """Append the split of the merged projection; where several heads share keys and values its parts are laid out anew.
 
