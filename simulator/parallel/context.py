@@ -180,10 +180,10 @@ def _all_to_all(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan
             f"and {shape.kv_heads} key-value heads of a rank",
             hint="a smaller cp or tp, or --set cp_comm_type=p2p",
         )
-    output_bytes = shape.batch * shape.heads * shape.seq_q * shape.head_dim * DTYPE_BYTES[shape.dtype]
-    inputs = Exchange("all_to_all", "cp", output_bytes + n_bytes // plan.cp)
-    output = Exchange("all_to_all", "cp", output_bytes)
-    yield inputs if is_forward else output
+    width = DTYPE_BYTES[shape.dtype]
+    output_bytes = shape.batch * shape.heads * shape.seq_q * shape.head_dim * width
+    inputs_bytes = output_bytes + n_bytes // plan.cp
+    yield from _exchanged(inputs_bytes if is_forward else output_bytes, 3 if is_forward else 1, shape)
     for kernel in kernels:
         if isinstance(kernel, AttentionShape):
             yield replace(
@@ -191,4 +191,22 @@ def _all_to_all(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan
             )
         else:
             yield kernel
-    yield output if is_forward else inputs
+    yield from _exchanged(output_bytes if is_forward else inputs_bytes, 1 if is_forward else 3, shape)
+
+
+def _exchanged(n_bytes: int, n_tensors: int, shape: AttentionShape) -> Iterator[Item]:
+    """Exchange so many tensors, each laid out for it rank by rank before, and by tokens or heads behind.
+
+    References
+    ----------
+    NVIDIA/TransformerEngine, ``context_parallel.py``, ``flash_attn_a2a_communicate``: a copy of strides and a selection of chunks by
+    their index; DeepSpeed, ``deepspeed/sequence/layer.py``, ``single_all_to_all``: two of strides.
+    """
+    copy = PointwiseShape(
+        name="copy", n_elements=n_bytes // DTYPE_BYTES[shape.dtype], dtype=shape.dtype, read_bytes=float(n_bytes),
+        written_bytes=float(n_bytes), kernel_pass="backward" if shape.kernel_pass == "backward" else "forward",
+        n_pieces=n_tensors, is_captured=shape.is_captured,
+    )  # fmt: skip
+    yield copy
+    yield Exchange("all_to_all", "cp", n_bytes)
+    yield copy

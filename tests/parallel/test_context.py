@@ -76,6 +76,18 @@ def test_ulysses_exchanges_queries_keys_values_and_outputs_once_each_way(cp, kin
     assert sent(plan_of(cp, "a2a"), kind) == {"all_to_all": (2 * QUERY_BYTES + KEY_VALUE_BYTES) // cp}
 
 
+@pytest.mark.parametrize("kind", ["F", "B"])
+def test_what_ulysses_exchanges_is_copied_before_and_behind(kind):
+    """Transformer Engine and DeepSpeed lay each of the four tensors out for the exchange, and what arrives for what follows."""
+    found = items(plan_of(4, "a2a"), kind)
+    at = [i for i, item in enumerate(found) if isinstance(item, Exchange)]
+    copies = [(found[i + step].name, found[i + step].n_pieces, found[i + step].read_bytes) for i in at for step in (-1, 1)]
+    inputs, output = ("copy", 3, (QUERY_BYTES + KEY_VALUE_BYTES) // 4), ("copy", 1, QUERY_BYTES // 4)
+    order = [inputs, output] if kind == "F" else [output, inputs]
+    assert copies == [each for each in order for _ in (0, 1)]
+    assert {found[i + step].kernel_pass for i in at for step in (-1, 1)} == {"forward" if kind == "F" else "backward"}
+
+
 @pytest.mark.parametrize("comm", ["p2p", "all_gather", "a2a"])
 @pytest.mark.parametrize("cp", [2, 8])
 def test_balanced_ranks_share_the_attention_evenly(comm, cp):
