@@ -140,6 +140,11 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (_PIPELINE[1:], plan.pp == 1, "pp=1"),
         (("schedule",), plan.pp == 1 and not (plan.ep > 1 and takes_turns), "pp=1"),
         (("delay_wgrad",), not find_schedule(plan.schedule, plan.virtual_pp).sends_inside, f"schedule={plan.schedule}"),
+        (
+            ("delay_wgrad",),
+            plan.tp > 1,
+            "weights' gradients run beside the reduction of the input's under tensor parallelism",
+        ),
         (("sequence_parallel", "asynchronous_tp", "scatter_gather"), plan.tp == 1, "tp=1"),
         (("scatter_gather",), plan.sequence_parallel, "with sequence parallelism each rank sends its own part anyway"),
         (

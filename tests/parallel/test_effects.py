@@ -148,6 +148,7 @@ IDLE = [
     ("optimizer_implementation", "foreach", {"optimizer": "muon"}),
     ("rope_fusion", False, {"framework": "fsdp"}), ("rope_fusion", False, {"release": "23.08"}),
     ("scatter_gather", True, {**PIPE, "sequence_parallel": True}),
+    ("delay_wgrad", False, {"experts": True, "ep": 2, **PIPE, "virtual_pp": 2, "schedule": "1f1b-combined", "sequence_parallel": True}),
 ]  # fmt: skip
 
 
