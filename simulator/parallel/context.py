@@ -183,7 +183,7 @@ def _all_to_all(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan
     width = DTYPE_BYTES[shape.dtype]
     output_bytes = shape.batch * shape.heads * shape.seq_q * shape.head_dim * width
     inputs_bytes = output_bytes + n_bytes // plan.cp
-    yield from _exchanged(inputs_bytes if is_forward else output_bytes, 3 if is_forward else 1, shape)
+    yield from _exchanged(inputs_bytes if is_forward else output_bytes, 3 if is_forward else 1, shape, by_head=True)
     for kernel in kernels:
         if isinstance(kernel, AttentionShape):
             yield replace(
@@ -191,22 +191,25 @@ def _all_to_all(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan
             )
         else:
             yield kernel
-    yield from _exchanged(output_bytes if is_forward else inputs_bytes, 1 if is_forward else 3, shape)
+    yield from _exchanged(output_bytes if is_forward else inputs_bytes, 1 if is_forward else 3, shape, by_head=False)
 
 
-def _exchanged(n_bytes: int, n_tensors: int, shape: AttentionShape) -> Iterator[Item]:
-    """Exchange so many tensors, each laid out for it rank by rank before, and by tokens or heads behind.
+def _exchanged(n_bytes: int, n_tensors: int, shape: AttentionShape, *, by_head: bool) -> Iterator[Item]:
+    """Exchange so many tensors, each laid out for it before and for what follows behind: a strided copy on the side of the tokens.
+
+    On the side of the heads, which come (``by_head``) or go, the two chunks of each rank are put in the order of the sequence, or back.
 
     References
     ----------
-    NVIDIA/TransformerEngine, ``context_parallel.py``, ``flash_attn_a2a_communicate``: a copy of strides and a selection of chunks by
-    their index; DeepSpeed, ``deepspeed/sequence/layer.py``, ``single_all_to_all``: two of strides.
+    NVIDIA/TransformerEngine, ``context_parallel.py``, ``flash_attn_a2a_communicate``: ``movedim(-3, 0).contiguous()`` and a fused
+    ``index_select``; DeepSpeed, ``deepspeed/sequence/layer.py``, ``single_all_to_all``.
     """
     copy = PointwiseShape(
         name="copy", n_elements=n_bytes // DTYPE_BYTES[shape.dtype], dtype=shape.dtype, read_bytes=float(n_bytes),
         written_bytes=float(n_bytes), kernel_pass="backward" if shape.kernel_pass == "backward" else "forward",
         n_pieces=n_tensors, is_captured=shape.is_captured,
     )  # fmt: skip
-    yield copy
+    select = replace(copy, name="index_select")
+    yield copy if by_head else select
     yield Exchange("all_to_all", "cp", n_bytes)
-    yield copy
+    yield select if by_head else copy

@@ -81,13 +81,13 @@ def test_what_ulysses_exchanges_is_copied_before_and_behind(kind):
     """Transformer Engine and DeepSpeed lay each of the four tensors out for the exchange, and what arrives for what follows."""
     found = items(plan_of(4, "a2a"), kind)
     at = [i for i, item in enumerate(found) if isinstance(item, Exchange)]
-    copies = [
-        (found[i + step].name, found[i + step].n_pieces, found[i + step].read_bytes) for i in at for step in (-1, 1)
-    ]
-    inputs, output = ("copy", 3, (QUERY_BYTES + KEY_VALUE_BYTES) // 4), ("copy", 1, QUERY_BYTES // 4)
-    order = [inputs, output] if kind == "F" else [output, inputs]
-    assert copies == [each for each in order for _ in (0, 1)]
-    assert {found[i + step].kernel_pass for i in at for step in (-1, 1)} == {"forward" if kind == "F" else "backward"}
+    around = [found[i + step] for i in at for step in (-1, 1)]
+    three, one = (3, (QUERY_BYTES + KEY_VALUE_BYTES) // 4), (1, QUERY_BYTES // 4)
+    order = [three, three, one, one] if kind == "F" else [one, one, three, three]
+    assert [(copy.n_pieces, copy.read_bytes) for copy in around] == order
+    assert [copy.name for copy in around] == ["copy", "index_select", "index_select", "copy"]
+    assert {copy.kernel_pass for copy in around} == {"forward" if kind == "F" else "backward"}
+    assert all(copy.written_bytes == copy.read_bytes for copy in around)
 
 
 @pytest.mark.parametrize("comm", ["p2p", "all_gather", "a2a"])

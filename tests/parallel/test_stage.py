@@ -174,6 +174,19 @@ def test_asynchronous_tensor_parallelism_cuts_the_products_that_wait_for_each_ot
             assert tasks.tasks[index + 1].op.kernels[0].shape.kernel_pass == "wgrad"
 
 
+def test_agreeing_on_a_scale_is_no_turn():
+    """The largest element of a tensor is an all-reduce of four bytes, behind which no other pass finds time to compute."""
+    n_stops, n_sent = {}, {}
+    for precision in ("fp8", "fp8_current"):
+        plan = plan_of(sequence_parallel=True, precision=precision, framework="megatron-core")
+        _, model, stage = stage_of(plan)
+        tasks = TaskList()
+        n_stops[precision] = sum(1 for _ in stage.steps(tasks, model.layers[1], "B", (), 0))
+        n_sent[precision] = [c.n_bytes for c in collectives(tasks.tasks)]
+    assert n_stops["fp8"] == n_stops["fp8_current"] == len(n_sent["fp8"])
+    assert sorted(n_sent["fp8_current"]) == sorted([*n_sent["fp8"], 4, 4])
+
+
 def pair_of_experts():
     """The blocks of a forward and a backward of two layers of a mixture, in turns, and both passes by themselves."""
     plan = plan_of(
