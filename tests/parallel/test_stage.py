@@ -10,7 +10,7 @@ from simulator.models.layer import CommunicationPoint, GemmShape
 from simulator.models.setting import Setting
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.sharded import released_before_reuse
-from simulator.parallel.stage import StageLayers, finish, items_of
+from simulator.parallel.stage import StageLayers, finish, in_pieces, items_of
 from simulator.parallel.states import accumulation_traffic
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, KernelRun
@@ -182,9 +182,17 @@ def test_agreeing_on_a_scale_is_no_turn():
         _, model, stage = stage_of(plan)
         tasks = TaskList()
         n_stops[precision] = sum(1 for _ in stage.steps(tasks, model.layers[1], "B", (), 0))
-        n_sent[precision] = [c.n_bytes for c in collectives(tasks.tasks)]
+        n_sent[precision] = sorted((c.collective, c.n_bytes) for c in collectives(tasks.tasks))
     assert n_stops["fp8"] == n_stops["fp8_current"] == len(n_sent["fp8"])
-    assert sorted(n_sent["fp8_current"]) == sorted([*n_sent["fp8"], 4, 4])
+    assert n_sent["fp8_current"] == sorted([*n_sent["fp8"], ("all_reduce", 4), ("all_reduce", 4)])
+
+
+def test_a_product_is_cut_along_its_tokens_where_they_divide():
+    product = GemmShape(m=12, n=5, k=7, batch=3)
+    cut = in_pieces(product, 4)
+    assert (cut.m, cut.n, cut.k, cut.batch, cut.n_flops) == (3, 5, 7, 12, product.n_flops)
+    assert in_pieces(product, 5) is product
+    assert in_pieces(None, 4) is None
 
 
 def pair_of_experts():

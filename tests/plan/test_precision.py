@@ -437,6 +437,7 @@ def test_blackwell_transposes_nothing_for_products_with_one_scale_a_tensor(name,
     """
     device = load_device(name)
     assert device.multiplies_any_layout == is_any
+    assert not replace(device, vendor="AMD").multiplies_any_layout
     plan = ParallelPlan(framework="megatron-bridge", precision="fp8", sequence_length=1024, micro_batch=1)
     casts = [k for k in kernels(model_for(CATALOG["llama2-7b"], plan, device), PointwiseShape) if k.name == "quantize"]
     assert {k.written_bytes / k.n_elements for k in casts} == {1 if is_any else 2}
