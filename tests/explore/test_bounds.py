@@ -18,13 +18,14 @@ from simulator.explore.least_durations import Durations, Message, alone_s
 from simulator.explore.space import Space
 from simulator.faults import Faults
 from simulator.models.catalog import find_spec
+from simulator.models.layer import PointwiseShape
 from simulator.network.base import Flow
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Routed
 from simulator.program.program import Task
 from simulator.scenario import Scenario
 from simulator.schedules import build_table, peak_in_flight, placement_of
-from simulator.simulation import resolve, simulate_on
+from simulator.simulation import lower_scenario, resolve, simulate_on
 from simulator.topology import load_topology
 
 #: options that change what is communicated, where states live, and what the step waits for
@@ -139,6 +140,18 @@ def test_groups_may_lie_on_nodes_unequally(degrees, sharding, rank_order):
     )  # fmt: skip
     bounds, layout, result = bounded("polaris", "gpt2", plan)
     assert 0.0 < max(bounds.quick_s(layout), bounds.full_s(layout)) <= result.metrics.iteration_time_s
+
+
+@pytest.mark.parametrize("topology", ["dgx-h100", "dgx-b200"])
+def test_bounds_and_simulations_build_one_model(topology):
+    """Of eight bits with one scale a tensor Blackwell keeps one layout, Hopper two (NVIDIA/TransformerEngine, ``quantizer.cpp``)."""
+    plan = ParallelPlan(gpus=8, dp=8, framework="megatron-bridge", precision="fp8", micro_batch=1, global_batch=8)
+    bounds, layout, _ = bounded(topology, "llama2-7b", plan)
+    scenario = Scenario(topology=topology, model="llama2-7b", plan=layout.plan)
+    model = lower_scenario(scenario, bounds.topology, find_spec("llama2-7b"))[0]
+    assert layout.model.layers == model.layers
+    casts = [i for i in model.layers[1].forward if isinstance(i, PointwiseShape) and i.name == "quantize"]
+    assert {i.written_bytes / i.n_elements for i in casts} == {1 if topology == "dgx-b200" else 2}
 
 
 def test_the_bound_is_tight_where_nothing_overlaps():
