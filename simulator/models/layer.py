@@ -300,6 +300,8 @@ class CommunicationPoint:
     kernel_pass: Literal["forward", "backward"] = "forward"
     #: Number of following kernels of the list that an implementation may run beside the communication.
     overlaps: int = 0
+    #: Whether it has nothing to do with the product next to it, which is not cut into the pieces that it brings or takes.
+    is_bulk: bool = False
     #: Copies of one token in the tensor: the experts that it is routed to.
     n_copies: int = 1
     #: Groups of experts of which a token's are in ``groups_per_token`` at most; 0 for no limit.

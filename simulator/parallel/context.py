@@ -44,6 +44,7 @@ class Exchange(NamedTuple):
     n_bytes: int  #: As nccl-tests counts it.
     name: str = "context"
     overlaps: int = 0  #: Kernels behind it that may run beside it.
+    is_bulk: bool = False  #: Whether no product waits for it piece by piece, or brings it so.
     waits: bool = False  #: Whether the host waits for what stands before it.
     routed: Routed | None = None  #: Tokens that a dispatcher's own kernels carry.
 
@@ -180,10 +181,12 @@ def _all_to_all(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan
             f"and {shape.kv_heads} key-value heads of a rank",
             hint="a smaller cp or tp, or --set cp_comm_type=p2p",
         )
-    width = DTYPE_BYTES[shape.dtype]
+    width = max(DTYPE_BYTES["bf16"], DTYPE_BYTES[shape.dtype])  # attention in eight bits narrows what has arrived
     output_bytes = shape.batch * shape.heads * shape.seq_q * shape.head_dim * width
     inputs_bytes = output_bytes + n_bytes // plan.cp
-    yield from _exchanged(inputs_bytes if is_forward else output_bytes, 3 if is_forward else 1, shape, by_head=True)
+    inputs = _exchanged(inputs_bytes, 3, shape, by_head=is_forward)
+    output = _exchanged(output_bytes, 1, shape, by_head=not is_forward)
+    yield from inputs if is_forward else output
     for kernel in kernels:
         if isinstance(kernel, AttentionShape):
             yield replace(
@@ -191,25 +194,28 @@ def _all_to_all(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan
             )
         else:
             yield kernel
-    yield from _exchanged(output_bytes if is_forward else inputs_bytes, 1 if is_forward else 3, shape, by_head=False)
+    yield from output if is_forward else inputs
 
 
 def _exchanged(n_bytes: int, n_tensors: int, shape: AttentionShape, *, by_head: bool) -> Iterator[Item]:
-    """Exchange so many tensors, each laid out for it before and for what follows behind: a strided copy on the side of the tokens.
+    """Exchange so many tensors, taken for equal, each of which is copied on both sides.
 
-    On the side of the heads, which come (``by_head``) or go, the two chunks of each rank are put in the order of the sequence, or back.
+    Where tokens are given for heads (``by_head``), parts of the heads are laid out rank by rank before, and the parts of the
+    sequence that come put in order behind; where heads are given back, the other way round.
 
     References
     ----------
     NVIDIA/TransformerEngine, ``context_parallel.py``, ``flash_attn_a2a_communicate``: ``movedim(-3, 0).contiguous()`` and a fused
-    ``index_select``; DeepSpeed, ``deepspeed/sequence/layer.py``, ``single_all_to_all``.
+    ``index_select``; DeepSpeed, ``deepspeed/sequence/layer.py``, ``single_all_to_all``, whose copies are two of the former kind.
     """
+    width = max(DTYPE_BYTES["bf16"], DTYPE_BYTES[shape.dtype])
+    part_bytes = n_bytes // n_tensors
     copy = PointwiseShape(
-        name="copy", n_elements=n_bytes // DTYPE_BYTES[shape.dtype], dtype=shape.dtype, read_bytes=float(n_bytes),
-        written_bytes=float(n_bytes), kernel_pass="backward" if shape.kernel_pass == "backward" else "forward",
-        n_pieces=n_tensors, is_captured=shape.is_captured,
+        name="copy", n_elements=part_bytes // width, read_bytes=float(part_bytes), written_bytes=float(part_bytes),
+        dtype=shape.dtype if width == DTYPE_BYTES[shape.dtype] else "bf16",
+        kernel_pass="backward" if shape.kernel_pass == "backward" else "forward", is_captured=shape.is_captured,
     )  # fmt: skip
     select = replace(copy, name="index_select")
-    yield copy if by_head else select
+    yield from [copy if by_head else select] * n_tensors
     yield Exchange("all_to_all", "cp", n_bytes)
-    yield select if by_head else copy
+    yield from [select if by_head else copy] * n_tensors

@@ -143,7 +143,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (
             ("delay_wgrad",),
             plan.tp > 1,
-            "weights' gradients run beside the reduction of the input's under tensor parallelism",
+            "under tensor parallelism a pair sends when it ends",
         ),
         (("sequence_parallel", "asynchronous_tp", "scatter_gather"), plan.tp == 1, "tp=1"),
         (("scatter_gather",), plan.sequence_parallel, "with sequence parallelism each rank sends its own part anyway"),

@@ -8,7 +8,7 @@ parallelism turns them into all-gather and reduce-scatter).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -77,7 +77,7 @@ def at_point(point: CommunicationPoint, plan: ParallelPlan) -> Exchange | None:
     if plan.tp == 1:
         return None
     name = _ASKED.get(point.operator) or _CONJUGATES[point.operator, point.kernel_pass, plan.sequence_parallel]
-    return Exchange(name, "tp", point.n_bytes, point.operator, point.overlaps) if name else None
+    return Exchange(name, "tp", point.n_bytes, point.operator, point.overlaps, point.is_bulk) if name else None
 
 
 def items_of(layer: Layer, kind: Kind) -> list[tuple[Phase, tuple[LayerItem, ...]]]:
@@ -86,9 +86,23 @@ def items_of(layer: Layer, kind: Kind) -> list[tuple[Phase, tuple[LayerItem, ...
         return [("forward", layer.forward)]
     if kind == "B":
         return [("recompute", layer.recompute), ("backward", layer.backward)]
-    is_weight = [not isinstance(i, CommunicationPoint) and i.kernel_pass == "wgrad" for i in layer.backward]
-    chosen = tuple(i for i, weight in zip(layer.backward, is_weight, strict=True) if weight == (kind == "W"))
-    return [("backward", chosen)] if kind == "W" else [("recompute", layer.recompute), ("backward", chosen)]
+    if kind == "W":
+        return [("backward", tuple(filter(_is_of_weights, layer.backward)))]
+    return [("recompute", layer.recompute), ("backward", tuple(_without_weights(layer.backward)))]
+
+
+def _is_of_weights(item: LayerItem) -> bool:
+    return not isinstance(item, CommunicationPoint) and item.kernel_pass == "wgrad"
+
+
+def _without_weights(items: Sequence[LayerItem]) -> Iterator[LayerItem]:
+    """Leave the gradients of weights for a pass of their own, beside which nothing of this one runs any more."""
+    for index, item in enumerate(items):
+        if isinstance(item, CommunicationPoint) and item.overlaps:
+            behind = [i for i in items[index + 1 :] if not isinstance(i, CommunicationPoint)][: item.overlaps]
+            yield replace(item, overlaps=sum(not _is_of_weights(i) for i in behind))
+        elif not _is_of_weights(item):
+            yield item
 
 
 class Entry(NamedTuple):
@@ -112,6 +126,8 @@ _READ = {"counted": "tokens per expert", "lengths": "lengths of documents"}
 
 def in_pieces(shape: KernelShape | None, n: int) -> KernelShape | None:
     """Return a product as the pieces that its collective brings or takes, one for each of ``n`` ranks, on streams beside each other.
+
+    What is no product, or has tokens that the ranks do not divide, stays whole.
 
     References
     ----------
@@ -158,10 +174,12 @@ class _Builder:
         """Append a collective.
 
         Asynchronous tensor parallelism decomposes the product next to a collective: a gather runs beside the product
-        that consumes it, a scatter beside the one that produces it. What may run beside a product that has nothing to do with it
-        leaves that whole (Transformer Engine's ``ub_bulk_dgrad`` and ``ub_bulk_wgrad``).
+        that consumes it, a scatter beside the one that produces it. One in bulk leaves products whole (Transformer Engine's
+        ``ub_bulk_dgrad`` and ``ub_bulk_wgrad``), and a host that waits for every kernel lets none run beside another.
         """
-        is_async = self.plan.asynchronous_tp and found.axis == "tp" and not found.overlaps
+        is_async = (
+            self.plan.asynchronous_tp and not self.plan.launch_blocking and found.axis == "tp" and not found.is_bulk
+        )
         produced: list[Kernel] = []
         if is_async and found.collective == "reduce_scatter" and self.run:
             last = self.run.pop()
@@ -433,7 +451,11 @@ class StageLayers:
 
     def take_tail(self, tasks: TaskList, first: int) -> Tail:
         """Take what runs behind the forward from the tasks of a pair, the last ones from ``first`` on, where the schedule sends before."""
-        sends = self.plan.pp > 1 and find_schedule(self.plan.schedule, self.plan.virtual_pp).sends_inside
+        sends = (
+            self.plan.pp > 1
+            and self.plan.tp == 1
+            and find_schedule(self.plan.schedule, self.plan.virtual_pp).sends_inside
+        )
         return _cut_tail(tasks.tasks, first, delays_weights=self.plan.delay_wgrad) if sends else Tail()
 
     def gather(self, kind: Kind, n_bytes: int, *, in_block: bool = False) -> Collective:

@@ -80,14 +80,23 @@ def test_ulysses_exchanges_queries_keys_values_and_outputs_once_each_way(cp, kin
 def test_what_ulysses_exchanges_is_copied_before_and_behind(kind):
     """Transformer Engine and DeepSpeed lay each of the four tensors out for the exchange, and what arrives for what follows."""
     found = items(plan_of(4, "a2a"), kind)
-    at = [i for i, item in enumerate(found) if isinstance(item, Exchange)]
-    around = [found[i + step] for i in at for step in (-1, 1)]
-    three, one = (3, (QUERY_BYTES + KEY_VALUE_BYTES) // 4), (1, QUERY_BYTES // 4)
-    order = [three, three, one, one] if kind == "F" else [one, one, three, three]
-    assert [(copy.n_pieces, copy.read_bytes) for copy in around] == order
-    assert [copy.name for copy in around] == ["copy", "index_select", "index_select", "copy"]
-    assert {copy.kernel_pass for copy in around} == {"forward" if kind == "F" else "backward"}
-    assert all(copy.written_bytes == copy.read_bytes for copy in around)
+    names = [item.collective if isinstance(item, Exchange) else getattr(item, "name", "") for item in found]
+    at = [i for i, name in enumerate(names) if name == "all_to_all"]
+    inputs, output = at if kind == "F" else reversed(at)
+    before, behind = ("copy", "index_select") if kind == "F" else ("index_select", "copy")
+    assert names[inputs - 3 : inputs + 4] == [before] * 3 + ["all_to_all"] + [behind] * 3
+    assert names[output - 1 : output + 2] == [behind, "all_to_all", before]
+    copies = [*found[inputs - 3 : inputs], *found[inputs + 1 : inputs + 4], found[output - 1], found[output + 1]]
+    n_bytes = 2 * (2 * QUERY_BYTES + KEY_VALUE_BYTES) // 4
+    assert sum(c.read_bytes for c in copies) == sum(c.written_bytes for c in copies) == pytest.approx(n_bytes, rel=1e-6)
+    assert {c.kernel_pass for c in copies} == {"forward" if kind == "F" else "backward"}
+
+
+def test_attention_in_eight_bits_exchanges_what_it_has_not_narrowed_yet():
+    plan = plan_of(4, "a2a")
+    narrow = [replace(i, dtype="fp8") if isinstance(i, AttentionShape) else i for i in layer_of(plan).forward]
+    found = [i.n_bytes for i in exchange_context(narrow, plan) if isinstance(i, Exchange)]
+    assert {"all_to_all": sum(found)} == sent(plan, "F")
 
 
 @pytest.mark.parametrize("comm", ["p2p", "all_gather", "a2a"])

@@ -277,13 +277,14 @@ class Style(ABC):
         gradient = Tensor(n_out, self.dtype, x.storage)
 
         def casts_of(each: Tensor, word: str, in_pass: Pass) -> list[LayerItem]:
+            if word in arrives:
+                return []
             layouts, is_fused = self.cast_layouts, word in fused
-            cast = self._quantise(each, layouts, in_pass=in_pass, n_pieces=shape.n_pieces, is_fused=is_fused)
-            return [] if word in arrives else cast
+            return self._quantise(each, layouts, in_pass=in_pass, n_pieces=shape.n_pieces, is_fused=is_fused)
 
         casts = casts_of(x, "input", "forward")
         turned = [*self._transposed(x, "input" in arrives), *self._transposed(gradient, "gradient" in arrives)]
-        if not self.keeps_quantised_weights:
+        if not self.keeps_quantised_weights and "input" not in arrives:
             casts += self._quantise(weight, 2)
         held = x if saved_input is None else saved_input
         is_narrow = self.saves_quantised and not held.storage.is_rebuilt
@@ -432,6 +433,8 @@ class Style(ABC):
         n_bytes = self.point_bytes(columns)
         gathered_bytes = self.narrow_bytes(columns) if is_cast else n_bytes
         casts = self._quantise_share(x, name) if is_cast else []
+        if is_cast and not self.keeps_quantised_weights:  # weights, too, before what products wait for
+            casts += [item for n in widths for item in self._quantise(Tensor(n * columns, self.dtype, x.storage), 2)]
         arrives = "input" if is_cast else ""
         enter = CommunicationPoint(operator="f", n_bytes=gathered_bytes)
         if not self.merges_columns:
@@ -446,9 +449,10 @@ class Style(ABC):
                 for one, n in zip(entered, widths, strict=True)
             ]
         n_beside = int(self.setting.reduces_beside and not self.setting.lora_rank)
-        again = CommunicationPoint(operator="f", n_bytes=gathered_bytes, overlaps=n_beside)
+        again = CommunicationPoint(operator="f", n_bytes=gathered_bytes, overlaps=n_beside, is_bulk=True)
         n_beside *= 1 + len(self._transposed(x, is_cast))
-        reduce = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward", overlaps=n_beside)
+        is_bulk = self.setting.lora_rank == 0  # beside the gradient of the weight, where there is one
+        reduce = replace(again, n_bytes=n_bytes, kernel_pass="backward", overlaps=n_beside, is_bulk=is_bulk)
         return [
             self.linear(
                 self._enter(x, [*casts, enter], []),
