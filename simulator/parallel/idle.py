@@ -130,6 +130,17 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
     ]
 
 
+def _depends_on_release(plan: ParallelPlan) -> bool:
+    framework = plan.framework_spec
+    return bool(
+        framework.features
+        or framework.has_early_modules(plan.release)
+        or framework.has_loose_gates(plan.release) != framework.has_loose_gates(None)
+        or (plan.lora_rank and framework.wide_adapters_since)
+        or (plan.document_length and framework.calls_modules)
+    )
+
+
 def _idle_axes(plan: ParallelPlan) -> Idle:
     documents = ("document_length", "document_spread")
     n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
@@ -140,11 +151,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (_PIPELINE[1:], plan.pp == 1, "pp=1"),
         (("schedule",), plan.pp == 1 and not (plan.ep > 1 and takes_turns), "pp=1"),
         (("delay_wgrad",), not find_schedule(plan.schedule, plan.virtual_pp).sends_inside, f"schedule={plan.schedule}"),
-        (
-            ("delay_wgrad",),
-            plan.tp > 1,
-            "under tensor parallelism a pair sends when it ends",
-        ),
+        (("delay_wgrad",), plan.tp > 1, "under tensor parallelism a pair sends when it ends"),
         (("sequence_parallel", "asynchronous_tp", "scatter_gather"), plan.tp == 1, "tp=1"),
         (("scatter_gather",), plan.sequence_parallel, "with sequence parallelism each rank sends its own part anyway"),
         (
@@ -152,17 +159,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             plan.tp > 1 and not plan.sequence_parallel,
             "an all-reduce is not cut into pieces, only sequence parallelism's gathers and scatters are",
         ),
-        (
-            ("release",),
-            not (
-                plan.framework_spec.features
-                or plan.framework_spec.has_early_modules(plan.release)
-                or plan.framework_spec.has_loose_gates(plan.release) != plan.framework_spec.has_loose_gates(None)
-                or (plan.lora_rank and plan.framework_spec.wide_adapters_since)
-                or (plan.document_length and plan.framework_spec.calls_modules)
-            ),
-            f"no feature of {plan.framework} depends on it",
-        ),
+        (("release",), not _depends_on_release(plan), f"no feature of {plan.framework} depends on it"),
         (("overlap_p2p",), not sends_block(replace(plan, overlap_p2p=False)), "these messages never block"),
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
         (("document_spread",), plan.document_length is None, "no document_length: a sequence is one document"),

@@ -275,14 +275,11 @@ class Style(ABC):
         n_out = x.n_elements // shape.k * shape.n
         is_trained = self.setting.lora_rank == 0
         gradient = Tensor(n_out, self.dtype, x.storage)
-
-        def casts_of(each: Tensor, word: str, in_pass: Pass) -> list[LayerItem]:
-            if word in arrives:
-                return []
-            layouts, is_fused = self.cast_layouts, word in fused
-            return self._quantise(each, layouts, in_pass=in_pass, n_pieces=shape.n_pieces, is_fused=is_fused)
-
-        casts = casts_of(x, "input", "forward")
+        layouts, n_pieces = self.cast_layouts, shape.n_pieces
+        casts = self._quantise(x, layouts, n_pieces=n_pieces, is_fused="input" in fused, has_arrived="input" in arrives)
+        back = self._quantise(
+            gradient, layouts, in_pass="backward", n_pieces=n_pieces, is_fused="gradient" in fused, has_arrived="gradient" in arrives,
+        )  # fmt: skip
         turned = [*self._transposed(x, "input" in arrives), *self._transposed(gradient, "gradient" in arrives)]
         if not self.keeps_quantised_weights and "input" not in arrives:
             casts += self._quantise(weight, 2)
@@ -299,7 +296,7 @@ class Style(ABC):
             self.dtype,
             forward=[*casts, narrow],
             backward=[
-                *casts_of(gradient, "gradient", "backward"),
+                *back,
                 *(before if is_trained else ()),
                 replace(
                     narrow, n=shape.k, k=shape.n, kernel_pass="dgrad", output_bytes=result_bytes[1], summing=summing
@@ -333,16 +330,24 @@ class Style(ABC):
         return self.cast_layouts * narrowing.element_bytes
 
     def _quantise(
-        self, x: Tensor, layouts: int, *, in_pass: Pass = "forward", n_pieces: int = 1, is_fused: bool = False
+        self,
+        x: Tensor,
+        layouts: int,
+        *,
+        in_pass: Pass = "forward",
+        n_pieces: int = 1,
+        is_fused: bool = False,
+        has_arrived: bool = False,
     ) -> list[LayerItem]:
         """Return the kernels that narrow a tensor, or its pieces one by one, along rows and, with 2 ``layouts``, columns, as one.
 
-        There is none where what makes the tensor narrows it, as it can unless one scale serves all; then it finds that one.
-        """
+        There is none where the tensor ``has_arrived`` narrow, or where what makes it narrows it, as it can unless one scale serves all;
+        then it finds that one.
+        """  # fmt: skip
         narrowing = self.setting.recipe.quantisation
         assert narrowing is not None
         reads = narrowing.reads - is_fused
-        if not reads:
+        if has_arrived or not reads:
             return []
         read, written = reads * x.n_bytes, layouts * x.n_elements * narrowing.element_bytes
         n_pieces *= narrowing.launches if n_pieces > 1 else 1
