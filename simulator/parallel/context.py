@@ -171,7 +171,10 @@ def _merge(shape: AttentionShape, n_merges: int) -> PointwiseShape:
 
 
 def _all_to_all(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_forward: bool) -> Iterator[Item]:
-    """Exchange heads for tokens: queries, keys and values before attention and its output behind it, or their gradients."""
+    """Exchange heads for tokens: queries, keys and values before attention and its output behind it, or their gradients.
+
+    Attention in eight bits exchanges eight, cast before (NVIDIA/TransformerEngine, ``context_parallel.py``, ``AttnFuncWithCPAndQKVOA2A``).
+    """
     shape = next((kernel for kernel in kernels if isinstance(kernel, AttentionShape)), None)
     if shape is None:  # refused with eager attention
         return
@@ -181,19 +184,20 @@ def _all_to_all(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan
             f"and {shape.kv_heads} key-value heads of a rank",
             hint="a smaller cp or tp, or --set cp_comm_type=p2p",
         )
-    width = max(DTYPE_BYTES["bf16"], DTYPE_BYTES[shape.dtype])  # attention in eight bits narrows what has arrived
+    width = DTYPE_BYTES[shape.dtype]
     output_bytes = shape.batch * shape.heads * shape.seq_q * shape.head_dim * width
-    inputs_bytes = output_bytes + n_bytes // plan.cp
-    inputs = _exchanged(inputs_bytes, 3, shape, by_head=is_forward)
+    key_bytes = n_bytes // plan.cp // (DTYPE_BYTES["bf16"] if width < DTYPE_BYTES["bf16"] else 1)
+    inputs = _exchanged(output_bytes + key_bytes, 3, shape, by_head=is_forward)
     output = _exchanged(output_bytes, 1, shape, by_head=not is_forward)
+    yield from (
+        kernel for kernel in kernels if not isinstance(kernel, AttentionShape)
+    )  # casts: eight bits are exchanged
     yield from inputs if is_forward else output
     for kernel in kernels:
         if isinstance(kernel, AttentionShape):
             yield replace(
                 kernel, heads=kernel.heads // plan.cp, kv_heads=kernel.kv_heads // plan.cp, seq_q=kernel.seq_q * plan.cp
             )
-        else:
-            yield kernel
     yield from output if is_forward else inputs
 
 
@@ -208,12 +212,10 @@ def _exchanged(n_bytes: int, n_tensors: int, shape: AttentionShape, *, by_head: 
     NVIDIA/TransformerEngine, ``context_parallel.py``, ``flash_attn_a2a_communicate``: ``movedim(-3, 0).contiguous()`` and a fused
     ``index_select``; DeepSpeed, ``deepspeed/sequence/layer.py``, ``single_all_to_all``, whose copies are two of the former kind.
     """
-    width = max(DTYPE_BYTES["bf16"], DTYPE_BYTES[shape.dtype])
     part_bytes = n_bytes // n_tensors
     copy = PointwiseShape(
-        name="copy", n_elements=part_bytes // width, read_bytes=float(part_bytes), written_bytes=float(part_bytes),
-        dtype=shape.dtype if width == DTYPE_BYTES[shape.dtype] else "bf16",
-        kernel_pass="backward" if shape.kernel_pass == "backward" else "forward", is_captured=shape.is_captured,
+        name="copy", n_elements=part_bytes // DTYPE_BYTES[shape.dtype], read_bytes=float(part_bytes), written_bytes=float(part_bytes),
+        dtype=shape.dtype, kernel_pass="backward" if shape.kernel_pass == "backward" else "forward", is_captured=shape.is_captured,
     )  # fmt: skip
     select = replace(copy, name="index_select")
     yield from [copy if by_head else select] * n_tensors

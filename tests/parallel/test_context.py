@@ -9,7 +9,7 @@ import pytest
 from simulator.errors import InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
-from simulator.models.layer import AttentionShape, CommunicationPoint
+from simulator.models.layer import AttentionShape, CommunicationPoint, PointwiseShape
 from simulator.models.setting import Setting
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.mesh import Communicators, Mesh
@@ -92,11 +92,16 @@ def test_what_ulysses_exchanges_is_copied_before_and_behind(kind):
     assert {c.kernel_pass for c in copies} == {"forward" if kind == "F" else "backward"}
 
 
-def test_attention_in_eight_bits_exchanges_what_it_has_not_narrowed_yet():
-    plan = plan_of(4, "a2a")
-    narrow = [replace(i, dtype="fp8") if isinstance(i, AttentionShape) else i for i in layer_of(plan).forward]
-    found = [i.n_bytes for i in exchange_context(narrow, plan) if isinstance(i, Exchange)]
-    assert {"all_to_all": sum(found)} == sent(plan, "F")
+def test_attention_in_eight_bits_exchanges_eight():
+    """``AttnFuncWithCPAndQKVOA2A`` of Transformer Engine casts queries, keys and values, then exchanges them, as it does the output."""
+    plan, cast = plan_of(4, "a2a"), PointwiseShape(name="quantize", n_elements=1, read_bytes=2.0, written_bytes=1.0)
+    narrow = []
+    for item in layer_of(plan).forward:
+        narrow += [cast, replace(item, dtype="fp8")] if isinstance(item, AttentionShape) else [item]
+    found = exchange_context(narrow, plan)
+    exchanges = [i for i in found if isinstance(i, Exchange)]
+    assert 2 * sum(i.n_bytes for i in exchanges) == sent(plan, "F")["all_to_all"]
+    assert found.index(cast) < found.index(exchanges[0])
 
 
 @pytest.mark.parametrize("comm", ["p2p", "all_gather", "a2a"])
