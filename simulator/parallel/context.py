@@ -186,12 +186,10 @@ def _all_to_all(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan
         )
     width = DTYPE_BYTES[shape.dtype]
     output_bytes = shape.batch * shape.heads * shape.seq_q * shape.head_dim * width
-    key_bytes = n_bytes // plan.cp // (DTYPE_BYTES["bf16"] if width < DTYPE_BYTES["bf16"] else 1)
+    key_bytes = n_bytes // plan.cp * width // max(width, DTYPE_BYTES["bf16"])  # marked before they are cast
     inputs = _exchanged(output_bytes + key_bytes, 3, shape, by_head=is_forward)
     output = _exchanged(output_bytes, 1, shape, by_head=not is_forward)
-    yield from (
-        kernel for kernel in kernels if not isinstance(kernel, AttentionShape)
-    )  # casts: eight bits are exchanged
+    yield from (kernel for kernel in kernels if not isinstance(kernel, AttentionShape))
     yield from inputs if is_forward else output
     for kernel in kernels:
         if isinstance(kernel, AttentionShape):

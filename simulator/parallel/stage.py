@@ -151,9 +151,7 @@ class _Builder:
         self.waits: tuple[int, ...] = ()
         self.last_compute: tuple[int, ...] = ()
         self.pending: list[list[int]] = []  # [entry, kernels that may still run beside it]
-        self.is_gathering = (
-            False  # whether a product that comes next runs piece by piece, as the last exchange brings them
-        )
+        self.is_gathering = False  # whether a product, if it comes next, runs piece by piece beside the last exchange
 
     def kernel(self, shape: KernelShape, phase: Phase) -> None:
         """Append a kernel, behind the communication that may not run beside it."""
@@ -404,7 +402,7 @@ class StageLayers:
             if isinstance(entry.op, Collective) and not folded:
                 key = self.communicators.key(entry.op.axis, Occurrence(kind, micro_batch, len(tasks.tasks)))
             indices.append(tasks.add(entry.op, entry.stream, deps if indices else deps + after, key, micro_batch))
-            if entry.stream not in (COMPUTE, HOST) and getattr(entry.op, "name", "") != "amax":
+            if entry.stream not in (COMPUTE, HOST) and entry.op.name != "amax":
                 yield
         return tuple(indices[index] for index in template.tails) if indices else after
 
@@ -450,12 +448,12 @@ class StageLayers:
         return pair
 
     def take_tail(self, tasks: TaskList, first: int) -> Tail:
-        """Take what runs behind the forward from the tasks of a pair, the last ones from ``first`` on, where the schedule sends before."""
-        sends = (
-            self.plan.pp > 1
-            and self.plan.tp == 1
-            and find_schedule(self.plan.schedule, self.plan.virtual_pp).sends_inside
-        )
+        """Take what runs behind the forward from the tasks of a pair, the last ones from ``first`` on, where the schedule sends before.
+
+        Under tensor parallelism exchanges of its own end a pair, and it is left whole.
+        """
+        plan = self.plan
+        sends = plan.pp > 1 and plan.tp == 1 and find_schedule(plan.schedule, plan.virtual_pp).sends_inside
         return _cut_tail(tasks.tasks, first, delays_weights=self.plan.delay_wgrad) if sends else Tail()
 
     def gather(self, kind: Kind, n_bytes: int, *, in_block: bool = False) -> Collective:

@@ -187,11 +187,9 @@ def predict_plan(
 
     def dispatch_s(job: PlannedJob) -> dict[KernelKey, float]:
         by_hand = job.plan.framework == before.plan.framework and not recorded.in_python  # layers divide themselves
-        layers = (
-            ()
-            if by_hand or not recorded.view_s
-            else model_for(job.spec, job.scenario.plan, job.topology.device(0)).layers
-        )
+        if by_hand or not recorded.view_s:
+            return dispatch_of(job.plan, (), recorded, modelled)
+        layers = model_for(job.spec, job.scenario.plan, job.topology.device(0)).layers
         return dispatch_of(job.plan, layers, recorded, modelled)
 
     measured_s = usage.iteration_s

@@ -273,14 +273,13 @@ class Style(ABC):
         recipe = self.setting.recipe
         narrowing = self._narrowing_of(shape)
         n_out = x.n_elements // shape.k * shape.n
-        is_trained = self.setting.lora_rank == 0
-        gradient = Tensor(n_out, self.dtype, x.storage)
+        is_trained, gradient = self.setting.lora_rank == 0, Tensor(n_out, self.dtype, x.storage)
         layouts, n_pieces = self.cast_layouts, shape.n_pieces
         casts = self._quantise(x, layouts, n_pieces=n_pieces, is_fused="input" in fused, has_arrived="input" in arrives)
         back = self._quantise(
             gradient, layouts, in_pass="backward", n_pieces=n_pieces, is_fused="gradient" in fused, has_arrived="gradient" in arrives,
         )  # fmt: skip
-        turned = [*self._transposed(x, "input" in arrives), *self._transposed(gradient, "gradient" in arrives)]
+        turned = [self._transposed(t) for t, word in ((x, "input"), (gradient, "gradient")) if word in arrives]
         if not self.keeps_quantised_weights and "input" not in arrives:
             casts += self._quantise(weight, 2)
         held = x if saved_input is None else saved_input
@@ -302,7 +301,8 @@ class Style(ABC):
                     narrow, n=shape.k, k=shape.n, kernel_pass="dgrad", output_bytes=result_bytes[1], summing=summing
                 ),
                 *between,
-                *([*turned, weight_gradient] if is_trained else ()),
+                *(turned if is_trained and self.turns_gathered else ()),
+                *([weight_gradient] if is_trained else ()),
             ],
             saves=[held] if is_trained and not is_narrow else [],
             saved_bytes=round(held.n_elements * narrowing.element_bytes) if is_trained and is_narrow else 0,
@@ -343,7 +343,7 @@ class Style(ABC):
 
         There is none where the tensor ``has_arrived`` narrow, or where what makes it narrows it, as it can unless one scale serves all;
         then it finds that one.
-        """  # fmt: skip
+        """
         narrowing = self.setting.recipe.quantisation
         assert narrowing is not None
         reads = narrowing.reads - is_fused
@@ -363,8 +363,8 @@ class Style(ABC):
     ) -> list[LayerItem]:
         """Return what narrows this rank's share ``x`` of a tensor that is gathered for a product.
 
-        Where its scale must be known before, the ranks agree on it. With one scale for the tensor only rows are gathered, which
-        :meth:`_transposed` turns behind; with one for each block columns are narrowed here as well, and gathered in backward.
+        Where its scale must be known before, the ranks agree on it. With one scale for the tensor only rows are gathered, and
+        transposed behind (:attr:`turns_gathered`); with one for each block columns are narrowed here as well, and gathered in backward.
 
         References
         ----------
@@ -379,17 +379,20 @@ class Style(ABC):
         amax = CommunicationPoint(operator="amax", n_bytes=4, kernel_pass=in_pass)
         return [amax, *casts] if narrowing.reads > 1 else casts
 
-    def _transposed(self, x: Tensor, has_arrived: bool) -> list[LayerItem]:
-        """Return the kernel that transposes what was gathered narrow along rows, for products whose operands both need theirs.
+    @property
+    def turns_gathered(self) -> bool:
+        """Whether what was gathered narrow along rows is transposed for the gradient of a weight, whose operands are columns.
 
         References
         ----------
         NVIDIA/TransformerEngine, ``pytorch/distributed.py``, ``_all_gather_fp8``.
         """
         narrowing = self.setting.recipe.quantisation
-        if not has_arrived or narrowing is None or not narrowing.is_by_tensor or self.cast_layouts == 1:
-            return []
-        return [kernel("transpose", x.n_elements, x.n_elements, x.n_elements, "fp8", in_pass="wgrad")]
+        return narrowing is not None and narrowing.is_by_tensor and self.cast_layouts > 1
+
+    def _transposed(self, x: Tensor) -> LayerItem:
+        """Return the kernel that transposes a narrow tensor."""
+        return kernel("transpose", x.n_elements, x.n_elements, x.n_elements, "fp8", in_pass="wgrad")
 
     def point_bytes(self, width: int) -> int:
         """Bytes of a whole ``[tokens, width]`` tensor that the tensor-parallel group exchanges."""
@@ -415,7 +418,7 @@ class Style(ABC):
         """
         narrowing = self.setting.recipe.quantisation
         assert narrowing is not None
-        copies = 2 if is_gradient and not self.setting.recipe.has_tensor_scales else 1
+        copies = 2 if is_gradient and not narrowing.is_by_tensor else 1
         return round(copies * self.setting.tokens * width * narrowing.element_bytes)
 
     def columns(
@@ -455,7 +458,7 @@ class Style(ABC):
             ]
         n_beside = int(self.setting.reduces_beside and not self.setting.lora_rank)
         again = CommunicationPoint(operator="f", n_bytes=gathered_bytes, overlaps=n_beside, is_bulk=True)
-        n_beside *= 1 + len(self._transposed(x, is_cast))
+        n_beside *= 1 + (is_cast and self.turns_gathered)
         is_bulk = self.setting.lora_rank == 0  # beside the gradient of the weight, where there is one
         reduce = replace(again, n_bytes=n_bytes, kernel_pass="backward", overlaps=n_beside, is_bulk=is_bulk)
         return [
