@@ -367,6 +367,21 @@ def test_what_is_gathered_narrow_is_narrowed_before(precision, any_layout, amax,
     assert {i.overlaps for i in scattered} == {1 + turns}, "it runs beside all that makes the weight's gradient"
 
 
+def test_weights_that_are_cast_at_every_use_are_cast_once_and_before_the_gather():
+    """torchao's ``Float8Linear`` casts its weight in each forward; what products wait for is the gather alone."""
+    spec = small("llama2-7b")
+    settings = {"kernels": "compiled", "tp": 2, "sequence_parallel": True, "precision": "fp8_current"}
+    block = built(spec, micro_batch=2, sequence_length=256, **settings).layers[-2]
+    forward = around_products(block.forward)
+    at = forward.index("f")
+    cast = sorted(i[1] for i in forward[:at] if i[0] == "quantize")
+    assert cast == sorted([2 * 256 * spec.hidden // 2, *[spec.hidden * spec.hidden // 2] * 3]), (
+        "own tokens, query, key and value"
+    )
+    products = [i for i in forward[at + 1 :] if isinstance(i, tuple)][:3]
+    assert [i[1] for i in products] == ["forward"] * 3
+
+
 def test_frozen_weights_need_no_tokens_again():
     """No gradient of a weight, so nothing is gathered or transposed for it, and nothing runs beside the reduction."""
     spec = small("llama2-7b")

@@ -12,7 +12,7 @@ from simulator.models.layer import CommunicationPoint, GemmShape
 from simulator.models.setting import Setting
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.sharded import released_before_reuse
-from simulator.parallel.stage import StageLayers, finish, in_pieces, items_of
+from simulator.parallel.stage import StageLayers, Tail, finish, in_pieces, items_of
 from simulator.parallel.states import accumulation_traffic
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, KernelRun
@@ -258,6 +258,19 @@ def pair_of_experts():
     layers = build_model(spec, Setting(micro_batch=2, sequence_length=512, ep=4, precision="bf16")).layers[1:3]
     stage = StageLayers([layers, layers], plan, Communicators(Mesh(plan, 8), 0, folded=True))
     return stage.paired_blocks(0, 1), (stage.block(0, "F"), stage.block(1, "B"))
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_under_tensor_parallelism_a_pair_is_left_whole(tp):
+    """Latent attention begins with products that no rank shares, whose weights' gradients nothing of the group runs beside."""
+    plan = plan_of(
+        tp=tp, pp=2, virtual_pp=2, dp=4 // tp, ep=2, global_batch=32, sequence_parallel=tp > 1, schedule="1f1b-combined",
+        framework="megatron-core",
+    )  # fmt: skip
+    setting = Setting(micro_batch=2, sequence_length=512, ep=2, tp=tp, sequence_parallel=tp > 1, kernels="fused")
+    layers = build_model(find_spec("deepseek-v2-lite"), setting).layers[3:5]
+    stage = StageLayers([layers, layers], plan, Communicators(Mesh(plan, 8), 0, folded=True))
+    assert (stage.paired_blocks(0, 1)[1] == Tail()) == (tp > 1)
 
 
 def kernels_of(blocks):
