@@ -268,7 +268,7 @@ def test_under_tensor_parallelism_a_pair_is_left_whole(tp):
         framework="megatron-core",
     )  # fmt: skip
     setting = Setting(micro_batch=2, sequence_length=512, ep=2, tp=tp, sequence_parallel=tp > 1, kernels="fused")
-    layers = build_model(find_spec("deepseek-v2-lite"), setting).layers[3:5]
+    layers = build_model(find_spec("deepseek-v3"), setting).layers[5:7]
     stage = StageLayers([layers, layers], plan, Communicators(Mesh(plan, 8), 0, folded=True))
     assert (stage.paired_blocks(0, 1)[1] == Tail()) == (tp > 1)
 
