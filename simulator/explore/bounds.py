@@ -5,6 +5,8 @@ ahead, a network that carries nothing else):
 
 - *A stage's own work.* Its compute stream runs all passes of all micro-batches in order. With blocking messages every
   pass also waits for the message of the one before.
+- *Turns of forwards and backwards.* A pair hides what each half sends only as far as the order of its tasks lets it. Where
+  every pass also gathers or reduces, the longest path through the whole step's tasks decides.
 - *Filling and draining the pipeline.* Before its first pass, a micro-batch has run forward through all earlier stages;
   after its last backward the gradient still runs back through them.
 - *Gradient reductions* that start only when their gradients exist, one after the other on one stream
@@ -48,6 +50,7 @@ from simulator.parallel.states import accumulation_traffic, optimizer_run, owned
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, Block, Program, RankProgram, Task
+from simulator.program.stretch import insert_periods
 from simulator.scenario import Scenario
 from simulator.schedules import (
     SATURATED_GROUPS,
@@ -61,7 +64,7 @@ from simulator.schedules import (
     placement_of,
     sends_block,
 )
-from simulator.simulation import boundary_bytes, model_for
+from simulator.simulation import boundary_bytes, lower_scenario, model_for
 from simulator.topology import Topology
 
 Chunks = tuple[tuple[tuple[Layer, ...], ...], ...]
@@ -138,9 +141,11 @@ class Bounds:
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[int, ...], ...]] = {}
         self._passes: dict[tuple[object, ...], tuple[object, tuple[float, float]]] = {}
         self._streams: dict[tuple[object, ...], tuple[object, Mapping[str, float]]] = {}
+        self._pairs: dict[tuple[object, ...], tuple[object, float]] = {}
         self._runs: dict[tuple[object, ...], tuple[object, float]] = {}
         self._alone: dict[tuple[int, int, Kind], tuple[Layout, int]] = {}
         self._costs_of: tuple[ParallelPlan, ModelCosts] | None = None
+        self._writers: tuple[Layout, dict[int, StageLayers]] | None = None
         self._messages: dict[tuple[object, ...], Message] = {}
         self._collective_s: dict[tuple[object, ...], tuple[object, float]] = {}
         self._evenness = Durations(self.costs).evenness
@@ -256,7 +261,19 @@ class Bounds:
         is late: of two that run side by side and slow each other down the later one ends no sooner if one of them is delayed, as
         long as the shares of their speeds that they keep add up to more than one.
         """
-        return max(self.full_s(layout) if full_s is None else full_s, self._bound_s(layout, runs_passes=True))
+        known_s = self.full_s(layout) if full_s is None else full_s
+        return max(known_s, self._bound_s(layout, runs_passes=True), self._path_s(layout))
+
+    def _path_s(self, layout: Layout) -> float:
+        """Return the longest path through the program of rank 0, where no other stage takes part in it and passes are open to others."""
+        plan = layout.plan
+        if plan.pp > 1 or self._are_alone(layout, 0):
+            return 0.0
+        program = lower_scenario(replace(self.scenario, plan=plan), self.topology, self.spec)[1].program
+        program = insert_periods(program, program.n_omitted)
+        durations = Durations(self.costs)
+        durations.evenness = self._evenness
+        return SLACK * durations.tasks_s(program.ranks[0].tasks)[0]
 
     def full_s(self, layout: Layout) -> float:
         """Return the bound with communication and the end of the step."""
@@ -272,6 +289,7 @@ class Bounds:
                 self._collective_s,
                 self._passes,
                 self._streams,
+                self._pairs,
                 self._runs,
                 self._messages,
             ):
@@ -360,31 +378,35 @@ class Bounds:
     ) -> tuple[float, float]:
         """Least time of a stage's passes where forwards and backwards take turns, and host time to issue them.
 
-        Each hides what the other sends, but streams are serial: the busiest one has to run all that is on it. Where pairs are
-        run, nothing else computes beside them.
+        A pair, and a pass between pairs, that nothing outside touches occupies the compute stream as a whole. All else may hide
+        behind its neighbours, but streams are serial: the busiest one has to run all that is on it.
         """
         times = [self.layer_time(layer, layout.plan) for layer in layout.stage_layers(stage)]
         host_s = layout.n_times * sum(time.forward_host_s + time.backward_host_s for time in times)
-        pairs = self._pairs_alone(layout, stage) if runs_passes else Counter[tuple[int, int]]()
-        paired_s = sum(count * self._run_pair_s(layout, stage, chunks) for chunks, count in pairs.items())
-        n_paired: Counter[tuple[Kind, int]] = Counter()
+        is_alone = self._are_alone(layout, stage)
+        pairs = self._counted(layout.plan, _pairs_between)[stage] if is_alone else Counter[tuple[int, int]]()
+        singles = self._counted(layout.plan, _singles_between)[stage] if is_alone else Counter[tuple[Kind, int]]()
+        pair_s = self._run_pair_s if runs_passes else partial(self._pair_s, durations)
+        computed_s = sum(count * pair_s(layout, stage, chunks) for chunks, count in pairs.items())
+        for (kind, chunk), count in singles.items():
+            n_run = count - 1 if runs_passes else 0
+            computed_s += (count - n_run) * self._pass_s(layout, stage, chunk, kind, durations)[0]
+            computed_s += n_run * self._run_pass_s(layout, stage, chunk, kind) if n_run else 0.0
+        n_counted = Counter(singles)
         for chunks, count in pairs.items():
-            n_paired.update(dict.fromkeys(zip(_PASSES, chunks, strict=True), count))
+            n_counted.update(dict.fromkeys(zip(_PASSES, chunks, strict=True), count))
         busy_s: Counter[str] = Counter()
         for kind, chunk in product(_PASSES, range(layout.placement.n_chunks)):
             streams_s = self._streams_s(layout, stage, chunk, kind, durations)
             busy_s.update({stream: layout.n_times * time_s for stream, time_s in streams_s.items()})
-            paired_s += max(0, layout.n_times - n_paired[kind, chunk]) * streams_s.get(COMPUTE, 0.0)
-        return max(paired_s, *busy_s.values()), host_s
+            computed_s += (layout.n_times - n_counted[kind, chunk]) * streams_s.get(COMPUTE, 0.0)
+        return max(computed_s, *busy_s.values()), host_s
 
-    def _pairs_alone(self, layout: Layout, stage: int) -> Counter[tuple[int, int]]:
-        """Count pairs of passes, by the chunks of their forward and backward, that nothing outside touches for certain."""
-        plan = layout.plan
-        strategy = data_parallel(layout.stage_layers(stage), plan, self.communicators(plan, stage))
+    def _are_alone(self, layout: Layout, stage: int) -> bool:
+        """Whether nothing outside touches the passes of a stage for certain, but the first forward and the last backward."""
+        strategy = data_parallel(layout.stage_layers(stage), layout.plan, self.communicators(layout.plan, stage))
         is_quiet = all(strategy.is_quiet(kind, 1, is_last=False) for kind in _PASSES)
-        if self.scenario.faults or not fills_nodes(self.mesh(plan)) or not is_quiet:
-            return Counter()
-        return self._counted(plan, _pairs_between)[stage]
+        return is_quiet and not self.scenario.faults and fills_nodes(self.mesh(layout.plan))
 
     def _waited_s(self, layout: Layout, stage: int, counts: Mapping[tuple[Kind, int], int]) -> float:
         """Least time that the passes of a stage wait for messages: each sends its own, and the last one is not waited for.
@@ -421,7 +443,7 @@ class Bounds:
             return {(kind, c): plan.n_micro_batches for c in range(layout.placement.n_chunks) for kind in _PASSES}
         return self._counted(plan, _passes_in)[stage]
 
-    def _counted(self, plan: ParallelPlan, count: Callable[[Row, int], Counter[What]]) -> tuple[Counter[What], ...]:
+    def _counted(self, plan: ParallelPlan, count: Callable[[Row], Counter[What]]) -> tuple[Counter[What], ...]:
         """Count in the rows of a plan's schedule."""
         n_chunks = placement_of(plan.schedule, plan.pp, plan.virtual_pp).n_chunks
         key = (count, plan.schedule, plan.pp, plan.n_micro_batches, n_chunks, plan.drains_every)
@@ -440,12 +462,17 @@ class Bounds:
 
     def _block(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> Block:
         """Return one pass through one chunk as a block."""
-        return self._stage_layers(layout, stage, chunk).block(0, kind)
+        return self._stage_layers(layout, stage).block(chunk, kind)
 
-    def _stage_layers(self, layout: Layout, stage: int, *chunks: int) -> StageLayers:
-        communicators = self.communicators(layout.plan, stage)
-        layers = [layout.chunks[stage][chunk] for chunk in chunks]
-        return StageLayers(layers, layout.plan, communicators, communicators)
+    def _stage_layers(self, layout: Layout, stage: int) -> StageLayers:
+        """Return what writes down the passes of a stage, kept as long as bounds of its layout are asked for."""
+        if self._writers is None or self._writers[0] is not layout:
+            self._writers = layout, {}
+        writers = self._writers[1]
+        if stage not in writers:
+            communicators = self.communicators(layout.plan, stage)
+            writers[stage] = StageLayers(layout.chunks[stage], layout.plan, communicators, communicators)
+        return writers[stage]
 
     def _streams_s(
         self, layout: Layout, stage: int, chunk: int, kind: Kind, durations: Durations
@@ -496,15 +523,26 @@ class Bounds:
         key = self._pass_key(layout, stage, chunk, kind)
         return self._run_s(layout, stage, key, lambda: (self._block(layout, stage, chunk, kind),))
 
+    def _pair_s(self, durations: Durations, layout: Layout, stage: int, chunks: tuple[int, int]) -> float:
+        """Return the least time of a forward and a backward that take turns."""
+        key = self._pair_key(layout, stage, chunks)
+        known = self._pairs.get(key)
+        if known is None:
+            tasks = tuple(map(Task, self._pair(layout, stage, chunks)))
+            known = self._pairs[key] = (layout.chunks[stage], durations.tasks_s(tasks)[0])
+        return known[1]
+
     def _run_pair_s(self, layout: Layout, stage: int, chunks: tuple[int, int]) -> float:
         """Return the same of a forward and a backward that take turns."""
-        key = tuple(self._pass_key(layout, stage, chunk, kind) for chunk, kind in zip(chunks, _PASSES, strict=True))
+        key = self._pair_key(layout, stage, chunks)
+        return self._run_s(layout, stage, key, lambda: self._pair(layout, stage, chunks))
 
-        def whole() -> tuple[Block | KernelRun, ...]:
-            both, tail = self._stage_layers(layout, stage, *chunks).paired_blocks(0, 1)
-            return both, *(run for run in tail if run)
+    def _pair_key(self, layout: Layout, stage: int, chunks: tuple[int, int]) -> tuple[object, ...]:
+        return tuple(self._pass_key(layout, stage, chunk, kind) for chunk, kind in zip(chunks, _PASSES, strict=True))
 
-        return self._run_s(layout, stage, key, whole)
+    def _pair(self, layout: Layout, stage: int, chunks: tuple[int, int]) -> tuple[Block | KernelRun, ...]:
+        both, tail = self._stage_layers(layout, stage).paired_blocks(*chunks)
+        return both, *(run for run in tail if run)
 
     def _run_s(
         self, layout: Layout, stage: int, key: tuple[object, ...], new_ops: Callable[[], tuple[Block | KernelRun, ...]]
@@ -572,17 +610,24 @@ class Bounds:
         return durations.op_s(optimizer_run(n_elements, plan, owned_matrices(layers, plan, shards)))[0]
 
 
-def _passes_in(row: Row, _: int) -> Counter[tuple[Kind, int]]:
+def _passes_in(row: Row) -> Counter[tuple[Kind, int]]:
     """Count the passes of a row by kind and chunk; meetings over shared layers are none."""
     return Counter((action.kind, action.chunk) for action in row if action.kind != "V")
 
 
-def _pairs_between(row: Row, n_micro_batches: int) -> Counter[tuple[int, int]]:
+def _pairs_between(row: Row) -> Counter[tuple[int, int]]:
     """Count the pairs of a row by their chunks, but for the first forward and the last backward."""
-    last = n_micro_batches - 1
+    last = max(action.micro_batch for action in row)
     return Counter(
         (a.chunk, b.chunk) for a, b in pairwise(row) if a.is_paired and a.micro_batch and b.micro_batch < last
     )
+
+
+def _singles_between(row: Row) -> Counter[tuple[Kind, int]]:
+    """Count the whole passes of a row outside pairs by kind and chunk."""
+    is_second = [False, *(action.is_paired for action in row[:-1])]
+    singles = (a for a, is_within in zip(row, is_second, strict=True) if not (a.is_paired or is_within))
+    return Counter((action.kind, action.chunk) for action in singles if action.kind in _PASSES)
 
 
 def _fullest(layout: Layout, in_flight: Sequence[Sequence[int]]) -> list[int]:

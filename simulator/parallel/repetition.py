@@ -78,23 +78,22 @@ def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int, 
 
 
 def count_in_rows(
-    build: Callable[[int], Table], n_stages: int, n_micro_batches: int, count: Callable[[Row, int], Counter[What]]
+    build: Callable[[int], Table], n_stages: int, n_micro_batches: int, count: Callable[[Row], Counter[What]]
 ) -> tuple[Counter[What], ...]:
     """Count something in every row of a table without writing more of it than it takes to see its steady state.
 
     Parameters
     ----------
     count : callable
-        Counts in one row, given how many micro-batches that row has; a period adds the same to each row, wherever it stands.
+        Counts in one row; a period adds the same to each row, wherever it stands.
     """
     short = shorten(build, n_stages, n_micro_batches)
-    n_written = n_micro_batches - short.n_omitted * short.n_step
-    counts = tuple(count(row, n_written) for row in short.table)
+    counts = tuple(count(row) for row in short.table)
     if not short.n_omitted:
         return counts
-    n_longer = n_written + short.n_step
+    n_longer = n_micro_batches - (short.n_omitted - 1) * short.n_step
     for counted, row in zip(counts, build(n_longer), strict=True):
-        longer = count(row, n_longer)
+        longer = count(row)
         longer.subtract(counted)
         counted.update({what: short.n_omitted * n for what, n in longer.items()})
     return counts

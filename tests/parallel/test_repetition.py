@@ -11,7 +11,7 @@ from simulator.schedules import SCHEDULES, build_table
 N_STAGES, N_MICRO_BATCHES = 4, 96
 
 
-def passes(row, _):
+def passes(row):
     return Counter((action.kind, action.chunk) for action in row)
 
 
