@@ -50,7 +50,6 @@ from simulator.parallel.states import accumulation_traffic, optimizer_run, owned
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, Block, Program, RankProgram, Task
-from simulator.program.stretch import insert_periods
 from simulator.scenario import Scenario
 from simulator.schedules import (
     SATURATED_GROUPS,
@@ -270,10 +269,9 @@ class Bounds:
         if plan.pp > 1 or self._are_alone(layout, 0):
             return 0.0
         program = lower_scenario(replace(self.scenario, plan=plan), self.topology, self.spec)[1].program
-        program = insert_periods(program, program.n_omitted)
         durations = Durations(self.costs)
         durations.evenness = self._evenness
-        return SLACK * durations.tasks_s(program.ranks[0].tasks)[0]
+        return SLACK * durations.program_s(program.ranks[0], program.n_omitted)
 
     def full_s(self, layout: Layout) -> float:
         """Return the bound with communication and the end of the step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from simulator.costs import ModelCosts
@@ -12,7 +13,8 @@ from simulator.network import NETWORKS
 from simulator.network.base import Flow, capacities, rate_alone
 from simulator.network.even import Evenness, UnevenError
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
-from simulator.program.program import Block, Task
+from simulator.program.program import Block, RankProgram, Task
+from simulator.program.stretch import stretch_of
 from simulator.simulation import MAX_UNFOLDED
 from simulator.topology import Topology
 
@@ -104,22 +106,29 @@ class Durations:
         return together_s
 
     def tasks_s(self, tasks: Sequence[Task]) -> tuple[float, float]:
-        """Return the least seconds from the first to the last of a rank's tasks, and host seconds to issue all.
+        """Return the least seconds from the first to the last of a rank's tasks, and host seconds to issue all."""
+        times = [self.op_s(task.op) for task in tasks]
+        ends = _ends_s(tasks, [device_s for device_s, _ in times])
+        return max(ends, default=0.0), sum(host_s for _, host_s in times)
 
-        Streams run their tasks in order and tasks wait for what they name: the longest path through both.
+    def program_s(self, rank: RankProgram, n_omitted: int) -> float:
+        """Return the least seconds of a rank's program, of which periods are left out of its stretch.
+
+        From the last task of a period on each stream the path to the same task of the next period is known: what runs through one
+        of them runs through all that are left out.
         """
-        ends: list[float] = []
-        free: dict[str, float] = {}
-        host_s = 0.0
-        for task in tasks:
-            device_s, issue_s = self.op_s(task.op)
-            host_s += issue_s
-            start_s = free.get(task.stream, 0.0)
-            for earlier in task.after:
-                start_s = max(start_s, ends[earlier])
-            free[task.stream] = start_s + device_s
-            ends.append(start_s + device_s)
-        return max(ends, default=0.0), host_s
+        tasks, device_s = rank.tasks, [self.op_s(task.op)[0] for task in rank.tasks]
+        ends = _ends_s(tasks, device_s)
+        if not n_omitted:
+            return max(ends, default=0.0)
+        _, end, length = stretch_of(rank)
+        last_of_each = {tasks[index].stream: index for index in range(end - length, end)}
+
+        def through_s(last: int) -> float:
+            behind = _ends_s(tasks, device_s, last - length)
+            return ends[last - length] + n_omitted * behind[last] + max(behind)
+
+        return max(*ends, *map(through_s, last_of_each.values()))
 
     def streams_s(self, tasks: Sequence[Task]) -> dict[str, float]:
         """Return the least seconds for which a rank's tasks keep each stream busy: whatever their order, a stream runs one at a time."""
@@ -127,3 +136,21 @@ class Durations:
         for task in tasks:
             busy_s[task.stream] += self.op_s(task.op)[0]
         return busy_s
+
+
+def _ends_s(tasks: Sequence[Task], device_s: Sequence[float], first: int | None = None) -> list[float]:
+    """Return when tasks end at the earliest, or how long behind the end of one of them, and minus infinity where nothing leads there.
+
+    Streams run their tasks in order and tasks wait for what they name: the longest path through both.
+    """
+    floor_s = 0.0 if first is None else -inf
+    ends: list[float] = []
+    free: dict[str, float] = {}
+    for index, (task, seconds) in enumerate(zip(tasks, device_s, strict=True)):
+        start_s = free.get(task.stream, floor_s)
+        for earlier in task.after:
+            start_s = max(start_s, ends[earlier])
+        end_s = 0.0 if index == first else start_s + seconds
+        free[task.stream] = end_s
+        ends.append(end_s)
+    return ends

@@ -22,7 +22,7 @@ from simulator.models.layer import PointwiseShape
 from simulator.network.base import Flow
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Routed
-from simulator.program.program import Task
+from simulator.program.program import RankProgram, Stretch, Task
 from simulator.scenario import Scenario
 from simulator.schedules import build_table, peak_in_flight, placement_of
 from simulator.simulation import lower_scenario, resolve, simulate_on
@@ -198,7 +198,7 @@ def test_pairs_in_a_pipeline_are_counted_with_what_runs_behind_their_first_messa
 
 
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
-@pytest.mark.parametrize("n_micro_batches", [1, 4])
+@pytest.mark.parametrize("n_micro_batches", [1, 4, 40])
 @pytest.mark.parametrize("degrees", [{"dp": 8, "ep": 8}, {"dp": 8, "tp": 2, "ep": 4, "sequence_parallel": True}])
 def test_turns_among_gathers_and_reductions_are_followed_through_the_whole_step(degrees, n_micro_batches, sharding):
     """Each pass gathers or reduces: without the order of a step's tasks a bound knows only the busiest stream, half of it here."""
@@ -438,6 +438,19 @@ def test_the_longest_path_through_streams_and_dependencies():
     durations = FixedDurations({"a": 2.0, "b": 3.0, "c": 1.0, "d": 4.0})
     assert durations.tasks_s(tasks) == (7.0, pytest.approx(0.4))
     assert durations.tasks_s([]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("waits, seconds", [(True, 10 * (2.0 + 3.0)), (False, 2.0 + 10 * 3.0)])
+def test_periods_that_are_left_out_take_what_their_circles_do(waits, seconds):
+    """Ten periods of a kernel of 2 s and a collective of 3 s behind it: each kernel waits for the collective before, or for none."""
+    tasks = []
+    for period in range(3):
+        tasks.append(Task(collective("kernel"), "compute", (2 * period - 1,) if waits and period else ()))
+        tasks.append(Task(collective("sum"), "dp", (2 * period,)))
+    rank = RankProgram(rank=0, members=(0,), tasks=tuple(tasks), stretch=Stretch(2, 6, 2))
+    durations = FixedDurations({"kernel": 2.0, "sum": 3.0})
+    assert durations.program_s(rank, 7) == seconds
+    assert durations.program_s(rank, 0) == seconds - 7 * (5.0 if waits else 3.0)
 
 
 def test_reductions_behind_a_backward():
