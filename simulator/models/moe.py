@@ -268,7 +268,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
     n_local = max(1, spec.n_experts // setting.ep)
     n_rows = x.n_elements // spec.expert_input
     width = spec.expert_hidden // setting.expert_tp
-    x = _stashed(style, x, is_narrow=True)
+    x = _repacked(style, _stashed(style, x, is_narrow=True))
     with style.offloaded("expert_fc1"):
         up = _grouped(
             style,
@@ -305,9 +305,25 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         columns=width,
         fused="input" if is_fused else "",
     )
+    done = _repacked(style, done)
     if is_fused and spec.expert_bias and not setting.lora_rank:
         done = _summed(style, done, n_local)
     return _biased(style, done) if is_biased else done
+
+
+def _repacked(style: Style, x: Tensor) -> Tensor:
+    """Append the copy that pads the rows of each expert for narrow products, or that takes the padding away, and the one back.
+
+    References
+    ----------
+    NVIDIA/TransformerEngine, ``pytorch/module/fp8_padding.py`` and ``fp8_unpadding.py``: until pull request 1525 of April 2025 it
+    copied rows that needed no padding, too.
+    """
+    if not style.setting.repacks_experts or _narrowing(style) is None:
+        return x
+    move = map_kernel("cat", [x], [x])
+    back = replace(move, kernel_pass="backward")
+    return style.tape.record([x], x.n_elements, x.dtype, forward=[move], backward=[back])
 
 
 def _summed(style: Style, x: Tensor, n_local: int) -> Tensor:

@@ -184,6 +184,17 @@ def add(tape: Tape, a: Tensor, b: Tensor, *, access: Access | None = None) -> Te
     )
 
 
+def squared_relu(tape: Tape, x: Tensor) -> Tensor:
+    """Append a squared ReLU operation by operation.
+
+    Backward takes the first power of what was squared, twice that, and the product with the gradient, as PyTorch's derivatives do.
+    """
+    positive = pointwise(tape, "relu", [x], saves_output=True)
+    back = [map_kernel("mul", reads, [x], in_pass="backward") for reads in ([x], [x, x])]
+    copied = map_kernel("copy", [x], [x], in_pass="backward")
+    return pointwise(tape, "pow", [positive], saves=[positive], backward=[copied, *back])
+
+
 def mul(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     """Append an elementwise product: two products backward, each cast as type promotion asks."""
     dtype = wider(a.dtype, b.dtype)

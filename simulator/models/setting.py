@@ -60,6 +60,9 @@ class Setting:
     sorts_arrivals: bool = (
         False  #: Whether tokens arrive in the order of their senders, to be sorted by expert, and back.
     )
+    repacks_experts: bool = (
+        False  #: Whether rows of narrow experts are copied to be padded, and back, however many they are.
+    )
     #: Whether what experts save is copied out of buffers of static size, and back in backward.
     stashes_experts: bool = False
     left_sms: int = 0  #: SMs that fused products of experts leave to the exchange of tokens beside them.
@@ -68,6 +71,8 @@ class Setting:
     expert_load: float = 1.0  #: Tokens of this rank's experts relative to an even share of all routed ones.
     #: Whether gradients of column-parallel products are reduced beside the products of their weights' gradients.
     reduces_beside: bool = True
+    #: Whether a narrow input with one scale that backward gathers again is waited for before its gradient is computed.
+    waits_for_gathers: bool = False
     #: Whether tokens that ranks gather or reduce along the sequence are copied together or apart by a kernel of their own.
     copies_sequence: bool = False
     #: Whether products that read one input reduce its gradient each by itself, and whether they gather it so, too.
@@ -77,6 +82,7 @@ class Setting:
         False  #: Whether tensor-parallel ranks gather the logits for a loss over the whole vocabulary.
     )
     has_loose_gates: bool = False  #: Whether Megatron's gated activations run operation by operation.
+    has_loose_squares: bool = False  #: Whether squared ReLUs that have no gate do.
     has_loose_rotations: bool = False  #: Whether its rotations do.
     n_documents: int = 1  #: Packed into a sequence, whose lengths a kernel has to be told; 1: it is one.
     rotates_by_document: bool = (

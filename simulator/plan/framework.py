@@ -33,6 +33,7 @@ from simulator.plan.data_parallelism import (
     SEPARATELY,
     DataParallelism,
 )
+from simulator.plan.engine_releases import EngineReleases, is_before
 from simulator.plan.framework_features import FUSED_EXPERTS, FUSED_PRECISIONS, Feature
 from simulator.plan.module_names import COMPILED_GRAPHS, MEGATRON_GRAPHS
 from simulator.plan.vocabularies import ContextExchange
@@ -51,7 +52,7 @@ _REGULAR_FRAGMENTATION, _IRREGULAR_FRAGMENTATION = 0.03, 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
+class Framework(EngineReleases):
     """How one training framework turns a model into kernels and collectives."""
 
     name: str
@@ -134,6 +135,9 @@ class Framework:
     #: Month since which rotations and gated activations are one kernel each way, empty where they always were, or ``never``; before it they
     #: are PyTorch's operations one by one (NVIDIA/Megatron-LM, commit 8503f754 of November 2023, "add rope and swiglu fusion").
     gates_fused_since: str = ""
+    #: First container in which a squared ReLU runs operation by operation, and the first in which it no longer does; empty where none
+    #: does (NVIDIA/NeMo, ``llm/fn/activation.py``; NeMo 1 compiled it, and Megatron Bridge calls Megatron-Core's, which is fused).
+    loose_squares: tuple[str, str] = ("", "")
     #: What a pipeline shares out equally instead of blocks: ``parameters`` of all layers, embedding and head among them, or
     #: the ``products`` of blocks and head (embeddings count nothing), each stage going on until it has passed its share; or
     #: ``blocks`` with fewer for the last of four and more stages, which has the head.
@@ -195,46 +199,21 @@ class Framework:
 
     def has_wide_adapters(self, release: str | None) -> bool:
         """Tell whether adapters are in fp32 beside 16-bit weights, at a release."""
-        return bool(self.wide_adapters_since) and not _is_before(release, self.wide_adapters_since)
+        return bool(self.wide_adapters_since) and not is_before(release, self.wide_adapters_since)
 
     def optimizer_of(self, release: str | None) -> OptimizerImplementation:
         """How Adam steps at a release, where a plan does not say."""
-        is_fused = bool(self.fused_since) and not _is_before(release, self.fused_since)
+        is_fused = bool(self.fused_since) and not is_before(release, self.fused_since)
         return "fused" if is_fused else self.optimizer_implementation
 
     def has_loose_gates(self, release: str | None) -> bool:
         """Tell whether rotations and gated activations run operation by operation, at a release."""
-        return _is_before(release, self.gates_fused_since)
+        return is_before(release, self.gates_fused_since)
 
-    def rotates_by_document(self, release: str | None) -> bool:
-        """Tell whether rotations that are not fused take packed documents one after the other.
-
-        References
-        ----------
-        NVIDIA/Megatron-LM, ``core/models/common/embeddings/rope_utils.py``: with pull request 5243 of June 2026
-        ``_apply_rotary_pos_emb_thd`` reads the lengths on the host and rotates each document by itself; on 22 August 2026 (commit
-        d98e8a64) it rotates all of them by a gathered table.
-        """
-        return self.calls_modules and _is_before(release, _MEGATRON_DOCUMENTS)
-
-    def has_early_modules(self, release: str | None) -> bool:
-        """Tell whether calls of Transformer Engine cost the host what they did before 2.11: containers before 26.02."""
-        return self.calls_modules and _is_before(release, _ENGINE_2_11)
-
-    def permutes_by_scan(self, release: str | None) -> bool:
-        """Tell whether sorting tokens by expert visits all experts for every token, as Transformer Engine's kernels did before 2.7."""
-        return self.calls_modules and _is_before(release, _ENGINE_2_7)
-
-    @staticmethod
-    def bias_summing(release: str | None) -> float:
-        """By what share of its time a fused product of experts sums the gradient of a bias in its epilogue.
-
-        References
-        ----------
-        NVIDIA/cudnn-frontend, issue 256 and pull request 322: 139.0 us without the sums, 155.6 with them, and 1,362.8 in its versions
-        1.24 and 1.25, which container 26.06.01 has.
-        """
-        return (1362.8 if release == _SLOW_BIAS_SUMS else 155.6) / 139.0 - 1.0
+    def has_loose_squares(self, release: str | None) -> bool:
+        """Tell whether squared ReLUs run operation by operation, at a release."""
+        first, last = self.loose_squares
+        return first <= (release or "99") < last
 
     def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the framework's recipes set beside ``settings``, which win; one replica on as many ranks has nothing to shard."""
@@ -250,15 +229,8 @@ class Framework:
         return {key: value for key, value in found.items() if key not in settings}
 
 
-def _is_before(release: str | None, first: str) -> bool:
-    """Tell whether a container is older than the first one of something; one that is not named is the newest."""
-    return (release or "99") < first
-
-
-#: first containers of Transformer Engine 2.7 and 2.11, and of Megatron's rotation of all packed documents at once
-_ENGINE_2_7, _ENGINE_2_11, _MEGATRON_DOCUMENTS = "25.09", "26.02", "26.08"
-#: the container whose cuDNN sums the gradients of biases slowly
-_SLOW_BIAS_SUMS = "26.06.01"
+#: the first of NeMo 2, and of Megatron Bridge
+_NEMO_2 = ("24.09", "25.09")
 #: month in which Megatron came to fuse rotations and gated activations
 _MEGATRON_GATES = "23.11"
 #: month of PEFT 0.11
@@ -365,6 +337,7 @@ FRAMEWORKS: dict[str, Framework] = {
             experts_need_split_tokens=True,
             calls_modules=True,
             gathers_narrow=True,  # all mixed-precision recipes of Megatron Bridge with delayed or current scaling
+            loose_squares=_NEMO_2,
             routes_wide=True,  # providers of DeepSeek, Qwen3, Nemotron-H, OLMoE and others (src/megatron/bridge/models)
             captures=MEGATRON_GRAPHS,
             fused_experts=FUSED_PRECISIONS,

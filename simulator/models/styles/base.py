@@ -390,6 +390,11 @@ class Style(ABC):
         narrowing = self.setting.recipe.quantisation
         return narrowing is not None and narrowing.is_by_tensor and self.cast_layouts > 1
 
+    @property
+    def _waits_for_gathers(self) -> bool:
+        narrowing = self.setting.recipe.quantisation
+        return self.setting.waits_for_gathers and narrowing is not None and narrowing.is_by_tensor
+
     def _transposed(self, x: Tensor) -> LayerItem:
         """Return the kernel that transposes a narrow tensor."""
         return kernel("transpose", x.n_elements, x.n_elements, x.n_elements, "fp8", in_pass="wgrad")
@@ -457,7 +462,8 @@ class Style(ABC):
                 for one, n in zip(entered, widths, strict=True)
             ]
         n_beside = int(self.setting.reduces_beside and not self.setting.lora_rank)
-        again = CommunicationPoint(operator="f", n_bytes=gathered_bytes, overlaps=n_beside, is_bulk=True)
+        n_beside_again = 0 if is_cast and self._waits_for_gathers else n_beside
+        again = CommunicationPoint(operator="f", n_bytes=gathered_bytes, overlaps=n_beside_again, is_bulk=True)
         n_beside *= 1 + (is_cast and self.turns_gathered)
         is_bulk = self.setting.lora_rank == 0  # beside the gradient of the weight, where there is one
         reduce = replace(again, n_bytes=n_bytes, kernel_pass="backward", overlaps=n_beside, is_bulk=is_bulk)

@@ -21,6 +21,7 @@ from simulator.models.ops import (
     pointwise,
     scale,
     shift,
+    squared_relu,
     wider,
 )
 from simulator.models.spec import ModelSpec
@@ -140,7 +141,7 @@ class HfEager(Style):
         if self.spec.activation == "gelu_new":
             return self._gelu_new(x)
         if self.spec.activation == "relu2":
-            return self._square(pointwise(self.tape, "relu", [x], saves_output=True))
+            return squared_relu(self.tape, x)
         y = pointwise(
             self.tape,
             self.spec.activation,
@@ -156,10 +157,6 @@ class HfEager(Style):
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """Append ``activation(gate) * up``."""
         return mul(self.tape, self.activation(gate, bias=False), up)
-
-    def _square(self, x: Tensor) -> Tensor:
-        back = map_kernel("mul", [x, x], [x], in_pass="backward")
-        return pointwise(self.tape, "pow", [x], saves=[x], backward=[back, back])
 
     def _gelu_new(self, x: Tensor) -> Tensor:
         """Append ``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``, eight kernels."""

@@ -24,6 +24,7 @@ from simulator.models.ops import (
     map_kernel,
     mul,
     pointwise,
+    squared_relu,
 )
 from simulator.models.styles.base import Style
 
@@ -50,6 +51,8 @@ class Megatron(Style):
         if spec.gated_mlp and not bias and self.setting.has_loose_gates:
             gate, up = self.split_pair(x)
             return mul(self.tape, pointwise(self.tape, spec.activation, [gate], saves=[gate]), up)
+        if spec.activation == "relu2" and self.setting.has_loose_squares:
+            return squared_relu(self.tape, x)
         n_elements = x.n_elements // 2 if spec.gated_mlp else x.n_elements
         name = self.activation_kernel
         y = Tensor(n_elements, x.dtype, x.storage)

@@ -1,0 +1,103 @@
+"""What a container's release changes in the kernels and exchanges of a layer."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from simulator.models.catalog import find_spec
+from simulator.models.layer import CommunicationPoint, PointwiseShape
+from simulator.plan import FRAMEWORKS, ParallelPlan
+from simulator.simulation import model_for
+from simulator.topology import load_topology
+
+
+def block(model, *, release, topology="dgx-h100", n_blocks=2, **settings):
+    """Return the last block of a short model as NVIDIA's recipes of a release run it."""
+    plan = ParallelPlan(
+        framework="megatron-bridge", micro_batch=1, sequence_length=1024, sequence_parallel=settings.get("tp", 1) > 1,
+        release=release, **settings,
+    )  # fmt: skip
+    spec = replace(find_spec(model), layers=n_blocks)
+    return model_for(spec, plan, load_topology(topology, 8).device(0)).layers[n_blocks]
+
+
+def beside(layer):
+    """How many kernels each gather of backward runs beside."""
+    points = [item for item in layer.backward if isinstance(item, CommunicationPoint)]
+    return [point.overlaps for point in points if (point.operator, point.kernel_pass) == ("f", "forward")]
+
+
+@pytest.mark.parametrize("precision, asynchronous_tp, waits", [
+    ("fp8", False, True), ("fp8_current", False, True), ("fp8", True, False), ("fp8_block", False, False), ("bf16", False, False),
+])  # fmt: skip
+def test_inputs_with_one_scale_were_waited_for_in_early_releases_of_transformer_engine_2(
+    precision, asynchronous_tp, waits
+):
+    """Transformer Engine, pull request 1620: what NCCL had gathered was transposed at once; with user buffers it was not."""
+    settings = {"tp": 4, "precision": precision, "asynchronous_tp": asynchronous_tp}
+    for release in ("24.07", "25.02", "25.07", None):
+        assert beside(block("llama3-8b", release=release, **settings)) == [1, 1]
+    assert beside(block("llama3-8b", release="25.04.01", **settings)) == ([0, 0] if waits else [1, 1])
+
+
+def test_squared_relus_of_nemo_2_run_as_pytorch_does():
+    """The operations that PyTorch dispatches for ``pow(relu(x), 2)``, and its gradient; one kernel each way before and after."""
+    torch = pytest.importorskip("torch")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorded(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.names = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Recorded() as recorded:
+        x = torch.ones(4, requires_grad=True)
+        torch.pow(torch.nn.functional.relu(x), 2).backward(x.detach())
+    run = [name for name in recorded.names if name not in ("detach", "ones")]
+    assert run == ["relu", "pow", "pow", "mul", "mul", "threshold_backward"]
+    assert torch.equal(torch.pow(x.detach(), 1), x.detach()), "the first power copies"
+
+    width = find_spec("nemotron4-15b").ffn_hidden
+    loose = block("nemotron4-15b", release="25.04", precision="fp8")
+    forward, backward = (
+        [i.name for i in items if isinstance(i, PointwiseShape) and i.n_elements == 1024 * width and i.dtype == "bf16"]
+        for items in (loose.forward, loose.backward)
+    )
+    assert forward == ["relu", "pow"] and backward == ["copy", "mul", "mul", "relu"]
+    for release in ("24.07", "25.11", None):
+        fused = block("nemotron4-15b", release=release, precision="fp8")
+        names = Counter(item.name for item in (*fused.forward, *fused.backward) if isinstance(item, PointwiseShape))
+        assert names["relu2"] == 2 and not names["pow"]
+
+
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+def test_rows_of_narrow_experts_were_copied_to_be_padded(precision):
+    """Two copies of all routed tokens each way, of which each reads and writes 16 bits an element."""
+    spec = find_spec("mixtral-8x7b")
+    n_routed = 1024 * spec.top_k * spec.hidden
+
+    def copied_bytes(release):
+        layer = block("mixtral-8x7b", release=release, precision=precision, dp=8, ep=8)
+        kernels = [item for item in (*layer.forward, *layer.backward) if isinstance(item, PointwiseShape)]
+        return sum(kernel.n_bytes for kernel in kernels if kernel.name == "cat")
+
+    more = copied_bytes("25.04") - copied_bytes("25.07")
+    assert more == (4 * 2 * 2 * n_routed if precision == "fp8" else 0)
+    assert copied_bytes("24.07") == copied_bytes("25.07") == copied_bytes(None)
+
+
+def test_frameworks_without_transformer_engine_know_no_release_of_it():
+    for name in ("torch-fsdp2", "deepspeed", "hf-eager"):
+        framework = FRAMEWORKS[name]
+        assert not any(
+            (
+                framework.waits_for_gathers("25.04"),
+                framework.repacks_experts("25.04"),
+                framework.has_loose_squares("25.04"),
+            )
+        )
