@@ -117,6 +117,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,
         repacks_experts=framework.repacks_experts(plan.release),
+        merges_norms=framework.calls_modules, norms_find_scales=framework.norms_find_scales(plan.release),
         waits_for_gathers=framework.waits_for_gathers(plan.release) and not plan.asynchronous_tp,
         copies_sequence=framework.copies_sequence and not plan.asynchronous_tp, wide_adapters=framework.has_wide_adapters(plan.release),
         reduces_by_product=framework.parallel_by_product,

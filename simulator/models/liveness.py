@@ -31,6 +31,8 @@ class Tensor:
     dtype: str  #: One of :data:`simulator.models.layer.DTYPE_BYTES`.
     storage: Storage  #: What it lives in, possibly larger.
     needs_gradient: bool = True  #: Whether backward reaches it.
+    #: Whether the kernel that makes it narrows it for a product, or finds the scale to.
+    is_prepared: bool = False
 
     @property
     def n_bytes(self) -> int:

@@ -230,12 +230,12 @@ def dropout(tape: Tape, x: Tensor, probability: float, *, name: str = "dropout")
 
 
 #: bytes of statistics that a fused norm saves for every row
-_STATISTICS = {"layer_norm": 8, "rms_norm": 4}
+STATISTICS = {"layer_norm": 8, "rms_norm": 4}
 
 
 def fused_norm(tape: Tape, name: str, x: Tensor, width: int, dtype: str) -> Tensor:
     """Append a fused norm with weights, ``layer_norm`` or ``rms_norm``; saves its input and its statistics."""
-    n_bytes = _STATISTICS[name] * (x.n_elements // width)
+    n_bytes = STATISTICS[name] * (x.n_elements // width)
     return pointwise(tape, name, [x], dtype=dtype, saves=[x], saved_bytes=n_bytes, row=width)
 
 

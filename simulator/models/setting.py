@@ -71,6 +71,9 @@ class Setting:
     expert_load: float = 1.0  #: Tokens of this rank's experts relative to an even share of all routed ones.
     #: Whether gradients of column-parallel products are reduced beside the products of their weights' gradients.
     reduces_beside: bool = True
+    #: Whether norms are part of the modules whose products take what they make; and whether they find the largest element of it.
+    merges_norms: bool = False
+    norms_find_scales: bool = False
     #: Whether a narrow input with one scale that backward gathers again is waited for before its gradient is computed.
     waits_for_gathers: bool = False
     #: Whether tokens that ranks gather or reduce along the sequence are copied together or apart by a kernel of their own.

@@ -165,6 +165,11 @@ def capturable(spec: ModelSpec) -> tuple[str, ...]:
     return tuple(scope for scope in GRAPH_SCOPES if scope in (found - {"moe"} | before))
 
 
+#: sublayer -> the product that it begins with, of which the norm before is a part in Megatron-Core (``models/gpt/gpt_layer_specs.py``,
+#: ``TELayerNormColumnParallelLinear``); latent attention begins with two, and routers take 16 bits
+_FIRST_PRODUCTS = {"-": "mlp_up", "M": "mamba_in"}
+
+
 def block(
     style: Style, x: Tensor, sublayers: str = "*-", *, causal: bool = True, encoded: Tensor | None = None
 ) -> Tensor:
@@ -185,10 +190,12 @@ def block(
     for kind in sublayers:
         if kind not in ATTENTION:
             sublayer, module = _SUBLAYERS[kind]
-            x = _added(style, x, sublayer, module, has_bias=spec.mlp_bias and kind == "-")
+            first = _FIRST_PRODUCTS.get(kind, "")
+            x = _added(style, x, sublayer, module, has_bias=spec.mlp_bias and kind == "-", first=first)
             continue
         inner = partial(attention, causal=causal, kind=kind)
-        x = _added(style, x, inner, "attn", has_bias=spec.attention_output_bias)
+        first = "" if spec.kv_lora_rank else "qkv"
+        x = _added(style, x, inner, "attn", has_bias=spec.attention_output_bias, first=first)
         if encoded is not None:
             inner = partial(cross_attention, encoded=encoded)
             x = _added(style, x, inner, "attn", has_bias=spec.attention_output_bias)
@@ -196,9 +203,15 @@ def block(
 
 
 def _added(
-    style: Style, x: Tensor, sublayer: Callable[[Style, Tensor], Tensor], module: str, *, has_bias: bool
+    style: Style,
+    x: Tensor,
+    sublayer: Callable[[Style, Tensor], Tensor],
+    module: str,
+    *,
+    has_bias: bool,
+    first: str = "",
 ) -> Tensor:
-    """Append one sublayer with its norms and its residual; ``module`` is what plans call it."""
+    """Append one sublayer with its norms and its residual; ``module`` is what plans call it, ``first`` a product that it begins with."""
     position = style.spec.norm_position
     with style.captured(module):
         streams, n = x, style.spec.residual_streams
@@ -208,7 +221,7 @@ def _added(
         if position in ("before", "around"):
             outside = style.captured(_FIRST.get(module, module))
             with style.recomputed("layernorm", is_discarding=True), style.offloaded(_NORMS.get(module, "")), outside:
-                branch = style.norm(x)
+                branch = style.norm_before(x, first) if first else style.norm(x)
         with style.recomputed(module):
             branch = sublayer(style, branch)
         if position in ("after", "around"):

@@ -58,6 +58,10 @@ class EngineReleases:
         """Tell whether calls of Transformer Engine cost the host what they did before 2.11: containers before 26.02."""
         return self.calls_modules and is_before(release, _ENGINE_2_11)
 
+    def norms_find_scales(self, release: str | None) -> bool:
+        """Tell whether norms find the largest element of what they make, for current scaling: Transformer Engine's since 2.7."""
+        return self.calls_modules and not is_before(release, _ENGINE_2_7)
+
     def permutes_by_scan(self, release: str | None) -> bool:
         """Tell whether sorting tokens by expert visits all experts for every token, as Transformer Engine's kernels did before 2.7."""
         return self.calls_modules and is_before(release, _ENGINE_2_7)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.models.catalog import find_spec
-from simulator.models.layer import CommunicationPoint, PointwiseShape
+from simulator.models.layer import CommunicationPoint, GemmShape, PointwiseShape
 from simulator.plan import FRAMEWORKS, ParallelPlan
 from simulator.simulation import model_for
 from simulator.topology import load_topology
@@ -89,6 +89,48 @@ def test_rows_of_narrow_experts_were_copied_to_be_padded(precision):
     more = copied_bytes("25.04") - copied_bytes("25.07")
     assert more == (4 * 2 * 2 * n_routed if precision == "fp8" else 0)
     assert copied_bytes("24.07") == copied_bytes("25.07") == copied_bytes(None)
+
+
+def before_first_product(layer, name):
+    """Return what runs on a block's input before its first product, as the name and bytes of each kernel."""
+    found = []
+    for item in layer.forward:
+        if isinstance(item, GemmShape):
+            assert item.name == name
+            return found
+        found.append((item.name, item.n_bytes))
+    raise AssertionError("no product")
+
+
+N = 1024 * 4096
+ROWS = 4 * 1024  # a statistic of each token
+
+
+@pytest.mark.parametrize("settings, kernels", [
+    # 16 bits in, eight out; on Hopper the other layout for the gradient of the weight
+    ({"precision": "fp8"}, [("rms_norm", 3 * N + ROWS), ("transpose", 2 * N)]),
+    ({"precision": "fp8", "topology": "dgx-b200"}, [("rms_norm", 3 * N + ROWS)]),
+    # the scale is found by a read of its own, or by the norm
+    ({"precision": "fp8_current", "release": "25.04"}, [("rms_norm", 4 * N + ROWS), ("quantize", 6 * N)]),
+    ({"precision": "fp8_current", "release": "25.11"}, [("rms_norm", 4 * N + ROWS), ("quantize", 4 * N)]),
+    # adapters read 16 bits, frozen weights have no gradient; norms that run again stand by themselves
+    ({"precision": "fp8", "lora_rank": 8, "lora_targets": "qkv"}, [("rms_norm", 4 * N + ROWS), ("quantize", 3 * N)]),
+    ({"precision": "fp8", "lora_rank": 8, "lora_targets": "fc1"}, [("rms_norm", 3 * N + ROWS)]),
+    ({"precision": "fp8", "recompute": "selective", "recompute_modules": "layernorm"},
+     [("rms_norm", 4 * N + ROWS), ("quantize", 4 * N)]),
+    ({"precision": "bf16"}, [("rms_norm", 4 * N + ROWS)]),
+])  # fmt: skip
+def test_norms_of_modules_narrow_what_they_make(settings, kernels):
+    """Transformer Engine, ``layernorm_linear.py``: the norm writes eight bits where the scale is known before."""
+    assert before_first_product(block("llama3-8b", **({"release": None} | settings)), "qkv") == kernels
+
+
+def test_norms_before_routers_and_two_latents_write_16_bits():
+    spec = find_spec("deepseek-v2-lite")
+    layer = block("deepseek-v2-lite", release=None, precision="fp8", dp=8, ep=8)
+    norms = [item for item in layer.forward if isinstance(item, PointwiseShape) and item.name == "rms_norm"]
+    n_inputs = 1024 * spec.hidden
+    assert [norm.dtype for norm in norms if norm.n_elements == n_inputs] == ["bf16", "bf16"]
 
 
 def test_frameworks_without_transformer_engine_know_no_release_of_it():

@@ -138,6 +138,10 @@ class Style(ABC):
     def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
         """Append a norm of the architecture's kind over the last ``width`` (default hidden) elements."""
 
+    def norm_before(self, x: Tensor, name: str) -> Tensor:
+        """Append the norm of a module that begins with the product ``name``, which may prepare what it makes for it."""
+        return self.norm(x)
+
     @abstractmethod
     def activation(self, x: Tensor, *, bias: bool) -> Tensor:
         """Append the MLP's activation; ``bias`` where the bias of the product before it is still to be added.
@@ -342,13 +346,13 @@ class Style(ABC):
         """Return the kernels that narrow a tensor, or its pieces one by one, along rows and, with 2 ``layouts``, columns, as one.
 
         There is none where the tensor ``has_arrived`` narrow, or where what makes it narrows it, as it can unless one scale serves all;
-        then it finds that one.
+        then it finds that one. What a norm makes narrow has its rows only.
         """
         narrowing = self.setting.recipe.quantisation
         assert narrowing is not None
-        reads = narrowing.reads - is_fused
+        reads = narrowing.reads - (is_fused or x.is_prepared)
         if has_arrived or not reads:
-            return []
+            return [self._transposed(x, in_pass)] if x.is_prepared and layouts > 1 and not has_arrived else []
         read, written = reads * x.n_bytes, layouts * x.n_elements * narrowing.element_bytes
         n_pieces *= narrowing.launches if n_pieces > 1 else 1
         cast = kernel(narrowing.kernel, x.n_elements, read, written, "fp8", in_pass=in_pass)
@@ -395,9 +399,9 @@ class Style(ABC):
         narrowing = self.setting.recipe.quantisation
         return self.setting.waits_for_gathers and narrowing is not None and narrowing.is_by_tensor
 
-    def _transposed(self, x: Tensor) -> LayerItem:
+    def _transposed(self, x: Tensor, in_pass: Pass = "wgrad") -> LayerItem:
         """Return the kernel that transposes a narrow tensor."""
-        return kernel("transpose", x.n_elements, x.n_elements, x.n_elements, "fp8", in_pass="wgrad")
+        return kernel("transpose", x.n_elements, x.n_elements, x.n_elements, "fp8", in_pass=in_pass)
 
     def point_bytes(self, width: int) -> int:
         """Bytes of a whole ``[tokens, width]`` tensor that the tensor-parallel group exchanges."""
@@ -486,7 +490,7 @@ class Style(ABC):
         is_split = self.setting.is_sequence_parallel
         n_elements = x.n_elements * (self.setting.tp if is_split else 1)
         apart = self._laid_out(n_elements, x.dtype, "backward") if backward else []
-        return self.tape.record(
+        entered = self.tape.record(
             [x],
             n_elements,
             x.dtype,
@@ -495,6 +499,8 @@ class Style(ABC):
             view=None if is_split else x,
             gradient="new" if is_split else "alias",
         )
+        entered.is_prepared = x.is_prepared and not is_split
+        return entered
 
     def _enter_each(
         self, x: Tensor, enter: Sequence[LayerItem], leave: CommunicationPoint, number: int

@@ -14,6 +14,7 @@ from dataclasses import replace
 from simulator.models.layer import DTYPE_BYTES, AttentionShape, CommunicationPoint, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import (
+    STATISTICS,
     bias_gradient,
     cast,
     copy,
@@ -229,6 +230,36 @@ class Fused(Megatron):
         narrowing = self.setting.recipe.quantisation
         is_one = self.setting.any_layout and narrowing is not None and narrowing.is_by_tensor
         return 1 if is_one else super().cast_layouts
+
+    def norm_before(self, x: Tensor, name: str) -> Tensor:
+        """Append the norm of a module, which writes eight bits where their scale is known before, or finds it otherwise.
+
+        Adapters take its result in 16 bits.
+
+        References
+        ----------
+        NVIDIA/TransformerEngine, ``pytorch/module/layernorm_linear.py`` (``with_quantized_norm``) and, for scales of the tensor at hand,
+        ``pytorch/csrc/extensions/normalization.cpp`` (``create_hp_tensor_with_amax``, pull request 2013).
+        """
+        setting, narrowing = self.setting, self.setting.recipe.quantisation
+        is_apart = (
+            setting.fuses_operations or self.recomputes("layernorm") or self.is_wide(name) or self.is_adapted(name)
+        )
+        if narrowing is None or not (narrowing.is_by_tensor and setting.merges_norms) or is_apart:
+            return self.norm(x)
+        is_known = narrowing.reads == 1
+        y = self._narrow_norm(x) if is_known else self.norm(x)
+        y.is_prepared = is_known or setting.norms_find_scales
+        return y
+
+    def _narrow_norm(self, x: Tensor) -> Tensor:
+        n, norm, width = x.n_elements, self.spec.norm, self.spec.hidden
+        statistics = STATISTICS[norm] * (n // width)
+        forward = kernel(norm, n, x.n_bytes, n + statistics, "fp8", row=width)
+        back = map_kernel(norm, [x, x], [x], extra_bytes=statistics, row=width, in_pass="backward")
+        return self.tape.record(
+            [x], n, self.dtype, forward=[forward], backward=[back], saves=[x], saved_bytes=statistics
+        )
 
     def split_heads(self, merged: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
         """Append the split of the merged projection; where several heads share keys and values its parts are laid out anew.
