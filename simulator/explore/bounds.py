@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from simulator.costs import ModelCosts
 from simulator.engine import run
+from simulator.errors import InfeasiblePlanError
 from simulator.explore.data_bounds import DataBound, data_bound
 from simulator.explore.least_durations import Durations, Message
 from simulator.identity import ByIdentity, distinct
@@ -249,9 +250,12 @@ class Bounds:
 
     def compute_s(self, layout: Layout) -> float:
         """Return what ranks compute at least in a step, the optimizer left out: the mean over all stages."""
-        plan = layout.plan
-        times = [self.layer_time(layer, plan) for stage in range(plan.pp) for layer in layout.stage_layers(stage)]
-        return SLACK * layout.n_times * sum(time.forward_s + time.backward_s for time in times) / plan.pp
+        pp = layout.plan.pp
+        return SLACK * sum(self._computed_s(layout, stage) for stage in range(pp)) / pp
+
+    def _computed_s(self, layout: Layout, stage: int) -> float:
+        times = [self.layer_time(layer, layout.plan) for layer in layout.stage_layers(stage)]
+        return layout.n_times * sum(time.forward_s + time.backward_s for time in times)
 
     def run_s(self, layout: Layout, full_s: float | None = None) -> float:
         """Return the full bound, where it is known already, with the engine's own time of passes that nothing outside touches.
@@ -264,11 +268,17 @@ class Bounds:
         return max(known_s, self._bound_s(layout, runs_passes=True), self._path_s(layout))
 
     def _path_s(self, layout: Layout) -> float:
-        """Return the longest path through the program of rank 0, where no other stage takes part in it and passes are open to others."""
+        """Return the longest path through the program of rank 0, where passes take turns that gathers or reductions interrupt.
+
+        That is asked for without other stages only, and of what cannot be lowered nothing is known.
+        """
         plan = layout.plan
-        if plan.pp > 1 or self._are_alone(layout, 0):
+        if plan.pp > 1 or not layout.schedule.takes_turns or self._are_alone(layout, 0):
             return 0.0
-        program = lower_scenario(replace(self.scenario, plan=plan), self.topology, self.spec)[1].program
+        try:
+            program = lower_scenario(replace(self.scenario, plan=plan), self.topology, self.spec)[1].program
+        except InfeasiblePlanError:
+            return 0.0
         durations = Durations(self.costs)
         durations.evenness = self._evenness
         return SLACK * durations.program_s(program.ranks[0], program.n_omitted)
@@ -312,11 +322,17 @@ class Bounds:
                 work_s, host_s = self._work_s(layout, stage, durations, runs_passes=runs_passes)
             own_s = fill_s + work_s
             through_s = own_s + drain_s
-            through_data_s = data[0].after_backward_s(through_s, first_backward_s, is_own=stage == 0)
+            exchanged_s = max(0.0, work_s - self._computed_s(layout, stage))
+            through_data_s = data[0].after_backward_s(
+                through_s, first_backward_s, is_own=stage == 0, exchanged_s=exchanged_s
+            )
             candidates = [through_s, through_data_s + embedding_s, host_s]
             if stage in data:
                 last_s = first_backward_s if stage == 0 else self._last_backward_s(layout, stage, durations)
-                candidates += [data[stage].after_backward_s(own_s, last_s) + embedding_s, data[stage].stream_s]
+                candidates += [
+                    data[stage].after_backward_s(own_s, last_s, exchanged_s=exchanged_s) + embedding_s,
+                    data[stage].stream_s,
+                ]
                 candidates.append(host_s + data[stage].host_s)
             latest_s = max(latest_s, *candidates)
             if layout.placement.layout == "loop" and stage < plan.pp - 1:
@@ -531,7 +547,7 @@ class Bounds:
         return known[1]
 
     def _run_pair_s(self, layout: Layout, stage: int, chunks: tuple[int, int]) -> float:
-        """Return the same of a forward and a backward that take turns."""
+        """Return the time in the engine of a forward and a backward that take turns."""
         key = self._pair_key(layout, stage, chunks)
         return self._run_s(layout, stage, key, lambda: self._pair(layout, stage, chunks))
 

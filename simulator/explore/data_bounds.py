@@ -20,7 +20,10 @@ class DataBound:
     """Data-parallel communication of one stage."""
 
     before_s: float = 0.0  #: What must end before the first pass can start.
-    beside_s: float = 0.0  #: What the stage's passes wait for one after the other, added to their work.
+    copied_s: float = (
+        0.0  #: Copies among the stage's passes, which run beside exchanges of theirs or add to their work.
+    )
+    awaited_s: float = 0.0  #: What the host waits for between the passes' units, added to their work.
     #: Reductions in the order of their stream: seconds of the last backward that must have passed when one is launched,
     #: and its own seconds. Infinity means all of the backward.
     launches: tuple[tuple[float, float], ...] = ()
@@ -28,7 +31,9 @@ class DataBound:
     stream_s: float = 0.0  #: All collectives of the busiest stream.
     host_s: float = 0.0  #: Host time that the strategy's own operations take.
 
-    def after_backward_s(self, end_s: float, last_backward_s: float, *, is_own: bool = True) -> float:
+    def after_backward_s(
+        self, end_s: float, last_backward_s: float, *, is_own: bool = True, exchanged_s: float = 0.0
+    ) -> float:
         """Return when all gradients are reduced at the earliest.
 
         Parameters
@@ -37,8 +42,11 @@ class DataBound:
             Earliest end of the last backward, communication left out.
         is_own : bool
             Whether that is the end of the stage's own passes, rather than of a path through another stage.
+        exchanged_s : float
+            How long they do not compute.
         """
-        end_s += self.before_s + (self.beside_s if is_own else 0.0)
+        end_s += self.before_s
+        end_s += max(0.0, self.copied_s - exchanged_s) + self.awaited_s if is_own else 0.0
         latest_s = end_s
         following_s = sum(seconds for _, seconds in self.launches)
         for passed_s, seconds in self.launches:
@@ -145,13 +153,15 @@ def _sharded(
     first_s = durations.communication_s(collectives[0]) if is_first and collectives else 0.0
     scatters = [op for op in collectives if op.collective == "reduce_scatter"]
     last_s = durations.communication_s(scatters[-1]) if has_last and scatters else 0.0
-    beside_s = total_s(lambda some: sum(durations.op_s(t.op)[0] for t in some if t.stream == COMPUTE))
+    copied_s = total_s(lambda some: sum(durations.op_s(t.op)[0] for t in some if t.stream == COMPUTE))
+    awaited_s = 0.0
     if not plan.overlaps and has_last:  # the host waits for the last message of every unit before it goes on
-        beside_s += max(0.0, total_s(lambda some: _awaited_s(some, durations)) - last_s)
+        awaited_s = max(0.0, total_s(lambda some: _awaited_s(some, durations)) - last_s)
     streams = {task.stream for task in tasks.tasks} - {COMPUTE, HOST}
     return DataBound(
         before_s=first_s,
-        beside_s=beside_s,
+        copied_s=copied_s,
+        awaited_s=awaited_s,
         launches=((float("inf"), last_s),),
         stream_s=max((total_s(partial(_stream_s, stream=one, durations=durations)) for one in streams), default=0.0),
         host_s=total_s(lambda some: sum(durations.op_s(t.op)[1] for t in some)),

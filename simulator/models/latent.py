@@ -42,7 +42,7 @@ def _projected(style: Style, x: Tensor, query_dim: int) -> tuple[Tensor, Tensor,
     if spec.q_lora_rank:
         low = _down(style, x, spec.q_lora_rank)
         with _up_projection(style):
-            low = style.norm(low, width=spec.q_lora_rank)
+            low = style.norm_before(low, "q_up", width=spec.q_lora_rank)
             (q,) = style.columns(low, [style.heads * query_dim], name="q_up", columns=spec.q_lora_rank)
     else:
         (q,) = style.columns(x, [style.heads * query_dim], name="query")
@@ -51,7 +51,7 @@ def _projected(style: Style, x: Tensor, query_dim: int) -> tuple[Tensor, Tensor,
     sizes = [n_rows * spec.kv_lora_rank, n_rows * spec.qk_rope_head_dim]
     compressed, shared_key = tape.split(latent, sizes, [map_kernel("cat", [latent], [latent], in_pass="backward")])
     with _up_projection(style):
-        compressed = style.norm(compressed, width=spec.kv_lora_rank)
+        compressed = style.norm_before(compressed, "kv_up", width=spec.kv_lora_rank)
         up = style.heads * (spec.head_dim + spec.v_head_dim)
         (kv,) = style.columns(compressed, [up], name="kv_up", columns=spec.kv_lora_rank)
         n_tokens = style.setting.tokens

@@ -166,8 +166,14 @@ def capturable(spec: ModelSpec) -> tuple[str, ...]:
 
 
 #: sublayer -> the product that it begins with, of which the norm before is a part in Megatron-Core (``models/gpt/gpt_layer_specs.py``,
-#: ``TELayerNormColumnParallelLinear``); latent attention begins with two, and routers take 16 bits
-_FIRST_PRODUCTS = {"-": "mlp_up", "M": "mamba_in"}
+#: ``TELayerNormColumnParallelLinear``); routers take 16 bits
+_FIRST_PRODUCTS = {"-": "mlp_up", "M": "mamba_in", "G": "delta_in"}
+
+
+def _first_of_attention(spec: ModelSpec) -> str:
+    """Return the only product that takes the input of attention, empty where several do."""
+    takes_several = spec.is_latent_attention or spec.output_groups or spec.attention_gate
+    return "" if takes_several else "qkv"
 
 
 def block(
@@ -194,8 +200,7 @@ def block(
             x = _added(style, x, sublayer, module, has_bias=spec.mlp_bias and kind == "-", first=first)
             continue
         inner = partial(attention, causal=causal, kind=kind)
-        first = "" if spec.kv_lora_rank else "qkv"
-        x = _added(style, x, inner, "attn", has_bias=spec.attention_output_bias, first=first)
+        x = _added(style, x, inner, "attn", has_bias=spec.attention_output_bias, first=_first_of_attention(spec))
         if encoded is not None:
             inner = partial(cross_attention, encoded=encoded)
             x = _added(style, x, inner, "attn", has_bias=spec.attention_output_bias)

@@ -136,6 +136,7 @@ def _depends_on_release(plan: ParallelPlan) -> bool:
         framework.features
         or framework.has_early_modules(plan.release)
         or framework.has_loose_gates(plan.release) != framework.has_loose_gates(None)
+        or (not plan.optimizer_implementation and framework.optimizer_of(plan.release) != framework.optimizer_of(None))
         or (plan.lora_rank and framework.wide_adapters_since)
         or (plan.document_length and framework.calls_modules)
     )

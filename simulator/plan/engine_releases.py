@@ -15,6 +15,11 @@ def is_before(release: str | None, first: str) -> bool:
     return (release or "99") < first
 
 
+def is_within(release: str | None, span: tuple[str, str]) -> bool:
+    """Tell whether a container is the first of a span, or later and before the one that ends it."""
+    return not is_before(release, span[0]) and is_before(release, span[1])
+
+
 class EngineReleases:
     """Facts of the modules of Transformer Engine, for frameworks that call them."""
 
@@ -42,7 +47,7 @@ class EngineReleases:
         did not overlap the gradient of the input any more. NeMo's container 25.04 has the commit bee4649c of March (NVIDIA/NeMo v2.3.0,
         ``requirements/manifest.json``), 25.02 an engine before 2.0 and 25.07 one of June.
         """
-        return self.calls_modules and _ENGINE_2_0 <= (release or "99") < _ENGINE_2_3
+        return self.calls_modules and is_within(release, (_ENGINE_2_0, _ENGINE_2_3))
 
     def repacks_experts(self, release: str | None) -> bool:
         """Tell whether rows of experts in eight bits are padded by copying all of them, at a release.
@@ -52,7 +57,7 @@ class EngineReleases:
         NVIDIA/TransformerEngine, ``pytorch/module/fp8_padding.py``, of September 2024; since pull request 1525 of April 2025 rows that
         need no padding are left alone.
         """
-        return self.calls_modules and _ENGINE_1_11 <= (release or "99") < _ENGINE_2_3
+        return self.calls_modules and is_within(release, (_ENGINE_1_11, _ENGINE_2_3))
 
     def has_early_modules(self, release: str | None) -> bool:
         """Tell whether calls of Transformer Engine cost the host what they did before 2.11: containers before 26.02."""

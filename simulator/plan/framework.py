@@ -33,7 +33,7 @@ from simulator.plan.data_parallelism import (
     SEPARATELY,
     DataParallelism,
 )
-from simulator.plan.engine_releases import EngineReleases, is_before
+from simulator.plan.engine_releases import EngineReleases, is_before, is_within
 from simulator.plan.framework_features import FUSED_EXPERTS, FUSED_PRECISIONS, Feature
 from simulator.plan.module_names import COMPILED_GRAPHS, MEGATRON_GRAPHS
 from simulator.plan.vocabularies import ContextExchange
@@ -212,8 +212,7 @@ class Framework(EngineReleases):
 
     def has_loose_squares(self, release: str | None) -> bool:
         """Tell whether squared ReLUs run operation by operation, at a release."""
-        first, last = self.loose_squares
-        return first <= (release or "99") < last
+        return is_within(release, self.loose_squares)
 
     def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the framework's recipes set beside ``settings``, which win; one replica on as many ranks has nothing to shard."""

@@ -112,6 +112,15 @@ def test_releases_that_make_no_difference(device, cuda, words):
     assert (not found) if words is None else (len(found) == 1 and words in found[0] and f"cuda={cuda}" in found[0])
 
 
+def test_containers_matter_where_an_optimizer_came_to_be_fused():
+    """Hugging Face's Trainer takes the fused Adam of PyTorch 2.8 on, unless it is told which to take."""
+    early = {"framework": "hf-eager", "release": "24.07"}
+    assert without_effect(early, 1, given=early) == []
+    for settings in (early | {"release": "26.01"}, early | {"optimizer_implementation": "fused"}):
+        (found,) = without_effect(settings, 1, given={"release": settings["release"]})
+        assert found.startswith("--release has no effect")
+
+
 @pytest.mark.parametrize(("cap", "said"), [("300", False), ("400", True), ("5kW", True)])
 def test_a_cap_that_a_board_never_reaches_is_named(cap, said):
     """NVIDIA's data sheet of the A100 SXM: 400 W at most."""

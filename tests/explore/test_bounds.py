@@ -210,6 +210,34 @@ def test_turns_among_gathers_and_reductions_are_followed_through_the_whole_step(
     assert 0.8 <= bounds.run_s(layout) / result.metrics.iteration_time_s <= 1.0
 
 
+def test_copies_of_what_was_gathered_run_beside_exchanges_inside_passes():
+    """On a slow network a block's copies hide behind the reduction before it: added to it they would be more than the step takes."""
+    plan = ParallelPlan(
+        gpus=8, dp=4, tp=2, micro_batch=1, global_batch=8, sequence_length=512, framework="megatron-core", sharding="hsdp",
+        sequence_parallel=True, lora_rank=8, offload_parameters="cpu",
+    )  # fmt: skip
+    cluster, spec = load_topology("emulated-1g", 8), replace(find_spec("llama3-8b"), layers=2)
+    scenario = resolve(Scenario(topology="emulated-1g", model="llama3-8b", plan=plan), cluster, spec)
+    bounds = Bounds(scenario, cluster, spec)
+    seconds = simulate_on(scenario, cluster, spec).metrics.iteration_time_s
+    assert 0.99 * seconds <= bounds.full_s(bounds.layout(scenario.plan)) <= seconds
+
+
+def test_a_plan_that_the_hosts_cannot_hold_keeps_the_bound_of_its_streams():
+    """Its simulation says why it does not run; a search goes on."""
+    plan = ParallelPlan(
+        gpus=4, dp=4, ep=4, micro_batch=1, global_batch=8, sequence_length=1024, framework="megatron-core", sharding="zero3",
+        schedule="1f1b-combined", offload_optimizer="cpu",
+    )  # fmt: skip
+    cluster, spec = load_topology("bigred200", 4), find_spec("mixtral-8x22b")
+    scenario = Scenario(topology="bigred200", model="mixtral-8x22b", plan=plan)
+    with pytest.raises(InfeasiblePlanError, match="offload need"):
+        lower_scenario(scenario, cluster, spec)
+    bounds = Bounds(scenario, cluster, spec)
+    layout = bounds.layout(plan)
+    assert bounds.run_s(layout) == bounds.full_s(layout) > 0.0
+
+
 def test_passes_outside_pairs_hide_nothing():
     """As many micro-batches as stages leave few pairs; warm-up and cool-down wait for all of their exchanges."""
     plan = ParallelPlan(
@@ -460,5 +488,9 @@ def test_reductions_behind_a_backward():
     assert bound.after_backward_s(10.0, 4.0) == 13.0
     # where the first takes long, the second waits for it
     assert DataBound(launches=((1.0, 9.0), (float("inf"), 3.0))).after_backward_s(10.0, 4.0) == 19.0
-    assert DataBound(before_s=1.0, beside_s=2.0).after_backward_s(10.0, 4.0) == 13.0
-    assert DataBound(before_s=1.0, beside_s=2.0).after_backward_s(10.0, 4.0, is_own=False) == 11.0
+    sharded = DataBound(before_s=1.0, copied_s=2.0, awaited_s=4.0)
+    assert sharded.after_backward_s(10.0, 4.0) == 17.0
+    assert sharded.after_backward_s(10.0, 4.0, is_own=False) == 11.0
+    # copies run while passes exchange
+    assert sharded.after_backward_s(10.0, 4.0, exchanged_s=0.5) == 16.5
+    assert sharded.after_backward_s(10.0, 4.0, exchanged_s=5.0) == 15.0

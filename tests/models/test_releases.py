@@ -5,9 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.costs import ModelCosts
 from simulator.models.catalog import find_spec
 from simulator.models.layer import CommunicationPoint, GemmShape, PointwiseShape
 from simulator.plan import FRAMEWORKS, ParallelPlan
+from simulator.program.op import Kernel
+from simulator.scenario import Scenario
 from simulator.simulation import model_for
 from simulator.topology import load_topology
 
@@ -15,10 +18,11 @@ from simulator.topology import load_topology
 def block(model, *, release, topology="dgx-h100", n_blocks=2, **settings):
     """Return the last block of a short model as NVIDIA's recipes of a release run it."""
     plan = ParallelPlan(
-        framework="megatron-bridge", micro_batch=1, sequence_length=1024, sequence_parallel=settings.get("tp", 1) > 1,
-        release=release, **settings,
+        **{"sequence_length": 1024, "sequence_parallel": settings.get("tp", 1) > 1} | settings, framework="megatron-bridge",
+        micro_batch=1, release=release,
     )  # fmt: skip
-    spec = replace(find_spec(model), layers=n_blocks)
+    spec = find_spec(model)
+    spec = spec if spec.pattern else replace(spec, layers=n_blocks)
     return model_for(spec, plan, load_topology(topology, 8).device(0)).layers[n_blocks]
 
 
@@ -89,6 +93,7 @@ def test_rows_of_narrow_experts_were_copied_to_be_padded(precision):
     more = copied_bytes("25.04") - copied_bytes("25.07")
     assert more == (4 * 2 * 2 * n_routed if precision == "fp8" else 0)
     assert copied_bytes("24.07") == copied_bytes("25.07") == copied_bytes(None)
+    assert copied_bytes("24.12") == copied_bytes("25.02") == copied_bytes("25.04")
 
 
 def before_first_product(layer, name):
@@ -125,12 +130,50 @@ def test_norms_of_modules_narrow_what_they_make(settings, kernels):
     assert before_first_product(block("llama3-8b", **({"release": None} | settings)), "qkv") == kernels
 
 
-def test_norms_before_routers_and_two_latents_write_16_bits():
-    spec = find_spec("deepseek-v2-lite")
-    layer = block("deepseek-v2-lite", release=None, precision="fp8", dp=8, ep=8)
+def norm_bytes(layer):
+    """Return the bytes per element of a layer's norms forward, rounded, in order."""
     norms = [item for item in layer.forward if isinstance(item, PointwiseShape) and item.name == "rms_norm"]
-    n_inputs = 1024 * spec.hidden
-    assert [norm.dtype for norm in norms if norm.n_elements == n_inputs] == ["bf16", "bf16"]
+    return [round(norm.n_bytes / norm.n_elements) for norm in norms]
+
+
+@pytest.mark.parametrize("model, expected", [
+    ("deepseek-v2-lite", [4, 3, 4]),  # before two products of latent attention; of the latent; before the router
+    ("deepseek-v3", [4, 3, 3, 3]),  # both latents, and a dense MLP
+    ("deepseek-v4-flash", [4]),  # compressed attention takes its input in 16 bits, too
+    ("qwen3-next-80b-a3b", [3]),  # a gated delta net begins with one product
+])  # fmt: skip
+def test_norms_before_one_product_alone_narrow_what_they_make(model, expected):
+    layer = block(model, release=None, precision="fp8", dp=8, ep=8)
+    assert norm_bytes(layer)[: len(expected)] == expected
+
+
+def test_rows_longer_than_a_block_are_read_twice_in_16_bits():
+    """Of 8,192 elements norms read each twice: 2 + 2 bytes, and write 2 or 1."""
+    cluster = load_topology("dgx-h100", 8)
+    costs = ModelCosts(cluster, Scenario(topology="dgx-h100", model="llama3-70b", plan=ParallelPlan(gpus=1)))
+    seconds = {}
+    for precision in ("fp8", "bf16"):
+        layer = block("llama3-70b", release=None, precision=precision, sequence_length=65536)
+        norm = next(item for item in layer.forward if isinstance(item, PointwiseShape) and item.name == "rms_norm")
+        seconds[precision] = costs.kernel_ps(Kernel(name="norm", phase="forward", shape=norm), 0)
+    assert seconds["fp8"] / seconds["bf16"] == pytest.approx(5 / 6, rel=0.02)
+
+
+def test_fused_operations_of_an_mlp_leave_the_norm_of_attention_alone():
+    for fused in (False, True):
+        layer = block("llama3-8b", release=None, precision="fp8", fused_operations=fused)
+        assert before_first_product(layer, "qkv") == [("rms_norm", 3 * N + ROWS), ("transpose", 2 * N)]
+
+
+def test_a_gate_takes_half_of_what_the_first_product_makes_whatever_the_release():
+    spec = replace(find_spec("llama3-8b"), layers=2, activation="relu2")
+    device = load_topology("dgx-h100", 8).device(0)
+    rows = set()
+    for release in ("25.04", "25.11"):
+        plan = ParallelPlan(framework="megatron-bridge", micro_batch=1, sequence_length=1024, release=release)
+        layer = model_for(spec, plan, device).layers[1]
+        rows |= {item.m for item in layer.forward if isinstance(item, GemmShape) and item.name == "mlp_down"}
+    assert rows == {1024}
 
 
 def test_frameworks_without_transformer_engine_know_no_release_of_it():

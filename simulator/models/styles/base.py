@@ -138,9 +138,9 @@ class Style(ABC):
     def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
         """Append a norm of the architecture's kind over the last ``width`` (default hidden) elements."""
 
-    def norm_before(self, x: Tensor, name: str) -> Tensor:
+    def norm_before(self, x: Tensor, name: str, *, width: int = 0) -> Tensor:
         """Append the norm of a module that begins with the product ``name``, which may prepare what it makes for it."""
-        return self.norm(x)
+        return self.norm(x, width=width)
 
     @abstractmethod
     def activation(self, x: Tensor, *, bias: bool) -> Tensor:

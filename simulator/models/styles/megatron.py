@@ -52,7 +52,7 @@ class Megatron(Style):
         if spec.gated_mlp and not bias and self.setting.has_loose_gates:
             gate, up = self.split_pair(x)
             return mul(self.tape, pointwise(self.tape, spec.activation, [gate], saves=[gate]), up)
-        if spec.activation == "relu2" and self.setting.has_loose_squares:
+        if spec.activation == "relu2" and self.setting.has_loose_squares and not spec.gated_mlp:
             return squared_relu(self.tape, x)
         n_elements = x.n_elements // 2 if spec.gated_mlp else x.n_elements
         name = self.activation_kernel
@@ -231,10 +231,10 @@ class Fused(Megatron):
         is_one = self.setting.any_layout and narrowing is not None and narrowing.is_by_tensor
         return 1 if is_one else super().cast_layouts
 
-    def norm_before(self, x: Tensor, name: str) -> Tensor:
+    def norm_before(self, x: Tensor, name: str, *, width: int = 0) -> Tensor:
         """Append the norm of a module, which writes eight bits where their scale is known before, or finds it otherwise.
 
-        Adapters take its result in 16 bits.
+        Adapters take its result in 16 bits, and fused operations are modules of their own.
 
         References
         ----------
@@ -242,20 +242,18 @@ class Fused(Megatron):
         ``pytorch/csrc/extensions/normalization.cpp`` (``create_hp_tensor_with_amax``, pull request 2013).
         """
         setting, narrowing = self.setting, self.setting.recipe.quantisation
-        is_apart = (
-            setting.fuses_operations or self.recomputes("layernorm") or self.is_wide(name) or self.is_adapted(name)
-        )
+        is_apart = self._fused(name) or self.recomputes("layernorm") or self.is_wide(name) or self.is_adapted(name)
         if narrowing is None or not (narrowing.is_by_tensor and setting.merges_norms) or is_apart:
-            return self.norm(x)
+            return self.norm(x, width=width)
         is_known = narrowing.reads == 1
-        y = self._narrow_norm(x) if is_known else self.norm(x)
+        y = self._narrow_norm(x, width or self.spec.hidden) if is_known else self.norm(x, width=width)
         y.is_prepared = is_known or setting.norms_find_scales
         return y
 
-    def _narrow_norm(self, x: Tensor) -> Tensor:
-        n, norm, width = x.n_elements, self.spec.norm, self.spec.hidden
+    def _narrow_norm(self, x: Tensor, width: int) -> Tensor:
+        n, norm = x.n_elements, self.spec.norm
         statistics = STATISTICS[norm] * (n // width)
-        forward = kernel(norm, n, x.n_bytes, n + statistics, "fp8", row=width)
+        forward = kernel(norm, n, x.n_bytes, n + statistics, x.dtype, row=width)
         back = map_kernel(norm, [x, x], [x], extra_bytes=statistics, row=width, in_pass="backward")
         return self.tape.record(
             [x], n, self.dtype, forward=[forward], backward=[back], saves=[x], saved_bytes=statistics
