@@ -20,10 +20,9 @@ class DataBound:
     """Data-parallel communication of one stage."""
 
     before_s: float = 0.0  #: What must end before the first pass can start.
-    copied_s: float = (
-        0.0  #: Copies among the stage's passes, which run beside exchanges of theirs or add to their work.
-    )
-    awaited_s: float = 0.0  #: What the host waits for between the passes' units, added to their work.
+    #: Copies among the stage's passes, which run beside their exchanges or add to their work.
+    copied_s: float = 0.0
+    awaited_s: float = 0.0  #: What the host waits for between units of the passes, added to their work.
     #: Reductions in the order of their stream: seconds of the last backward that must have passed when one is launched,
     #: and its own seconds. Infinity means all of the backward.
     launches: tuple[tuple[float, float], ...] = ()

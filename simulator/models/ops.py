@@ -110,10 +110,12 @@ def pointwise(
     row: int = 0,
     backward: Sequence[LayerItem] | None = None,
     kept: bool = False,
+    element_bytes: float = 0.0,
 ) -> Tensor:
     """Append one fused kernel over all inputs; one fused kernel backward unless ``backward`` says otherwise.
 
-    The backward kernel reads the gradient and what was saved, and writes the gradients of the inputs.
+    The backward kernel reads the gradient and what was saved, and writes the gradients of the inputs. ``element_bytes`` are written
+    for each element of the output where the kernel narrows it, 0 for those of its type.
     """
     n_elements = n_elements or inputs[0].n_elements
     dtype = dtype or inputs[0].dtype
@@ -126,7 +128,7 @@ def pointwise(
         name,
         n_elements,
         sum(t.n_bytes for t in inputs),
-        output.n_bytes + saved_bytes,
+        (element_bytes * n_elements or output.n_bytes) + saved_bytes,
         dtype,
         row=row,
     )
@@ -230,13 +232,15 @@ def dropout(tape: Tape, x: Tensor, probability: float, *, name: str = "dropout")
 
 
 #: bytes of statistics that a fused norm saves for every row
-STATISTICS = {"layer_norm": 8, "rms_norm": 4}
+_STATISTICS = {"layer_norm": 8, "rms_norm": 4}
 
 
-def fused_norm(tape: Tape, name: str, x: Tensor, width: int, dtype: str) -> Tensor:
+def fused_norm(tape: Tape, name: str, x: Tensor, width: int, dtype: str, *, element_bytes: float = 0.0) -> Tensor:
     """Append a fused norm with weights, ``layer_norm`` or ``rms_norm``; saves its input and its statistics."""
-    n_bytes = STATISTICS[name] * (x.n_elements // width)
-    return pointwise(tape, name, [x], dtype=dtype, saves=[x], saved_bytes=n_bytes, row=width)
+    n_bytes = _STATISTICS[name] * (x.n_elements // width)
+    return pointwise(
+        tape, name, [x], dtype=dtype, saves=[x], saved_bytes=n_bytes, row=width, element_bytes=element_bytes
+    )
 
 
 def product(

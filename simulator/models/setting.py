@@ -60,9 +60,8 @@ class Setting:
     sorts_arrivals: bool = (
         False  #: Whether tokens arrive in the order of their senders, to be sorted by expert, and back.
     )
-    repacks_experts: bool = (
-        False  #: Whether rows of narrow experts are copied to be padded, and back, however many they are.
-    )
+    #: Whether all rows of narrow experts are copied to be padded, and back.
+    repacks_experts: bool = False
     #: Whether what experts save is copied out of buffers of static size, and back in backward.
     stashes_experts: bool = False
     left_sms: int = 0  #: SMs that fused products of experts leave to the exchange of tokens beside them.

@@ -122,9 +122,10 @@ def test_bounds_know_the_attention_of_context_parallelism(exchange):
     assert bounds.quick_s(layout) <= metrics.iteration_time_s
 
 
-def bounded(topology, model, plan, **more):
-    """Return bounds, the layout of a plan and its simulation."""
+def bounded(topology, model, plan, *, layers=0, **more):
+    """Return bounds, the layout of a plan and its simulation, of a model of fewer layers if asked for."""
     cluster, spec = load_topology(topology, plan.gpus), find_spec(model)
+    spec = replace(spec, layers=layers) if layers else spec
     scenario = resolve(Scenario(topology=topology, model=model, plan=plan, **more), cluster, spec)
     bounds = Bounds(scenario, cluster, spec)
     return bounds, bounds.layout(scenario.plan), simulate_on(scenario, cluster, spec)
@@ -216,11 +217,8 @@ def test_copies_of_what_was_gathered_run_beside_exchanges_inside_passes():
         gpus=8, dp=4, tp=2, micro_batch=1, global_batch=8, sequence_length=512, framework="megatron-core", sharding="hsdp",
         sequence_parallel=True, lora_rank=8, offload_parameters="cpu",
     )  # fmt: skip
-    cluster, spec = load_topology("emulated-1g", 8), replace(find_spec("llama3-8b"), layers=2)
-    scenario = resolve(Scenario(topology="emulated-1g", model="llama3-8b", plan=plan), cluster, spec)
-    bounds = Bounds(scenario, cluster, spec)
-    seconds = simulate_on(scenario, cluster, spec).metrics.iteration_time_s
-    assert 0.99 * seconds <= bounds.full_s(bounds.layout(scenario.plan)) <= seconds
+    bounds, layout, result = bounded("emulated-1g", "llama3-8b", plan, layers=2)
+    assert 0.99 <= bounds.full_s(layout) / result.metrics.iteration_time_s <= 1.0
 
 
 def test_a_plan_that_the_hosts_cannot_hold_keeps_the_bound_of_its_streams():

@@ -14,7 +14,6 @@ from dataclasses import replace
 from simulator.models.layer import DTYPE_BYTES, AttentionShape, CommunicationPoint, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import (
-    STATISTICS,
     bias_gradient,
     cast,
     copy,
@@ -246,18 +245,10 @@ class Fused(Megatron):
         if narrowing is None or not (narrowing.is_by_tensor and setting.merges_norms) or is_apart:
             return self.norm(x, width=width)
         is_known = narrowing.reads == 1
-        y = self._narrow_norm(x, width or self.spec.hidden) if is_known else self.norm(x, width=width)
+        written = narrowing.element_bytes if is_known else 0.0
+        y = fused_norm(self.tape, self.spec.norm, x, width or self.spec.hidden, self.dtype, element_bytes=written)
         y.is_prepared = is_known or setting.norms_find_scales
         return y
-
-    def _narrow_norm(self, x: Tensor, width: int) -> Tensor:
-        n, norm = x.n_elements, self.spec.norm
-        statistics = STATISTICS[norm] * (n // width)
-        forward = kernel(norm, n, x.n_bytes, n + statistics, x.dtype, row=width)
-        back = map_kernel(norm, [x, x], [x], extra_bytes=statistics, row=width, in_pass="backward")
-        return self.tape.record(
-            [x], n, self.dtype, forward=[forward], backward=[back], saves=[x], saved_bytes=statistics
-        )
 
     def split_heads(self, merged: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
         """Append the split of the merged projection; where several heads share keys and values its parts are laid out anew.
