@@ -39,6 +39,12 @@ _ALIGNMENT_EFFICIENCY = {"4": 0.85, "2": 0.7, "1": 0.5}
 #: elements of output whose sums are held by one SM, half of its 65,536 registers, and the most tiles at a time: estimates, no source
 _RESIDENT_ELEMENTS, _MOST_RESIDENT = 32768.0, 6.0
 
+#: the architecture whose tensor cores add products in eight bits with too few bits, and after how many elements of k the FP32 units
+#: take the sum over where it must be accurate: four instructions of 32 (CUTLASS, ``mma_promotion_interval``)
+_PROMOTES, _PROMOTED_K = "hopper", 128
+#: share of these additions that products do not hide: without them kernels are 1.1 to 1.2 times as fast (pytorch/ao, issue 2377)
+_EXPOSED_PROMOTIONS = 0.65
+
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 #: last CUDA release whose cuBLAS has only kernels without tensor cores for batches of 16-bit products that are not aligned to 16
@@ -192,12 +198,25 @@ def _sm_peak_flops_per_s(shape: GemmShape, device: Device, constants: GemmConsta
     factor = constants.dtype_efficiency.get(shape.dtype, 1.0) * constants.pass_efficiency.get(shape.kernel_pass, 1.0)
     factor *= _of_library(constants.library_efficiency, shape)
     peak = peak_flops_per_s(shape, device)
+    factor /= 1.0 + _promotions(shape, device)
     if shape.dtype != "fp32" and device.architecture != "cpu":  # tensor cores only
         elements = alignment_elements(shape) * DTYPE_BYTES[shape.dtype] // 2  # in 16-bit units
         factor *= constants.alignment_efficiency.get(str(max(1, elements)), 1.0)
         if constants.scalar_batches and shape.batch > 1 and elements < _VECTOR_ELEMENTS:
             peak = min(peak, device.peak("fp32"))
     return peak * factor / device.n_sms
+
+
+def _promotions(shape: GemmShape, device: Device) -> float:
+    """Return the time of accurate sums of products in eight bits, as a share of the products'; those of gradients need them.
+
+    Forward adds fast (``use_fast_accum`` of torchao, ``use_split_accumulator`` of Transformer Engine's recipes). Scaling by blocks
+    always promotes, and is measured so.
+    """
+    if device.architecture != _PROMOTES or shape.dtype != "fp8" or shape.kernel_pass == "forward":
+        return 0.0
+    additions_per_s = device.peak("fp32") / 2.0  # peaks count multiplication and addition
+    return _EXPOSED_PROMOTIONS * device.peak("fp8") / (2.0 * _PROMOTED_K) / additions_per_s
 
 
 def _flop_energy(shape: GemmShape, device: Device, constants: GemmConstants) -> float:

@@ -10,7 +10,7 @@ from simulator.errors import ConfigError
 from simulator.kernels import RooflineKernels
 from simulator.kernels.conditions import CONDITIONS, Conditions
 from simulator.kernels.gemm import GemmColumns, GemmConstants, alignment_elements, gemm_times_s, under_release
-from simulator.models.layer import GemmShape, PointwiseShape
+from simulator.models.layer import GemmShape, Pass, PointwiseShape
 from simulator.topology.device import Device, load_device
 
 BARE = GemmConstants(
@@ -322,6 +322,22 @@ def test_factors_of_dtype_and_pass_multiply_the_peak(plain_device: Device) -> No
         )
     )  # fmt: skip
     assert (plain / own, plain / wgrad) == (pytest.approx(0.8), pytest.approx(0.4))
+
+
+def test_gradients_in_eight_bits_are_summed_accurately_on_hopper_alone() -> None:
+    """Fast sums are 1.1 to 1.2 times as fast on H100 (pytorch/ao, issue 2377); H20's slow tensor cores hide most of the additions."""
+
+    def loop_share(name: str, dtype: str, kernel_pass: Pass) -> float:
+        device = replace(load_device(name), memory_bandwidth_bytes_per_s=FED_BYTES_PER_S)
+        shape = GemmShape(m=2048, n=2048, k=8192, dtype=dtype)
+        return time_s(replace(shape, kernel_pass=kernel_pass), device) / time_s(shape, device)
+
+    for kernel_pass in ("dgrad", "wgrad"):
+        assert 1.1 < loop_share("h100-sxm5-80g", "fp8", kernel_pass) < 1.2
+        assert 1.0 < loop_share("h20", "fp8", kernel_pass) < 1.05
+        assert loop_share("h100-sxm5-80g", "fp8_block", kernel_pass) == pytest.approx(1.0)
+        assert loop_share("h100-sxm5-80g", "bf16", kernel_pass) == pytest.approx(1.0)
+        assert loop_share("b200", "fp8", kernel_pass) == pytest.approx(1.0)
 
 
 def test_old_libraries_are_slower_by_the_oldest_factor_that_still_counts() -> None:
