@@ -356,7 +356,7 @@ def fit_all(table: Mapping[str, Any], blocks: Sequence[Block], rows: Sequence[Me
 def _concerned(blocks: Sequence[Block], left: Sequence[Measured]) -> list[Block]:
     """Return the blocks whose constants price some rows: those of their GPUs, and between nodes those of their transport."""
     classes = {("inside", row.shape.generation) for row in left}
-    classes |= {("between", row.shape.protocol) for row in left if row.shape.n_nodes > 1}
+    classes |= {("between", row.shape.transport_class) for row in left if row.shape.n_nodes > 1}
     classes |= {(part, FALLBACK[name]) for part, name in classes if name in FALLBACK}
 
     def prices(place: Sequence[str | int]) -> bool:
