@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf, lcm
 from typing import TypeVar
 
-from simulator.engine.circles import Circle, OutsideError, circles_of
+from simulator.engine.components import OutsideError, RankComponent, components_of
 from simulator.engine.costs import Costs
 from simulator.engine.durations import BlockResult, Durations, JointResult, Part, TouchedError
 from simulator.engine.lockstep import Turns
@@ -134,11 +134,11 @@ def run(
         If more tasks would have to be run than the allowance has.
     """
     durations = durations_of(costs, new_network, detail=detail, allowance=allowance)
-    circles: Sequence[Circle] = ()
+    components: Sequence[RankComponent] = ()
     if program.n_omitted and isinstance(network := new_network(), SeparableNetwork):
-        circles = circles_of(program, costs, network)
+        components = components_of(program, costs, network)
     turns = (lambda: Turns(costs, new_network)) if among_others else (lambda: None)
-    return _until_known(program, durations, new_network, circles, turns, allowance or Allowance())[0]
+    return _until_known(program, durations, new_network, components, turns, allowance or Allowance())[0]
 
 
 def run_beside(
@@ -185,7 +185,7 @@ def _until_known(
     program: Program,
     durations: Durations,
     new_network: Callable[[], Network],
-    circles: Sequence[Circle],
+    components: Sequence[RankComponent],
     new_turns: Callable[[], Turns | None],
     allowance: Allowance,
 ) -> tuple[Timeline, Network]:
@@ -193,11 +193,11 @@ def _until_known(
     while True:
         allowance.check(program.n_tasks)
         network = new_network()
-        machine = Machine(program, durations, network, circles=circles, turns=new_turns())
+        machine = Machine(program, durations, network, components=components, turns=new_turns())
         try:
             machine.execute()
         except OutsideError:
-            circles = ()
+            components = ()
             continue
         finally:
             allowance.spend(sum(rank.n_issued for rank in machine.ranks))

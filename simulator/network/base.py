@@ -144,7 +144,7 @@ class StatefulNetwork(Protocol):
 
 @runtime_checkable
 class SeparableNetwork(Protocol):
-    """A network model whose flows can be looked at, and put off, apart from others with which they share no link."""
+    """A network model whose flows can be looked at, and postponed, apart from others with which they share no link."""
 
     def state(self, now_ps: int, handles: Collection[int] | None = None) -> Hashable | None:
         """Return the state of some flows relative to ``now_ps``; None if it cannot be told."""
@@ -158,7 +158,7 @@ class SeparableNetwork(Protocol):
         """Time of the next event of some flows; None if there is none."""
         ...
 
-    def put_off(self, handles: Collection[int], by_ps: int) -> None:
+    def postpone(self, handles: Collection[int], by_ps: int) -> None:
         """Let some flows be at a later time what they are now."""
         ...
 

@@ -271,7 +271,7 @@ class FlowNetwork:
         """Time of the next event of some flows; None if there is none."""
         return min((time_ps for time_ps, _ in self._due(handles)), default=None)
 
-    def put_off(self, handles: Collection[int], by_ps: int) -> None:
+    def postpone(self, handles: Collection[int], by_ps: int) -> None:
         """Let some flows, which share links with no others, be at a later time what they are now."""
         due = self._due(handles)
         for handle in handles:

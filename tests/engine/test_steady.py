@@ -385,7 +385,7 @@ def launched_late(n_omitted, *, n_slow):
 
 @pytest.mark.parametrize("n_slow", [1, 4])
 @pytest.mark.parametrize("n_omitted", [1, 5, 40])
-def test_hosts_that_launch_late_are_put_off_with_their_replica(n_omitted, n_slow):
+def test_hosts_that_launch_late_are_postponed_with_their_replica(n_omitted, n_slow):
     """Every launch is 7 us behind the last, the first one included; the last kernel and the reduction (1 us + 3 us) follow."""
     program = launched_late(n_omitted, n_slow=n_slow)
     links = SimpleNamespace(links=[SimpleNamespace(bandwidth_bytes_per_s=1e6)])
