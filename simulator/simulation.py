@@ -28,9 +28,9 @@ from simulator.models.recorded import RecordedModule
 from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
-from simulator.network import NETWORKS, ChunkNetwork, FlowNetwork, NetworkModel
+from simulator.network import NETWORKS, NetworkKind, NetworkModel
 from simulator.network.base import Flow
-from simulator.network.even import EvenChunkNetwork, Evenness, EvenNetwork, UnevenError
+from simulator.network.even import UnevenError
 from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of, split
 from simulator.parallel.expert import expert_load, expert_refusal, sorts_arrivals
 from simulator.parallel.idle import without_stages
@@ -328,14 +328,9 @@ def _told_apart(
 
 def _networks(scenario: Scenario, topology: Topology, *, is_watched: bool) -> Callable[[], NetworkModel]:
     """Return what makes idle networks; where every rank could be simulated, and is not, those that tell when a class is uneven."""
-    new = NETWORKS[scenario.network]
+    kind = NETWORKS[scenario.network]
     is_foldable = is_watched and not scenario.unfold and scenario.plan.gpus <= MAX_UNFOLDED
-    if is_foldable and isinstance(new, type) and issubclass(new, FlowNetwork):
-        evenness = Evenness(topology, contends=new.contends)
-        return lambda: EvenNetwork(topology, evenness)
-    if is_foldable and new is ChunkNetwork:
-        return lambda: EvenChunkNetwork(topology)
-    return lambda: new(topology)
+    return kind.watched(topology) if is_foldable else lambda: kind(topology)
 
 
 def _most_tasks(program: Program) -> int:
@@ -501,13 +496,16 @@ class PlacedJob:
     nodes: tuple[int, ...]  #: Of the cluster, ascending.
 
 
-def _check_shares(scenario: Scenario) -> None:
-    """Refuse a network model that plays nothing beside a job."""
-    if scenario.network != "flow":
+def _shared_network(scenario: Scenario) -> NetworkKind:
+    """Return the network model of a scenario, unless it plays nothing beside a job."""
+    kind = NETWORKS[scenario.network]
+    if not kind.plays_others:
+        able = " or ".join(name for name, one in NETWORKS.items() if one.plays_others)
         raise ConfigError(
             f"jobs beside each other share links, which --network {scenario.network} does not play",
-            hint="--network flow",
+            hint=f"--network {able}",
         )
+    return kind
 
 
 def simulate_beside(
@@ -517,13 +515,13 @@ def simulate_beside(
 
     The flow is one for all, at the pace of its slowest group: it loads the links of a class unequally anyway.
     """
-    _check_shares(scenario)
+    kind = _shared_network(scenario)
     costs = ModelCosts(topology, scenario)
     with collector_paused():
         for by_layer in (False, True):
             lowered = lower_scenario(scenario, topology, spec, jointly=False, opened=by_layer)[1]
             try:
-                timeline, rate = run_beside(lowered.program, costs, lambda: FlowNetwork(topology), flow)
+                timeline, rate = run_beside(lowered.program, costs, lambda: kind(topology), flow)
             except TouchedError:
                 continue
             return to_s(timeline.makespan_ps), rate
@@ -542,7 +540,7 @@ class Together:
     def __init__(self, jobs: Sequence[PlacedJob]) -> None:
         self._jobs = tuple(jobs)
         first = self._jobs[0]
-        _check_shares(first.scenario)
+        self._network = _shared_network(first.scenario)
         factors: dict[str | int, float] = {}
         for job in self._jobs:
             factors |= job.topology.scale
@@ -572,14 +570,11 @@ class Together:
         Jobs whose blocks would touch shared links are written down layer by layer, and those whose classes would share links
         unequally rank by rank.
         """
-        evenness = Evenness(self.network_topology) if self._is_foldable else None
-
-        def network() -> NetworkModel:
-            known = evenness
-            return EvenNetwork(self.network_topology, known) if known else FlowNetwork(self.network_topology)
-
+        kind, topology = self._network, self.network_topology
+        watched = kind.watched(topology)
         with collector_paused():
             while True:
+                network = watched if self._is_foldable else lambda: kind(topology)
                 try:
                     return run_together(
                         self._programs, network, starts_ps=starts_ps, shared=self._shared, is_enough=is_enough
@@ -587,6 +582,6 @@ class Together:
                 except TouchedError:
                     self._by_layer = True
                 except UnevenError:
-                    evenness, self._is_foldable = None, False
+                    self._is_foldable = False
                     self._jobs = tuple(replace(job, scenario=replace(job.scenario, unfold=True)) for job in self._jobs)
                 self._lower()

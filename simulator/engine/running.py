@@ -13,8 +13,7 @@ from simulator.engine.durations import BlockResult, Durations, JointResult, Part
 from simulator.engine.lockstep import Turns
 from simulator.engine.machine import Machine
 from simulator.engine.state import RankState
-from simulator.network.base import Flow, NetworkModel, SeparableNetwork
-from simulator.network.flow import FlowNetwork
+from simulator.network.base import EndlessNetwork, Flow, NetworkModel, SeparableNetwork
 from simulator.program.allowance import Allowance
 from simulator.program.program import COMPUTE, Block, Program, RankProgram
 from simulator.program.startable import check
@@ -142,7 +141,7 @@ def run(
 
 
 def run_beside(
-    program: Program, costs: Costs, new_network: Callable[[], FlowNetwork], flow: Flow
+    program: Program, costs: Costs, new_network: Callable[[], NetworkModel], flow: Flow
 ) -> tuple[Timeline, float]:
     """Run a program beside a flow that never ends, and return what happened when and the mean rate of the flow.
 
@@ -157,13 +156,14 @@ def run_beside(
     """
     endless = replace(flow, latency_s=0.0, n_bytes=inf)
 
-    def occupied() -> FlowNetwork:
+    def occupied() -> NetworkModel:
         network = new_network()
         network.start(endless, 0)
         return network
 
     durations = durations_of(costs, new_network, shared=frozenset(flow.links))
     timeline, network = _until_known(program, durations, occupied, (), lambda: None, Allowance())
+    assert isinstance(network, EndlessNetwork)
     (rates,) = network.endless.values()
     moved = _moved_bytes(rates, 0, timeline.simulated_ps)
     if timeline.cycle is not None:
