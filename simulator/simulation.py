@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TypedDict
 
 import numpy as np
 
@@ -163,44 +162,55 @@ def _classes(scenario: Scenario, topology: Topology) -> Classes | None:
     return classes_of(mesh, faults.slowdown, routes_of(topology, faults.links(topology)), nic_sharers(topology))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweringMode:
+    """How much of a scenario is written down by itself; ``scenario.unfold`` says whether every rank is."""
+
+    #: Whether every micro-batch is, instead of one period of a steady state; by default where every rank is.
+    all_micro_batches: bool | None = None
+    jointly: bool = (
+        True  #: Whether classes whose ranks meet in layers run a pass as one block; layer by layer otherwise.
+    )
+    opened: bool = False  #: Whether no pass is sure to have its links to itself, so that none is a block by itself.
+    uneven: Mapping[int, Hashable] = field(
+        default_factory=dict
+    )  #: By rank, what tells those apart that share links unequally.
+
+
+FOLDED = LoweringMode()
+
+
 def lower_scenario(
     scenario: Scenario,
     topology: Topology,
     spec: ModelSpec | RecordedModule,
+    mode: LoweringMode = FOLDED,
     *,
-    whole: bool | None = None,
-    jointly: bool = True,
-    opened: bool = False,
-    uneven: Mapping[int, Hashable] | None = None,
     allowance: Allowance | None = None,
 ) -> tuple[Model, Lowered, MemoryReport]:
     """Lower a scenario with a resolved plan and account for its memory.
 
     Parameters
     ----------
-    whole, jointly, allowance
+    allowance : Allowance, optional
         As for :func:`lower`.
-    opened : bool
-        Whether no pass is sure to have its links to itself, so that none is a block by itself.
-    uneven : mapping of int to hashable, optional
-        What tells ranks apart that share links unequally, by rank.
     """
     plan = scenario.plan
     model = model_for(spec, plan, topology.device(0))
     classes = _classes(scenario, topology)
-    if opened or uneven:
+    if mode.opened or mode.uneven:
         mesh = Mesh(plan, topology.gpus_per_node)
         classes = classes or Classes.whole(tuple(map(mesh.stage_ranks, range(plan.pp))))
-        classes = split(classes, mesh, uneven.get, nic_sharers(topology)) if uneven else classes
-        classes = classes.opened() if opened else classes
+        classes = split(classes, mesh, mode.uneven.get, nic_sharers(topology)) if mode.uneven else classes
+        classes = classes.opened() if mode.opened else classes
     lowered = lower(
         model,
         plan,
         gpus_per_node=topology.gpus_per_node,
         boundary_bytes=boundary_bytes(spec, plan),
         unfold=scenario.unfold,
-        whole=whole,
-        jointly=jointly,
+        whole=mode.all_micro_batches,
+        jointly=mode.jointly,
         loading=loading_of(plan, topology, sample_bytes_of(spec, plan)),
         classes=classes,
         allowance=allowance,
@@ -358,54 +368,50 @@ class Run:
     timeline: Timeline
 
 
-class _Writing(TypedDict):
-    """How :func:`lower_scenario` writes a scenario down."""
-
-    whole: bool | None
-    jointly: bool
-    opened: bool
-    uneven: Mapping[int, Hashable]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """How a scenario is written down and run; what turns up in a run says how to go on."""
+class _Attempt:
+    """How a scenario is written down and run; what turns up in the run says how the next attempt goes on.
+
+    The first has one rank for each class, one period of a steady state, and passes as blocks.
+
+    ==========================================  ====================================================================
+    What turns up                               The next attempt
+    ==========================================  ====================================================================
+    others take links of passes that ran alone  no pass is a block by itself, and all go on among other traffic
+    a pass of several ranks is touched          such passes go on step by step; where they did or cannot, by layers
+    ranks of a class share links unequally      the class in parts, :data:`MOST_SPLITS` times; then every rank, or,
+                                                beyond :data:`MOST_TASKS`, classes at the pace of the slowest group
+    ==========================================  ====================================================================
+    """
 
     unfold: bool
+    mode: LoweringMode = FOLDED
     among_others: bool = False  #: Whether passes that several ranks run go on step by step.
     is_watched: bool = True  #: Whether networks tell when a class is uneven.
     n_splits: int = 0
-    whole: bool | None = None
-    jointly: bool = True
-    opened: bool = False
-    uneven: Mapping[int, Hashable] = field(default_factory=dict)
 
-    @property
-    def writing(self) -> _Writing:
-        """What lowering is told, but for whether ranks are classes."""
-        return {"whole": self.whole, "jointly": self.jointly, "opened": self.opened, "uneven": self.uneven}
-
-    def meeting(self) -> _Way:
+    def after_overlooked_traffic(self) -> tuple[_Attempt, str]:
         """Go on where others take links of passes that ran by themselves."""
-        return replace(self, opened=True, among_others=True)
+        found = replace(self, mode=replace(self.mode, opened=True), among_others=True)
+        return found, "simulating passes among other traffic, for it takes their links"
 
-    def touched(self) -> tuple[_Way, str]:
+    def after_touched_pass(self) -> tuple[_Attempt, str]:
         """Go on where something outside touches a pass of several ranks."""
-        if self.jointly and not self.among_others:
+        if self.mode.jointly and not self.among_others:
             found = replace(self, among_others=True)
             return found, "simulating passes step by step, for other traffic takes their links"
-        found = replace(self, among_others=False, jointly=False, whole=False if self.unfold else None)
+        mode = replace(self.mode, jointly=False, all_micro_batches=False if self.unfold else None)
+        found = replace(self, mode=mode, among_others=False)
         return found, "lowering layer by layer, for passes do not take turns"
 
-    def split(self, apart: Mapping[int, Hashable], n_tasks: int) -> _Way:
+    def after_uneven_class(self, apart: Mapping[int, Hashable], n_tasks: int) -> tuple[_Attempt, str]:
         """Go on where ranks of a class share links unequally: with its parts, or with every rank, unless that is too much."""
-        n_splits = self.n_splits + 1
-        if apart != self.uneven and n_splits <= MOST_SPLITS:
-            return replace(self, uneven=apart, n_splits=n_splits)
+        what, n_splits = "lowering parts of classes, for their ranks share links unequally", self.n_splits + 1
+        if apart != self.mode.uneven and n_splits <= MOST_SPLITS:
+            return replace(self, mode=replace(self.mode, uneven=apart), n_splits=n_splits), what
         unfold = n_tasks <= MOST_TASKS
-        return _Way(
-            unfold=unfold, among_others=True, is_watched=False, n_splits=n_splits, whole=False if unfold else None
-        )
+        mode = LoweringMode(all_micro_batches=False if unfold else None)
+        return _Attempt(unfold=unfold, mode=mode, among_others=True, is_watched=False, n_splits=n_splits), what
 
 
 def run_scenario(
@@ -442,27 +448,27 @@ def run_scenario(
             say("lowering")
         model, lowered, memory = parts or lower_scenario(scenario, topology, spec, allowance=allowance)
         say("simulating")
-        costs, way = costs_of(topology, scenario), _Way(unfold=scenario.unfold)
+        costs, attempt = costs_of(topology, scenario), _Attempt(unfold=scenario.unfold)
         while True:
-            new_network = _networks(scenario, topology, is_watched=way.is_watched)
+            new_network = _networks(scenario, topology, is_watched=attempt.is_watched)
             play = partial(run, costs=costs, new_network=new_network, detail=detail, allowance=allowance)
             try:
-                timeline = play(lowered.program, among_others=way.among_others)
-                if way.opened or _are_alone(timeline, costs, topology, scenario):
+                timeline = play(lowered.program, among_others=attempt.among_others)
+                if attempt.mode.opened or _are_alone(timeline, costs, topology, scenario):
                     break
-                found, what = way.meeting(), "simulating passes among other traffic, for it takes their links"
+                found, what = attempt.after_overlooked_traffic()
             except TouchedError:
-                found, what = way.touched()
+                found, what = attempt.after_touched_pass()
             except UnevenError as error:
-                apart = _told_apart(way.uneven, costs.groups_in(error.found))
-                found = way.split(apart, scenario.plan.gpus * _most_tasks(lowered.program))
-                what = "lowering parts of classes, for their ranks share links unequally"
+                apart = _told_apart(attempt.mode.uneven, costs.groups_in(error.found))
+                n_tasks = scenario.plan.gpus * _most_tasks(lowered.program)
+                found, what = attempt.after_uneven_class(apart, n_tasks)
             say(what)
-            if found.writing != way.writing:
+            if found.mode != attempt.mode:
                 scenario = replace(scenario, unfold=found.unfold)
-                model, lowered, memory = lower_scenario(scenario, topology, spec, allowance=allowance, **found.writing)
+                model, lowered, memory = lower_scenario(scenario, topology, spec, found.mode, allowance=allowance)
                 say("simulating")
-            way = found
+            attempt = found
     return Run(scenario=scenario, model=model, lowered=lowered, memory=memory, costs=costs, timeline=timeline)
 
 
@@ -519,7 +525,7 @@ def simulate_beside(
     costs = ModelCosts(topology, scenario)
     with collector_paused():
         for by_layer in (False, True):
-            lowered = lower_scenario(scenario, topology, spec, jointly=False, opened=by_layer)[1]
+            lowered = lower_scenario(scenario, topology, spec, LoweringMode(jointly=False, opened=by_layer))[1]
             try:
                 timeline, rate = run_beside(lowered.program, costs, lambda: kind(topology), flow)
             except TouchedError:
@@ -553,12 +559,8 @@ class Together:
         self._lower()
 
     def _lower(self) -> None:
-        programs = [
-            lower_scenario(job.scenario, job.topology, job.spec, whole=True, jointly=False, opened=self._by_layer)[
-                1
-            ].program
-            for job in self._jobs
-        ]
+        mode = LoweringMode(all_micro_batches=True, jointly=False, opened=self._by_layer)
+        programs = [lower_scenario(job.scenario, job.topology, job.spec, mode)[1].program for job in self._jobs]
         own = [ModelCosts(job.topology, job.scenario) for job in self._jobs]
         self._programs: list[tuple[Program, Costs]] = list(zip(programs, own, strict=True))
 
