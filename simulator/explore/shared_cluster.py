@@ -30,10 +30,10 @@ from simulator.explore.placement import Switches, place, placements, read_free_n
 from simulator.explore.shared_storage import read_steps_s
 from simulator.faults import Faults
 from simulator.interop import load_model
-from simulator.parallel.loading import batch_bytes
+from simulator.parallel.loading import batch_bytes, sample_bytes_of
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.scenario import Scenario
-from simulator.simulation import PlacedJob, Together, resolve, sample_bytes_of, simulate_on, topology_of
+from simulator.simulation import PlacedJob, Together, resolve, simulate_on, topology_of
 from simulator.topology import Topology
 from simulator.topology.storage import total_rate_bytes_per_s
 from simulator.units import format_time, to_ps

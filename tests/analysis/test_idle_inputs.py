@@ -9,9 +9,10 @@ import pytest
 from simulator.analysis.idle_inputs import IdleInput, idle_choices, idle_inputs, idle_loading, idle_power, idle_release
 from simulator.faults import Faults
 from simulator.models.catalog import CATALOG
+from simulator.parallel.rank_model import model_for
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
-from simulator.simulation import model_for, simulate
+from simulator.simulation import simulate
 from simulator.topology import load_topology
 from simulator.topology.device import load_device
 
