@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TypedDict
 
 import numpy as np
 
@@ -22,36 +21,29 @@ from simulator.faults import Faults
 from simulator.interop import load_model, open_topology
 from simulator.kernels.constants import release_order
 from simulator.memory import MemoryReport, check_host_memory, estimate
-from simulator.models.build import build_model
-from simulator.models.layer import DTYPE_BYTES, Model
+from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
-from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
-from simulator.network import NETWORKS, ChunkNetwork, FlowNetwork, NetworkModel
+from simulator.network import NETWORKS, NetworkKind, NetworkModel
 from simulator.network.base import Flow
-from simulator.network.even import EvenChunkNetwork, Evenness, EvenNetwork, UnevenError
+from simulator.network.even import UnevenError
 from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of, split
-from simulator.parallel.expert import expert_load, expert_refusal, sorts_arrivals
+from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import without_stages
-from simulator.parallel.loading import loading_of
+from simulator.parallel.loading import loading_of, sample_bytes_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
-from simulator.plan import ParallelPlan
-from simulator.plan.module_names import LORA_TARGETS
-from simulator.plan.stage_layout import parse_layout
+from simulator.parallel.rank_model import boundary_bytes, model_for
 from simulator.program.allowance import Allowance
 from simulator.program.program import Program
 from simulator.scenario import Scenario
-from simulator.schedules import find_schedule, peak_in_flight
+from simulator.schedules import peak_in_flight
 from simulator.timeline import Timeline
 from simulator.topology import Topology
-from simulator.topology.device import Device
 from simulator.topology.link import FABRIC_KINDS
 from simulator.units import to_s
 
-#: token ids of so many words or more do not fit into 16 bits
-WIDE_VOCABULARY = 65_500
 #: ranks up to which all are simulated where those of a class turn out to share links unequally
 MAX_UNFOLDED = 256
 #: tasks up to which ranks are written down one by one there, of all ranks
@@ -71,89 +63,6 @@ def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...], fa
     return topology
 
 
-def n_predictions(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
-    """Count the multi-token predictions trained: the model's, or, as catalogues and config files leave them out, the layout's."""
-    known = 0 if isinstance(spec, RecordedModule) else spec.mtp_layers
-    return known or (
-        "".join(parse_layout(plan.pipeline_layout)).count("m") if plan.pp > 1 and plan.pipeline_layout else 0
-    )
-
-
-def _n_documents(plan: ParallelPlan, sequence_length: int) -> int:
-    """Documents per sequence that the kernels know about; 1 where it is one, or where nothing tells them apart."""
-    is_told = plan.attention == "flash" and 2 * plan.attended_length <= sequence_length
-    return max(1, round(sequence_length / plan.document_length)) if is_told and plan.document_length else 1
-
-
-def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Device | None = None) -> Model:
-    """Build a model's layers as one rank of a plan runs them, on a device of which kernels depend on what it can multiply."""
-    if isinstance(spec, RecordedModule):
-        return spec.model(plan)
-    sequence_length = plan.sequence_length or spec.max_positions
-    if n_predictions(spec, plan) != spec.mtp_layers:
-        spec = replace(spec, mtp_layers=n_predictions(spec, plan))
-    if plan.pp > 1 and (spec.image or spec.encoder_positions):
-        raise InfeasiblePlanError(
-            f"pp={plan.pp}: {spec.name} has two stacks over sequences of their own, whose tensors no stage boundary carries both",
-            hint="use --pp 1",
-        )
-    framework = plan.framework_spec
-    adapted = plan.lora_targets.split("+") if plan.lora_targets else LORA_TARGETS
-    setting = Setting(
-        micro_batch=plan.micro_batch, sequence_length=sequence_length, document_length=plan.attended_length,
-        tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
-        sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
-        attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
-        offload_modules=plan.offloaded_modules, captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules,
-        lora_rank=plan.lora_rank or 0,
-        wide_modules=tuple(plan.bf16_modules.split("+")) if plan.bf16_modules else (),
-        wide_first=plan.bf16_first_layers, wide_last=plan.bf16_last_layers,
-        lora_targets=tuple(adapted if plan.lora_rank else ()), fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
-        fuses_operations=plan.fused_operations and framework.has_fused_layers and plan.precision_spec.quantisation is not None,
-        bias_summing=framework.bias_summing(plan.release),
-        left_sms=framework.margin_sms if plan.moe_fused_experts and find_schedule(plan.schedule).takes_turns else 0,
-        permutes_by_scan=plan.permutes_by_scan, sorts_arrivals=sorts_arrivals(plan), stops_early=framework.stops_recompute_early,
-        routes_wide=framework.routes_wide,
-        expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
-        reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,
-        repacks_experts=framework.repacks_experts(plan.release),
-        merges_norms=framework.calls_modules, norms_find_scales=framework.norms_find_scales(plan.release),
-        waits_for_gathers=framework.waits_for_gathers(plan.release) and not plan.asynchronous_tp,
-        copies_sequence=framework.copies_sequence and not plan.asynchronous_tp, wide_adapters=framework.has_wide_adapters(plan.release),
-        reduces_by_product=framework.parallel_by_product,
-        gathers_by_product=framework.parallel_by_product and framework.host != "compiled", gathers_logits=framework.gathers_logits,
-        any_layout=device is not None and device.multiplies_any_layout,
-        has_loose_gates=framework.has_loose_gates(plan.release), has_loose_squares=framework.has_loose_squares(plan.release),
-        has_loose_rotations=framework.has_loose_gates(plan.release) or not plan.rope_fusion,
-        n_documents=_n_documents(plan, sequence_length), rotates_by_document=framework.rotates_by_document(plan.release),
-    )  # fmt: skip
-    return build_model(spec, setting)
-
-
-def boundary_bytes(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
-    """Bytes of the activation ``[micro_batch, sequence / cp, hidden]`` between two layers, of all copies of the residual stream."""
-    if isinstance(spec, RecordedModule):
-        return max((layer.output_bytes for layer in spec.model(plan).layers), default=0)
-    sequence_length = plan.sequence_length or spec.max_positions
-    element = DTYPE_BYTES[plan.precision_spec.activations]
-    return plan.micro_batch * sequence_length // plan.cp * spec.stream_width * element
-
-
-def sample_bytes_of(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> float:
-    """Bytes of one sequence in storage: as the plan says, else its token ids in 16 bits where the vocabulary allows.
-
-    Of a recorded module, they are those of one row of its arguments.
-
-    References
-    ----------
-    Megatron-LM, ``IndexedDataset``: token ids are 16-bit for vocabularies below 65,500 and 32-bit beyond.
-    """
-    n_tokens = plan.sequence_length or spec.max_positions
-    if isinstance(spec, RecordedModule):
-        return float(plan.sample_bytes or spec.sample_bytes(n_tokens))
-    return float(plan.sample_bytes or n_tokens * (2 if spec.vocab < WIDE_VOCABULARY else 4))
-
-
 def _classes(scenario: Scenario, topology: Topology) -> Classes | None:
     """Return which ranks are alike where not all of a stage are: something is wrong, or groups lie on nodes unequally."""
     faults = scenario.faults
@@ -163,44 +72,55 @@ def _classes(scenario: Scenario, topology: Topology) -> Classes | None:
     return classes_of(mesh, faults.slowdown, routes_of(topology, faults.links(topology)), nic_sharers(topology))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweringMode:
+    """How much of a scenario is written down by itself; ``scenario.unfold`` says whether every rank is."""
+
+    #: Whether every micro-batch is, instead of one period of a steady state; by default where every rank is.
+    all_micro_batches: bool | None = None
+    jointly: bool = (
+        True  #: Whether classes whose ranks meet in layers run a pass as one block; layer by layer otherwise.
+    )
+    opened: bool = False  #: Whether no pass is sure to have its links to itself, so that none is a block by itself.
+    uneven: Mapping[int, Hashable] = field(
+        default_factory=dict
+    )  #: By rank, what tells those apart that share links unequally.
+
+
+FOLDED = LoweringMode()
+
+
 def lower_scenario(
     scenario: Scenario,
     topology: Topology,
     spec: ModelSpec | RecordedModule,
+    mode: LoweringMode = FOLDED,
     *,
-    whole: bool | None = None,
-    jointly: bool = True,
-    opened: bool = False,
-    uneven: Mapping[int, Hashable] | None = None,
     allowance: Allowance | None = None,
 ) -> tuple[Model, Lowered, MemoryReport]:
     """Lower a scenario with a resolved plan and account for its memory.
 
     Parameters
     ----------
-    whole, jointly, allowance
+    allowance : Allowance, optional
         As for :func:`lower`.
-    opened : bool
-        Whether no pass is sure to have its links to itself, so that none is a block by itself.
-    uneven : mapping of int to hashable, optional
-        What tells ranks apart that share links unequally, by rank.
     """
     plan = scenario.plan
     model = model_for(spec, plan, topology.device(0))
     classes = _classes(scenario, topology)
-    if opened or uneven:
+    if mode.opened or mode.uneven:
         mesh = Mesh(plan, topology.gpus_per_node)
         classes = classes or Classes.whole(tuple(map(mesh.stage_ranks, range(plan.pp))))
-        classes = split(classes, mesh, uneven.get, nic_sharers(topology)) if uneven else classes
-        classes = classes.opened() if opened else classes
+        classes = split(classes, mesh, mode.uneven.get, nic_sharers(topology)) if mode.uneven else classes
+        classes = classes.opened() if mode.opened else classes
     lowered = lower(
         model,
         plan,
         gpus_per_node=topology.gpus_per_node,
         boundary_bytes=boundary_bytes(spec, plan),
         unfold=scenario.unfold,
-        whole=whole,
-        jointly=jointly,
+        whole=mode.all_micro_batches,
+        jointly=mode.jointly,
         loading=loading_of(plan, topology, sample_bytes_of(spec, plan)),
         classes=classes,
         allowance=allowance,
@@ -328,14 +248,9 @@ def _told_apart(
 
 def _networks(scenario: Scenario, topology: Topology, *, is_watched: bool) -> Callable[[], NetworkModel]:
     """Return what makes idle networks; where every rank could be simulated, and is not, those that tell when a class is uneven."""
-    new = NETWORKS[scenario.network]
+    kind = NETWORKS[scenario.network]
     is_foldable = is_watched and not scenario.unfold and scenario.plan.gpus <= MAX_UNFOLDED
-    if is_foldable and isinstance(new, type) and issubclass(new, FlowNetwork):
-        evenness = Evenness(topology, contends=new.contends)
-        return lambda: EvenNetwork(topology, evenness)
-    if is_foldable and new is ChunkNetwork:
-        return lambda: EvenChunkNetwork(topology)
-    return lambda: new(topology)
+    return kind.watched(topology) if is_foldable else lambda: kind(topology)
 
 
 def _most_tasks(program: Program) -> int:
@@ -363,54 +278,50 @@ class Run:
     timeline: Timeline
 
 
-class _Writing(TypedDict):
-    """How :func:`lower_scenario` writes a scenario down."""
-
-    whole: bool | None
-    jointly: bool
-    opened: bool
-    uneven: Mapping[int, Hashable]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """How a scenario is written down and run; what turns up in a run says how to go on."""
+class _Attempt:
+    """How a scenario is written down and run; what turns up in the run says how the next attempt goes on.
+
+    The first has one rank for each class, one period of a steady state, and passes as blocks.
+
+    ==========================================  ====================================================================
+    What turns up                               The next attempt
+    ==========================================  ====================================================================
+    others take links of passes that ran alone  no pass is a block by itself, and all go on among other traffic
+    a pass of several ranks is touched          such passes go on step by step; where they did or cannot, by layers
+    ranks of a class share links unequally      the class in parts, :data:`MOST_SPLITS` times; then every rank, or,
+                                                beyond :data:`MOST_TASKS`, classes at the pace of the slowest group
+    ==========================================  ====================================================================
+    """
 
     unfold: bool
+    mode: LoweringMode = FOLDED
     among_others: bool = False  #: Whether passes that several ranks run go on step by step.
     is_watched: bool = True  #: Whether networks tell when a class is uneven.
     n_splits: int = 0
-    whole: bool | None = None
-    jointly: bool = True
-    opened: bool = False
-    uneven: Mapping[int, Hashable] = field(default_factory=dict)
 
-    @property
-    def writing(self) -> _Writing:
-        """What lowering is told, but for whether ranks are classes."""
-        return {"whole": self.whole, "jointly": self.jointly, "opened": self.opened, "uneven": self.uneven}
-
-    def meeting(self) -> _Way:
+    def after_overlooked_traffic(self) -> tuple[_Attempt, str]:
         """Go on where others take links of passes that ran by themselves."""
-        return replace(self, opened=True, among_others=True)
+        found = replace(self, mode=replace(self.mode, opened=True), among_others=True)
+        return found, "simulating passes among other traffic, for it takes their links"
 
-    def touched(self) -> tuple[_Way, str]:
+    def after_touched_pass(self) -> tuple[_Attempt, str]:
         """Go on where something outside touches a pass of several ranks."""
-        if self.jointly and not self.among_others:
+        if self.mode.jointly and not self.among_others:
             found = replace(self, among_others=True)
             return found, "simulating passes step by step, for other traffic takes their links"
-        found = replace(self, among_others=False, jointly=False, whole=False if self.unfold else None)
+        mode = replace(self.mode, jointly=False, all_micro_batches=False if self.unfold else None)
+        found = replace(self, mode=mode, among_others=False)
         return found, "lowering layer by layer, for passes do not take turns"
 
-    def split(self, apart: Mapping[int, Hashable], n_tasks: int) -> _Way:
+    def after_uneven_class(self, apart: Mapping[int, Hashable], n_tasks: int) -> tuple[_Attempt, str]:
         """Go on where ranks of a class share links unequally: with its parts, or with every rank, unless that is too much."""
-        n_splits = self.n_splits + 1
-        if apart != self.uneven and n_splits <= MOST_SPLITS:
-            return replace(self, uneven=apart, n_splits=n_splits)
+        what, n_splits = "lowering parts of classes, for their ranks share links unequally", self.n_splits + 1
+        if apart != self.mode.uneven and n_splits <= MOST_SPLITS:
+            return replace(self, mode=replace(self.mode, uneven=apart), n_splits=n_splits), what
         unfold = n_tasks <= MOST_TASKS
-        return _Way(
-            unfold=unfold, among_others=True, is_watched=False, n_splits=n_splits, whole=False if unfold else None
-        )
+        mode = LoweringMode(all_micro_batches=False if unfold else None)
+        return _Attempt(unfold=unfold, mode=mode, among_others=True, is_watched=False, n_splits=n_splits), what
 
 
 def run_scenario(
@@ -447,27 +358,27 @@ def run_scenario(
             say("lowering")
         model, lowered, memory = parts or lower_scenario(scenario, topology, spec, allowance=allowance)
         say("simulating")
-        costs, way = costs_of(topology, scenario), _Way(unfold=scenario.unfold)
+        costs, attempt = costs_of(topology, scenario), _Attempt(unfold=scenario.unfold)
         while True:
-            new_network = _networks(scenario, topology, is_watched=way.is_watched)
+            new_network = _networks(scenario, topology, is_watched=attempt.is_watched)
             play = partial(run, costs=costs, new_network=new_network, detail=detail, allowance=allowance)
             try:
-                timeline = play(lowered.program, among_others=way.among_others)
-                if way.opened or _are_alone(timeline, costs, topology, scenario):
+                timeline = play(lowered.program, among_others=attempt.among_others)
+                if attempt.mode.opened or _are_alone(timeline, costs, topology, scenario):
                     break
-                found, what = way.meeting(), "simulating passes among other traffic, for it takes their links"
+                found, what = attempt.after_overlooked_traffic()
             except TouchedError:
-                found, what = way.touched()
+                found, what = attempt.after_touched_pass()
             except UnevenError as error:
-                apart = _told_apart(way.uneven, costs.groups_in(error.found))
-                found = way.split(apart, scenario.plan.gpus * _most_tasks(lowered.program))
-                what = "lowering parts of classes, for their ranks share links unequally"
+                apart = _told_apart(attempt.mode.uneven, costs.groups_in(error.found))
+                n_tasks = scenario.plan.gpus * _most_tasks(lowered.program)
+                found, what = attempt.after_uneven_class(apart, n_tasks)
             say(what)
-            if found.writing != way.writing:
+            if found.mode != attempt.mode:
                 scenario = replace(scenario, unfold=found.unfold)
-                model, lowered, memory = lower_scenario(scenario, topology, spec, allowance=allowance, **found.writing)
+                model, lowered, memory = lower_scenario(scenario, topology, spec, found.mode, allowance=allowance)
                 say("simulating")
-            way = found
+            attempt = found
     return Run(scenario=scenario, model=model, lowered=lowered, memory=memory, costs=costs, timeline=timeline)
 
 
@@ -501,13 +412,16 @@ class PlacedJob:
     nodes: tuple[int, ...]  #: Of the cluster, ascending.
 
 
-def _check_shares(scenario: Scenario) -> None:
-    """Refuse a network model that plays nothing beside a job."""
-    if scenario.network != "flow":
+def _shared_network(scenario: Scenario) -> NetworkKind:
+    """Return the network model of a scenario, unless it plays nothing beside a job."""
+    kind = NETWORKS[scenario.network]
+    if not kind.plays_others:
+        able = " or ".join(name for name, one in NETWORKS.items() if one.plays_others)
         raise ConfigError(
             f"jobs beside each other share links, which --network {scenario.network} does not play",
-            hint="--network flow",
+            hint=f"--network {able}",
         )
+    return kind
 
 
 def simulate_beside(
@@ -517,13 +431,13 @@ def simulate_beside(
 
     The flow is one for all, at the pace of its slowest group: it loads the links of a class unequally anyway.
     """
-    _check_shares(scenario)
+    kind = _shared_network(scenario)
     costs = ModelCosts(topology, scenario)
     with collector_paused():
         for by_layer in (False, True):
-            lowered = lower_scenario(scenario, topology, spec, jointly=False, opened=by_layer)[1]
+            lowered = lower_scenario(scenario, topology, spec, LoweringMode(jointly=False, opened=by_layer))[1]
             try:
-                timeline, rate = run_beside(lowered.program, costs, lambda: FlowNetwork(topology), flow)
+                timeline, rate = run_beside(lowered.program, costs, lambda: kind(topology), flow)
             except TouchedError:
                 continue
             return to_s(timeline.makespan_ps), rate
@@ -542,7 +456,7 @@ class Together:
     def __init__(self, jobs: Sequence[PlacedJob]) -> None:
         self._jobs = tuple(jobs)
         first = self._jobs[0]
-        _check_shares(first.scenario)
+        self._network = _shared_network(first.scenario)
         factors: dict[str | int, float] = {}
         for job in self._jobs:
             factors |= job.topology.scale
@@ -555,12 +469,8 @@ class Together:
         self._lower()
 
     def _lower(self) -> None:
-        programs = [
-            lower_scenario(job.scenario, job.topology, job.spec, whole=True, jointly=False, opened=self._by_layer)[
-                1
-            ].program
-            for job in self._jobs
-        ]
+        mode = LoweringMode(all_micro_batches=True, jointly=False, opened=self._by_layer)
+        programs = [lower_scenario(job.scenario, job.topology, job.spec, mode)[1].program for job in self._jobs]
         own = [ModelCosts(job.topology, job.scenario) for job in self._jobs]
         self._programs: list[tuple[Program, Costs]] = list(zip(programs, own, strict=True))
 
@@ -572,14 +482,11 @@ class Together:
         Jobs whose blocks would touch shared links are written down layer by layer, and those whose classes would share links
         unequally rank by rank.
         """
-        evenness = Evenness(self.network_topology) if self._is_foldable else None
-
-        def network() -> NetworkModel:
-            known = evenness
-            return EvenNetwork(self.network_topology, known) if known else FlowNetwork(self.network_topology)
-
+        kind, topology = self._network, self.network_topology
+        watched = kind.watched(topology)
         with collector_paused():
             while True:
+                network = watched if self._is_foldable else lambda: kind(topology)
                 try:
                     return run_together(
                         self._programs, network, starts_ps=starts_ps, shared=self._shared, is_enough=is_enough
@@ -587,6 +494,6 @@ class Together:
                 except TouchedError:
                     self._by_layer = True
                 except UnevenError:
-                    evenness, self._is_foldable = None, False
+                    self._is_foldable = False
                     self._jobs = tuple(replace(job, scenario=replace(job.scenario, unfold=True)) for job in self._jobs)
                 self._lower()

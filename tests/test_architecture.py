@@ -178,11 +178,11 @@ def test_a_collective_loads_neither_plans_of_models_nor_other_commands():
 
 
 def test_the_main_command_loads_no_importers():
-    """Nor what whole runs and neighbours are reckoned with: a run on a shipped cluster needs none of them."""
+    """Nor what whole runs and jobs beside each other are reckoned with: a run on a shipped cluster needs none of them."""
     loaded = loaded_by("--topology bigred200 --model gpt2 --gpus 1 --json")
     assert not {
         "simulator.interop.megatron_flags", "simulator.interop.deepspeed", "simulator.interop.torchtitan", "simulator.interop.hf_config",
-        "simulator.explore.training_run", "simulator.explore.neighbours", "simulator.models.torch_module",
+        "simulator.explore.training_run", "simulator.explore.shared_cluster", "simulator.models.torch_module",
     } & loaded  # fmt: skip
 
 

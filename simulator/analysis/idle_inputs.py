@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from simulator.faults import Faults
 
@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 
 #: what is asked for beside one step: a whole run; messages of other jobs, checkpoints or other plans; money and energy
 Beside = Literal["run", "messages", "spending"]
+
+
+class IdleInput(NamedTuple):
+    """What was asked for and changes nothing, or next to nothing."""
+
+    name: str  #: Of the setting, or its dotted key; what is nearly idle has a name that no setting has.
+    subject: str  #: As the user wrote it: ``--virtual-pp``, ``cuda=12.1``.
+    reason: str = ""
+    effect: str = "has no effect"
+
+    @property
+    def sentence(self) -> str:
+        """What the user is told."""
+        return f"{self.subject} {self.effect}" + (f": {self.reason}" if self.reason else "")
 
 
 def idle_inputs(
@@ -41,7 +55,7 @@ def idle_inputs(
         What is asked for beside the time and memory of a step.
     """
     named = idle_by_name(scenario, topology, spec, given=given, beside=beside)
-    return [*named.values(), *_idle_faults(scenario.faults, topology, link_busy_s)]
+    return [one.sentence for one in (*named.values(), *_idle_faults(scenario.faults, topology, link_busy_s))]
 
 
 def idle_by_name(
@@ -51,8 +65,8 @@ def idle_by_name(
     *,
     given: Collection[str] = (),
     beside: Collection[Beside] = (),
-) -> dict[str, str]:
-    """Return the settings that have no effect, each with a sentence that says ``has no effect``, or what it is like."""
+) -> dict[str, IdleInput]:
+    """Return what has no effect, or next to none, by its name."""
     from simulator.parallel.idle import idle_settings, is_alone
 
     plan = scenario.plan
@@ -68,21 +82,19 @@ def idle_by_name(
         "transport": scenario.transport, "algorithm": scenario.algorithm, "protocol": scenario.protocol, "network": network,
     }  # fmt: skip
     flags = {"algorithm": "nccl_algo", "protocol": "nccl_proto"}
-    found = {
-        name: text
+    found = [
+        one._replace(name=name)
         for name, value in choices.items()
-        for text in idle_choices(topology.n_nodes, plan.gpus, **{flags.get(name, name): value})
-    }
-    found |= {name: f"{flag_of(name, getattr(plan, name))} has no effect: {reason}" for name, reason in idle}
-    nearly = _nearly_idle(plan, topology.n_nodes, given, alone=is_alone(plan, has_experts=has_experts))
-    found |= {text.partition(":")[0]: text for text in nearly}
-    found.update(("cuda", text) for text in idle_release(plan, device))
+        for one in idle_choices(topology.n_nodes, plan.gpus, **{flags.get(name, name): value})
+    ]
+    found += [IdleInput(name, flag_of(name, getattr(plan, name)), reason) for name, reason in idle]
+    found += _nearly_idle(plan, topology.n_nodes, given, alone=is_alone(plan, has_experts=has_experts))
+    found += idle_release(plan, device)
     if any(name.startswith("power.") for name in overrides):
-        found.update(("power cap", text) for text in idle_power(device))
-    found |= idle_loading(plan, has_storage=topology.storage is not None, given=given)
-    return found | idle_overrides(
-        overrides, topology, reads=True, offloads=plan.offload_optimizer == "cpu", beside=beside
-    )
+        found += idle_power(device)
+    found += idle_loading(plan, has_storage=topology.storage is not None, given=given)
+    found += idle_overrides(overrides, topology, reads=True, offloads=plan.offload_optimizer == "cpu", beside=beside)
+    return {one.name: one for one in found}
 
 
 #: what of ``power`` says how much is drawn, and not how much may be
@@ -102,8 +114,8 @@ def idle_overrides(
     reads: bool = False,
     offloads: bool = False,
     beside: Collection[Beside] = (),
-) -> dict[str, str]:
-    """Name changes of the cluster that have no effect, by their dotted keys.
+) -> list[IdleInput]:
+    """Name changes of the cluster that have no effect.
 
     Parameters
     ----------
@@ -128,12 +140,12 @@ def idle_overrides(
         (("failures",), "run" not in beside, length),
         (("price", *_DRAWN), "spending" not in beside, length),
     )
-    return {
-        name: f"{name}={value} has no effect: {reason}"
+    return [
+        IdleInput(name, f"{name}={value}", reason)
         for name, value in overrides.items()
         for keys, holds, reason in rules
         if holds and any(name == key or name.startswith(f"{key}.") for key in keys)
-    }
+    ]
 
 
 def flag_of(setting: str, value: object = None) -> str:
@@ -147,69 +159,72 @@ def flag_of(setting: str, value: object = None) -> str:
     return ("--no-" if value is False else "--") + setting.replace("_", "-")
 
 
-def idle_choices(n_nodes: int, n_gpus: int, **chosen: str) -> list[str]:
+def idle_choices(n_nodes: int, n_gpus: int, **chosen: str) -> list[IdleInput]:
     """Name choices of the network that have no effect on so few nodes or GPUs.
 
     Examples
     --------
-    >>> idle_choices(1, 8, transport="tcp", nccl_algo="ring")
+    >>> [one.sentence for one in idle_choices(1, 8, transport="tcp", nccl_algo="ring")]
     ['--transport tcp has no effect: all GPUs are on one node']
     """
     if n_gpus == 1:
-        return [f"{flag_of(name)} {value} has no effect on one GPU" for name, value in chosen.items() if value]
+        effect = "has no effect on one GPU"
+        return [IdleInput(name, f"{flag_of(name)} {value}", effect=effect) for name, value in chosen.items() if value]
     if chosen.get("transport") and n_nodes == 1:
-        return [f"--transport {chosen['transport']} has no effect: all GPUs are on one node"]
+        return [IdleInput("transport", f"--transport {chosen['transport']}", "all GPUs are on one node")]
     return []
 
 
-def _nearly_idle(plan: ParallelPlan, n_nodes: int, given: Collection[str], *, alone: bool) -> list[str]:
-    found = []
+def _nearly_idle(plan: ParallelPlan, n_nodes: int, given: Collection[str], *, alone: bool) -> Iterator[IdleInput]:
+    def nearly(subject: str, effect: str, reason: str) -> IdleInput:
+        return IdleInput(f"{subject} {effect}", subject, reason, effect)
+
     has_default_group = plan.sharding == "hsdp" and not plan.sharding_group
     if has_default_group and n_nodes == 1 and "sharding" in given and plan.dp * plan.cp > 1:
-        found.append("--sharding hsdp is the same as zero3: all GPUs are on one node")
+        yield nearly("--sharding hsdp", "is the same as zero3", "all GPUs are on one node")
     if "sharding" in given and plan.sharding != "none" and alone:
-        found.append(f"--sharding {plan.sharding} shards nothing: there is one data-parallel rank")
+        yield nearly(f"--sharding {plan.sharding}", "shards nothing", "there is one data-parallel rank")
     if "schedule" in given and plan.pp > 1 and plan.micro_batch and plan.n_micro_batches == 1:
-        found.append("--schedule makes little difference: there is one micro-batch per step")
-    return found
+        yield nearly("--schedule", "makes little difference", "there is one micro-batch per step")
 
 
-def _idle_faults(faults: Faults, topology: Topology, link_busy_s: Mapping[int, float]) -> list[str]:
-    found = [f"--slow-rank {rank}={factor:g} has no effect" for rank, factor in faults.slow_ranks if factor == 1.0]
+def _idle_faults(faults: Faults, topology: Topology, link_busy_s: Mapping[int, float]) -> Iterator[IdleInput]:
+    for rank, factor in faults.slow_ranks:
+        if factor == 1.0:
+            yield IdleInput("slow_rank", f"--slow-rank {rank}={factor:g}")
     for name, factor in faults.slow_links:
         links = Faults(slow_links=((name, factor),)).links(topology)
         if factor == 1.0:
-            found.append(f"--slow-link {name}={factor:g} has no effect")
+            yield IdleInput("slow_link", f"--slow-link {name}={factor:g}")
         elif not any(link in link_busy_s for link in links):
-            found.append(f"--slow-link {name}={factor:g} has no effect: nothing crosses it in this run")
-    return found
+            yield IdleInput("slow_link", f"--slow-link {name}={factor:g}", "nothing crosses it in this run")
 
 
-def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str]) -> dict[str, str]:
+def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str]) -> list[IdleInput]:
     """Name settings of the input pipeline that change nothing.
 
     Examples
     --------
     >>> from simulator.plan import ParallelPlan
-    >>> idle_loading(ParallelPlan(loader_workers=8), has_storage=False, given={"loader_workers"})["loader_workers"]
+    >>> idle_loading(ParallelPlan(loader_workers=8), has_storage=False, given={"loader_workers"})[0].sentence
     '--loader-workers has no effect: reading data is not modelled without storage (--set storage.node_bandwidth=...)'
     """
     if has_storage:
-        return {}
+        return []
     names = ["sample_bytes"] if plan.sample_time_s else ["sample_bytes", "loader_workers"]
     why = "reading data is not modelled without storage (--set storage.node_bandwidth=...)"
-    return {name: f"{flag_of(name)} has no effect: {why}" for name in names if name in given}
+    return [IdleInput(name, flag_of(name), why) for name in names if name in given]
 
 
-def idle_power(device: Device) -> list[str]:
+def idle_power(device: Device) -> list[IdleInput]:
     """Name a cap on power that the board never reaches."""
     if device.power_cap_w is None or device.power_cap_w < device.power_limit_w:
         return []
     leaves = f"it leaves a {device.name} {device.power_cap_w:,.0f} W, which draws {device.power_limit_w:,.0f} W at most"
-    return [f"the power cap has no effect: {leaves}"]
+    return [IdleInput("power cap", "the power cap", leaves)]
 
 
-def idle_release(plan: ParallelPlan, device: Device) -> list[str]:
+def idle_release(plan: ParallelPlan, device: Device) -> list[IdleInput]:
     """Name a CUDA release that makes no difference on a device.
 
     Examples
@@ -218,8 +233,8 @@ def idle_release(plan: ParallelPlan, device: Device) -> list[str]:
     >>> from simulator.topology.device import load_device
     >>> idle_release(ParallelPlan(cuda="12.1"), load_device("h100-sxm5-80g"))
     []
-    >>> idle_release(ParallelPlan(cuda="12.1"), load_device("a100-sxm4-80g"))
-    ['cuda=12.1 has no effect: the matrix libraries of a100-sxm4-80g are known at one speed (kernels.gemm.release_efficiency)']
+    >>> idle_release(ParallelPlan(cuda="12.1"), load_device("a100-sxm4-80g"))[0].sentence
+    'cuda=12.1 has no effect: the matrix libraries of a100-sxm4-80g are known at one speed (kernels.gemm.release_efficiency)'
     """
     from simulator.kernels.roofline import KernelConstants
 
@@ -234,4 +249,4 @@ def idle_release(plan: ParallelPlan, device: Device) -> list[str]:
         why = f"the matrix libraries of {device.name} are at full speed after {latest}"
     else:
         why = f"the matrix libraries of {device.name} are known at one speed (kernels.gemm.release_efficiency)"
-    return [f"cuda={plan.cuda} has no effect: {why}"]
+    return [IdleInput("cuda", f"cuda={plan.cuda}", why)]

@@ -129,9 +129,9 @@ def place_name(place: Place) -> str:
 def fit_cluster(rows: Sequence[Measured], topology: str) -> ClusterFit:
     """Fit the constants that the rows of one cluster determine."""
     kept, notes = _one_version(rows)
-    protocol, transport = _one_transport(kept)
+    transport_class, transport = _one_transport(kept)
     shape = next((r.shape for r in kept if r.shape.n_nodes > 1), kept[0].shape)
-    table = cluster_table(shape, protocol)
+    table = cluster_table(shape, transport_class)
     bare = [replace(row, shape=replace(row.shape, overrides="")) for row in kept]
     fit, test = hold_out(bare)
     if not fit:
@@ -144,7 +144,7 @@ def fit_cluster(rows: Sequence[Measured], topology: str) -> ClusterFit:
         if not chosen:
             continue
         if part == "between":
-            fitted["between"][protocol]["ll128_measured"] = any(map(_runs_ll128, chosen))
+            fitted["between"][transport_class]["ll128_measured"] = any(map(_runs_ll128, chosen))
         free, reasons = determined(fitted, _candidates(fitted, part, chosen), chosen)
         undetermined |= {place_name(_short(place)): why for place, why in reasons.items()}
         if free:
@@ -171,7 +171,7 @@ def fit_cluster(rows: Sequence[Measured], topology: str) -> ClusterFit:
         after=_grouped(fit, test, fitted),
         n_fitted=len(fit),
         n_held_out=len(test),
-        ll128_measured=bool(fitted["between"][protocol].get("ll128_measured", False)),
+        ll128_measured=bool(fitted["between"][transport_class].get("ll128_measured", False)),
         notes=tuple(notes),
     )  # fmt: skip
 
@@ -192,25 +192,25 @@ def _one_version(rows: Sequence[Measured]) -> tuple[list[Measured], list[str]]:
 
 
 def _one_transport(rows: Sequence[Measured]) -> tuple[str, str]:
-    across = sorted({(row.shape.protocol, row.shape.transport) for row in rows if row.shape.n_nodes > 1})
+    across = sorted({(row.shape.transport_class, row.shape.transport) for row in rows if row.shape.n_nodes > 1})
     if len(across) > 1:
         names = " and ".join(name for _, name in across)
         raise CalibrationError(f"rows over {names}", hint="fit one after the other: give --transport")
-    protocol, transport = across[0] if across else (rows[0].shape.protocol, "")
-    if protocol == "gloo":
+    transport_class, transport = across[0] if across else (rows[0].shape.transport_class, "")
+    if transport_class == "gloo":
         raise CalibrationError("these constants are NCCL's, and this cluster talks gloo")
-    return protocol, transport
+    return transport_class, transport
 
 
-def cluster_table(shape: GroupShape, protocol: str) -> dict[str, Any]:
+def cluster_table(shape: GroupShape, transport_class: str) -> dict[str, Any]:
     """Return the constants that a cluster has now, as a table of one class inside and one between nodes."""
     import json
 
     known = shipped()
     own = json.loads(shape.overrides) if shape.overrides else {}
     inside = merge(layered(known["inside"], shape.generation, shape.wiring, shape.nccl), own.get("inside", {}))
-    between = merge(layered(known["between"], protocol, shape.generation, shape.nccl), own.get("between", {}))
-    return {"inside": {shape.generation: inside}, "between": {protocol: between}}
+    between = merge(layered(known["between"], transport_class, shape.generation, shape.nccl), own.get("between", {}))
+    return {"inside": {shape.generation: inside}, "between": {transport_class: between}}
 
 
 def _short(place: Place) -> Place:

@@ -54,8 +54,10 @@ def _inside(generation: str, old: bool | None, wiring: str | None = None) -> Cal
     )
 
 
-def _between(protocol: str, test: Callable[[Measured], bool]) -> Callable[[Measured], bool]:
-    return lambda r: r.shape.n_nodes > 1 and r.shape.protocol == protocol and r.collective in RING_PASSES and test(r)
+def _between(transport_class: str, test: Callable[[Measured], bool]) -> Callable[[Measured], bool]:
+    return lambda r: (
+        r.shape.n_nodes > 1 and r.shape.transport_class == transport_class and r.collective in RING_PASSES and test(r)
+    )
 
 
 def _exchange(test: Callable[[Measured], bool]) -> Callable[[Measured], bool]:
@@ -232,12 +234,12 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
         name="slingshot messages",
         paths=_p2p_paths("slingshot")
         + tuple(("between", "slingshot", "p2p", key) for key in ("inject_factor", "handshake_us", "handshake_kib")),
-        rows=_exchange(lambda r: r.shape.protocol == "slingshot"),
+        rows=_exchange(lambda r: r.shape.transport_class == "slingshot"),
     ),
     Block(
         name="tcp messages",
         paths=_p2p_paths("tcp", "socket_gb_per_s"),
-        rows=_exchange(lambda r: r.shape.protocol == "tcp"),
+        rows=_exchange(lambda r: r.shape.transport_class == "tcp"),
     ),
 )
 

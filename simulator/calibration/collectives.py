@@ -19,9 +19,10 @@ import numpy as np
 
 from simulator.calibration.cells import Cells
 from simulator.calibration.robust import AT_BOUND, FloatArray, Residuals, minimise, standard_deviations
+from simulator.calibration.row_conditions import BenchmarkConditions, benchmark_conditions
 from simulator.calibration.tables import LINE, read_rows, rounded
 from simulator.collectives import COLLECTIVES
-from simulator.collectives.benchmark import Conditions, benchmark_time_s, conditions_of
+from simulator.collectives.benchmark import benchmark_time_s
 from simulator.collectives.constants import FALLBACK
 from simulator.collectives.nccl import LL
 from simulator.collectives.ring import LL_WIRE_SHARE
@@ -99,7 +100,7 @@ class _Case:
     protocol: str | None
     split: str
     source: str
-    how: Conditions
+    how: BenchmarkConditions
 
 
 def _case(row: Mapping[str, str]) -> _Case:
@@ -115,7 +116,9 @@ def _case(row: Mapping[str, str]) -> _Case:
         protocol=row["algorithm"].partition("/")[2] or None,
         split=row["split"],
         source=row["source"],
-        how=conditions_of(row["source"], nccl=row.get("nccl", ""), gpus_per_process=row.get("gpus_per_process", "")),
+        how=benchmark_conditions(
+            row["source"], nccl=row.get("nccl", ""), gpus_per_process=row.get("gpus_per_process", "")
+        ),
     )
 
 
@@ -356,7 +359,7 @@ def fit_all(table: Mapping[str, Any], blocks: Sequence[Block], rows: Sequence[Me
 def _concerned(blocks: Sequence[Block], left: Sequence[Measured]) -> list[Block]:
     """Return the blocks whose constants price some rows: those of their GPUs, and between nodes those of their transport."""
     classes = {("inside", row.shape.generation) for row in left}
-    classes |= {("between", row.shape.protocol) for row in left if row.shape.n_nodes > 1}
+    classes |= {("between", row.shape.transport_class) for row in left if row.shape.n_nodes > 1}
     classes |= {(part, FALLBACK[name]) for part, name in classes if name in FALLBACK}
 
     def prices(place: Sequence[str | int]) -> bool:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from simulator.calibration.cells import MOST, Cells, number_in
+from simulator.calibration.row_conditions import kernel_conditions, library_kernel
 from simulator.calibration.tables import LINE, read_rows
 from simulator.config import shipped_names
 from simulator.errors import CalibrationError, ConfigError
-from simulator.kernels.conditions import CONDITIONS, Conditions, conditions_of, library_kernel
+from simulator.kernels.conditions import CONDITIONS, Conditions
 from simulator.models.compressed import mean_keys
 from simulator.models.layer import (
     DTYPE_BYTES,
@@ -459,7 +460,7 @@ def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
 
 
 def _conditions(device: str, source: str, notes: str, kernel_pass: str) -> Conditions:
-    found = conditions_of(source, notes, kernel_pass)
+    found = kernel_conditions(source, notes, kernel_pass)
     throttled = device == "gb200" and source.startswith("ai-dynamo/") and found.name == "graph_replay"
     return CONDITIONS["graph_replay_throttled"] if throttled else found
 

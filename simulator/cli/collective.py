@@ -59,7 +59,7 @@ def collective(
     sizes = size_range(_size("--min", smallest), _size("--max", largest), factor)
     overrides = _overrides(set_) if set_ else {}
     machine = _changed(open_topology(topology, gpus, gpus_per_node=gpus_per_node, overrides=overrides), overrides)
-    write_warnings(idle_overrides(overrides, machine).values())
+    write_warnings(one.sentence for one in idle_overrides(overrides, machine))
     if name == _COPIES:
         named = {"--transport": transport, "--nccl-algo": nccl_algo, "--nccl-proto": nccl_proto, "--nccl": nccl}
         write_warnings(f"{flag} has no effect on copies" for flag, value in named.items() if value)
@@ -138,7 +138,7 @@ def _warn(name: str, machine: Topology, given: Mapping[str, str]) -> None:
     from simulator.cli.shared import write_warnings
     from simulator.collectives.tuner import is_tunable
 
-    found = idle_choices(machine.n_nodes, machine.n_gpus, **given)
+    found = [one.sentence for one in idle_choices(machine.n_nodes, machine.n_gpus, **given)]
     if not is_tunable(name):
         forced = {"--nccl-algo": given["nccl_algo"], "--nccl-proto": given["nccl_proto"]}
         found += [f"{flag} {value} has no effect: {name} is messages" for flag, value in forced.items() if value]

@@ -179,7 +179,7 @@ def _on_their_nodes(
     files, way, free = options["with_"] or (), options["placement"], options["nodes_free"]
     if len(results) > 1 or options["module"]:
         raise ConfigError("--with, --placement and --nodes-free are about one job", hint="one --gpus, and a --model")
-    from simulator.explore.neighbours import JobRequest, beside, best_placements, on_its_nodes, read_job
+    from simulator.explore.shared_cluster import JobRequest, beside, best_placements, on_its_nodes, read_job
 
     job = JobRequest(scenario=replace(results[0].scenario, faults=faults), placement=way or "slurm")
     others = [read_job(path, settings) for path in files]

@@ -6,7 +6,6 @@ hops; and when one process drives all GPUs of a node, the host's launches bound 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,39 +29,6 @@ DTYPE_BYTES = {
     "float": 4, "int64": 8, "uint64": 8, "double": 8,
 }  # fmt: skip
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
-
-_VERSION = re.compile(r"nccl[/_ -]?v?(\d+)[._](\d+)", re.IGNORECASE)
-#: sources whose benchmarks drive so many GPUs from one process
-_PER_PROCESS = {
-    "microsoft/superbenchmark": 8,
-    "public GitHub file id 33201577724": 8,
-    "https://github.com/ROCm/rccl/issues/1562": 8,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    """How a benchmark was run."""
-
-    nccl: str | None = None  #: Version; None where it is not known, and that of the cluster file holds.
-    gpus_per_process: int = 1  #: ``-g`` (times ``-t``): GPUs that one process drives.
-
-
-def conditions_of(source: str, *, nccl: str = "", gpus_per_process: str = "") -> Conditions:
-    """Tell how the benchmark behind a row was run: from the row's own cells, else from its source.
-
-    Examples
-    --------
-    >>> conditions_of("results/nccl_2_18/n2.g4/all_reduce.dat")
-    Conditions(nccl='2.18', gpus_per_process=1)
-    >>> conditions_of("microsoft/superbenchmark@700d6501f1:tests/data/nccl_allreduce.log").gpus_per_process
-    8
-    """
-    version = _VERSION.search(source)
-    return Conditions(
-        nccl=nccl or (f"{version[1]}.{version[2]}" if version else None),
-        gpus_per_process=int(gpus_per_process or next((n for s, n in _PER_PROCESS.items() if source.startswith(s)), 1)),
-    )
 
 
 def launch_floor_s(label: str, gpus_per_process: int, inside: Inside) -> float:

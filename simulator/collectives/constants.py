@@ -327,9 +327,9 @@ def constants_for(
     overrides : mapping, optional
         ``{"inside": ..., "between": ...}`` of a cluster, laid over everything.
     """
-    generation, wiring, protocol = classes
+    generation, wiring, transport_class = classes
     inside = layered(table["inside"], generation, wiring, nccl)
-    between = layered(table["between"], protocol, generation, nccl)
+    between = layered(table["between"], transport_class, generation, nccl)
     if overrides:
         inside = merge(inside, overrides.get("inside", {}))
         between = merge(between, overrides.get("between", {}))

@@ -102,7 +102,7 @@ def _terms(case: Case, *, sent: tuple[float, float], n_peers: tuple[int, int], m
     posting_s = max(0, n_peers[0] - 1) * inside.peer_s
     if n_peers[1]:
         posting_s += n_peers[1] * _peer_s(between, message_share * n_bytes)
-        by_threads = case.shape.protocol in SOCKETS
+        by_threads = case.shape.transport_class in SOCKETS
         efficiency = between.efficiency[1] * (between.crowd if n_peers[1] > 1 else 1.0)
         return Terms(
             latency_s=between.base_s[1] + (posting_s if by_threads else 0.0),

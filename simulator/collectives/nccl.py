@@ -155,7 +155,7 @@ def net_devices(shape: GroupShape) -> int:
     ----------
     aws/aws-ofi-nccl@2daf7d303a, ``src/nccl_ofi_topo.cpp``: NICs are grouped by the GPU that they are nearest to.
     """
-    grouped = shape.protocol == "efa" and shape.generation in ("hopper", "blackwell")
+    grouped = shape.transport_class == "efa" and shape.generation in ("hopper", "blackwell")
     return max(1, min(shape.n_nics, shape.ranks_per_node) if grouped else shape.n_nics)
 
 
@@ -182,9 +182,9 @@ def has_protocol(protocol: str, shape: GroupShape) -> bool:
     aws/aws-ofi-nccl, issue 76 and pull requests 280 and 850: its plugin sets ``NCCL_PROTO=simple`` on EFA before P5. So does Google's
     environment for GPUDirect-TCPXO (``a3plus_guest_config``).
     """
-    if protocol != "simple" and shape.protocol == "tcpxo":
+    if protocol != "simple" and shape.transport_class == "tcpxo":
         return False
-    if protocol != "simple" and shape.protocol == "efa" and shape.generation in ("volta", "ampere"):
+    if protocol != "simple" and shape.transport_class == "efa" and shape.generation in ("volta", "ampere"):
         return is_legacy(shape)
     return protocol != "ll128" or _has_ll128(shape)
 
@@ -213,7 +213,7 @@ def plugin_latency_us(shape: GroupShape) -> float:
     aws/aws-ofi-nccl, ``src/platform-aws.cpp``: 75 us on the p3dn and p4d classes, 35 us on p5en and p6. It has 75 us on p5, too, by
     which two nodes would run a ring under LL128 at 32 MiB; measured there (split=fit) is the NVLS tree that 35 us choose.
     """
-    if shape.protocol != "efa":
+    if shape.transport_class != "efa":
         return 0.0
     return 35.0 if shape.generation in ("hopper", "blackwell") else 75.0
 

@@ -161,7 +161,7 @@ class NvlsTree(Nvls):
 
     def is_enabled(self, collective: str, shape: GroupShape) -> bool:
         """It needs several nodes besides; Google's environment for GPUDirect-TCPXO has ``NCCL_ALGO=Ring,Tree``."""
-        return shape.multicast and shape.n_nodes > 1 and shape.full_node and shape.protocol != "tcpxo"
+        return shape.multicast and shape.n_nodes > 1 and shape.full_node and shape.transport_class != "tcpxo"
 
     def latency_of(self, question: Question) -> float:
         """Microseconds: through the switch, and up and down the tree."""

@@ -47,8 +47,9 @@ class GroupShape:
     nics_on_cpu: bool = False
     cpu_vendor: str = "other"  #: NCCL's constants depend on it.
     transport: str = ""  #: Name of the transport in the cluster file.
-    #: Its class: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcpxo``, ``tcp``, ``ipoib``, ``gloo``.
-    protocol: str = "rdma"
+    #: Its class, ``protocol`` in the file:
+    #: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcpxo``, ``tcp``, ``ipoib``, ``gloo``.
+    transport_class: str = "rdma"
     tuner: str = ""  #: Machine whose table of aws-ofi-nccl chooses algorithm and protocol; empty where NCCL does.
     sockets: int = 1  #: CPU sockets over which its GPUs of one node talk by PCIe; 1 with NVLink.
     collnet: bool = False  #: Whether the switches between nodes reduce (SHARP with its plug-in).
@@ -60,7 +61,7 @@ class GroupShape:
     @property
     def library(self) -> str:
         """What runs its collectives: ``gloo`` over its own sockets, else ``nccl``."""
-        return "gloo" if self.protocol == "gloo" else "nccl"
+        return "gloo" if self.transport_class == "gloo" else "nccl"
 
 
 def shape_of(
@@ -75,14 +76,14 @@ def shape_of(
     first_node = min(number for number, count in per_node.items() if count == local)
     members = [rank for rank in group if rank // topology.gpus_per_node == first_node]
     node = topology.node
-    name, protocol, nic_rate, n_nics = "", "rdma", 0.0, 0
+    name, transport_class, nic_rate, n_nics = "", "rdma", 0.0, 0
     if len(per_node) > 1 or any(spec.protocol == "gloo" for spec in topology.transports.values()):
         if node.nics is None:
             raise UnroutableError(
                 f"{topology.name}: a group of {len(group)} ranks spans {len(per_node)} nodes without NICs",
                 hint="give node.nics and a fabric, or use groups within one node",
             )
-        name, protocol, nic_rate = _transport(topology, transport)
+        name, transport_class, nic_rate = _transport(topology, transport)
         n_nics = len({nic for rank in members for nic in topology.nics_of(rank)})
     places = [rank % topology.gpus_per_node for rank in members]
     wiring, nvlink = _inside(node, places)
@@ -105,7 +106,7 @@ def shape_of(
         nics_on_cpu=len(per_node) > 1 and node.pcie.nics_on_cpu,
         cpu_vendor=node.cpu.vendor,
         transport=name,
-        protocol=protocol,
+        transport_class=transport_class,
         tuner=getattr(topology.transports.get(name), "tuner", None) or "",
         sockets=len({socket_of(node, gpu) for gpu in places}) if wiring == "pcie" else 1,
         collnet=bool(section.get("collnet", False)),

@@ -190,8 +190,8 @@ def constants_of(shape: GroupShape) -> tuple[Inside, Between]:
 
 
 def table_constants(shape: GroupShape, table: Mapping[str, Any]) -> tuple[Inside, Between]:
-    """Constants for a communicator from a given table: those of the protocol, and the latency of its routes."""
+    """Constants for a communicator from a given table: those of its classes, and the latency of its routes."""
     overrides = json.loads(shape.overrides) if shape.overrides else None
-    classes = (shape.generation, shape.wiring, shape.protocol)
+    classes = (shape.generation, shape.wiring, shape.transport_class)
     inside, between = constants_for(table, classes, shape.nccl, overrides)
     return inside.over(shape.inside_latency_s), between.over(shape.between_latency_s, shape.nic_bytes_per_s)

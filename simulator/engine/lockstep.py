@@ -258,7 +258,7 @@ class Pass:
         self._change_rate(1.0, at_ps)
         self._met_ps.append(at_ps)
 
-    def put_off(self, by_ps: int) -> None:
+    def postpone(self, by_ps: int) -> None:
         """Let it be at a later time what it is now."""
         self.begin_ps += by_ps
         if self.change_ps is not None:

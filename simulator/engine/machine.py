@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-from simulator.engine.circles import Circle, OutsideError, put_off
 from simulator.engine.clock import Clock
+from simulator.engine.components import OutsideError, RankComponent, postpone
 from simulator.engine.durations import FAR_AHEAD_PS, Durations, Part, TouchedError
 from simulator.engine.interference import change_rate, slow_collectives
 from simulator.engine.lockstep import Pass, Turns
@@ -34,7 +34,7 @@ class Machine:
     ----------
     network : NetworkModel
         Idle.
-    circles : sequence of Circle
+    components : sequence of RankComponent
         Ranks that meet no others in their stretches; where there are several, each goes on behind the periods that are left
         out as soon as its steady state is known. By default all ranks are one.
     host_start_ps : int
@@ -52,7 +52,7 @@ class Machine:
         durations: Durations,
         network: NetworkModel,
         *,
-        circles: Sequence[Circle] = (),
+        components: Sequence[RankComponent] = (),
         host_start_ps: int = 0,
         clock: Clock | None = None,
         turns: Turns | None = None,
@@ -62,14 +62,16 @@ class Machine:
         self.durations = durations
         self.network = network
         self.clock = clock or Clock()
-        self.circles = circles or (Circle(tuple(range(len(program.ranks))), frozenset()),)
-        self.circle_of = {number: index for index, circle in enumerate(self.circles) for number in circle.numbers}
+        self.components = components or (RankComponent(tuple(range(len(program.ranks))), frozenset()),)
+        self.component_of = {
+            number: index for index, component in enumerate(self.components) for number in component.numbers
+        }
         grow = [
-            program.n_omitted > 0 and all(stops_host(program.ranks[number]) for number in circle.numbers)
-            for circle in self.circles
+            program.n_omitted > 0 and all(stops_host(program.ranks[number]) for number in component.numbers)
+            for component in self.components
         ]
         self.ranks = [
-            RankState(number, rank, durations.kind(rank.rank), host_start_ps, grows=grow[self.circle_of[number]])
+            RankState(number, rank, durations.kind(rank.rank), host_start_ps, grows=grow[self.component_of[number]])
             for number, rank in enumerate(program.ranks)
         ]
         self.spans: list[Span] = []
@@ -77,22 +79,24 @@ class Machine:
         self._n_own = Counter(task.key for rank in program.ranks for task in rank.tasks if task.key is not None)
         self.n_participants: dict[Hashable, int] = dict(self._n_own)
         self._n_micro_batches = program.period_micro_batches
-        self._across = frozenset(_keys_across(program, self.circle_of)) if any(grow) and len(grow) > 1 else frozenset()
+        self._across = (
+            frozenset(_keys_across(program, self.component_of)) if any(grow) and len(grow) > 1 else frozenset()
+        )
         self.beginning: dict[int, tuple[Communication, int]] = {}
         self.in_flight: dict[int, Communication] = {}
         self.alarm: tuple[int, int] | None = None
         self.beside: list[Span] = []  # what goes on at its own pace until the end, on a clock that never stands still
         self.latest_ps = 0
         self.touched: set[int] | None = None
-        self.joint: dict[int, list[tuple[int, frozenset[int]]]] = {}  # by circle
+        self.joint: dict[int, list[tuple[int, frozenset[int]]]] = {}  # by component
         self.trailing: set[tuple[int, int]] = set()
         self.watches = [
-            Watch(program, [self.ranks[number] for number in circle.numbers], grows=grows)
-            for circle, grows in (zip(self.circles, grow, strict=True) if program.n_omitted else ())
+            Watch(program, [self.ranks[number] for number in component.numbers], grows=grows)
+            for component, grows in (zip(self.components, grow, strict=True) if program.n_omitted else ())
         ]
-        #: Until when the links of a circle are in use although no event of it is simulated.
+        #: Until when the links of a component are in use although no event of it is simulated.
         self.passing: list[tuple[int, int]] = []
-        #: Per rank, how many spans stood there when it was put off, and by how much.
+        #: Per rank, how many spans stood there when it was postponed, and by how much.
         self.moved: dict[int, tuple[int, int]] = {}
         self._own: ByIdentity[Collective | Transfer, int] = ByIdentity()
 
@@ -140,7 +144,7 @@ class Machine:
         """Write down what stands behind the last task: periods until the steady state is known, then what ends the program."""
         if rank.rest is None:
             return False
-        if self.watches[self.circle_of[rank.number]].goes_on(rank):
+        if self.watches[self.component_of[rank.number]].goes_on(rank):
             written = rank.write_period(self._n_micro_batches)
         else:
             written = rank.write_rest(self._n_micro_batches, self._across)
@@ -295,14 +299,14 @@ class Machine:
                 raise TouchedError
             self._schedule_end(rank, stream, running)
         end_ps = max(running.end_ps for _, _, running in states if running)
-        circle = self.circle_of[states[0][0].number]
-        still = [one for one in self.joint.get(circle, ()) if one[0] > self.clock.now_ps]
+        component = self.component_of[states[0][0].number]
+        still = [one for one in self.joint.get(component, ()) if one[0] > self.clock.now_ps]
         if any(self.durations.touches(used, found.links) for _, used in still):
             raise TouchedError
-        self.joint[circle] = [*still, (end_ps, found.links)]
+        self.joint[component] = [*still, (end_ps, found.links)]
         for communication in self.in_flight.values():
             links = self.costs.flow(communication.op).links
-            is_near = self._own_circle(links, communication) in (circle, -1)
+            is_near = self._own_component(links, communication) in (component, -1)
             if is_near and end_ps > self.clock.now_ps and self.durations.touches(found.links, links):
                 raise TouchedError
 
@@ -355,23 +359,23 @@ class Machine:
             self._schedule_end(rank, stream, running)
 
     def _check_links(self, links: tuple[int, ...], communication: Communication) -> None:
-        own, now_ps = self._own_circle(links, communication), self.clock.now_ps
+        own, now_ps = self._own_component(links, communication), self.clock.now_ps
         for passes in self.joint.values() if own < 0 else (self.joint.get(own, ()),):
             if any(until_ps > now_ps and self.durations.touches(used, links) for until_ps, used in passes):
                 raise TouchedError
 
-    def _own_circle(self, links: tuple[int, ...], communication: Communication) -> int:
-        """Return the circle which alone loads the links of a communication, -1 if that is not known."""
+    def _own_component(self, links: tuple[int, ...], communication: Communication) -> int:
+        """Return the component which alone loads the links of a communication, -1 if that is not known."""
 
-        def own_circle(_: Collective | Transfer) -> int:
-            found = {self.circle_of[rank.number] for rank, _ in communication.participants}
+        def own_component(_: Collective | Transfer) -> int:
+            found = {self.component_of[rank.number] for rank, _ in communication.participants}
             own = found.pop() if len(found) == 1 else -1
-            if len(self.circles) > 1 and own >= 0:
+            if len(self.components) > 1 and own >= 0:
                 assert isinstance(self.network, SeparableNetwork)
-                own = own if self.network.contended(links) <= self.circles[own].links else -1
+                own = own if self.network.contended(links) <= self.components[own].links else -1
             return own
 
-        return self._own.of(communication.op, own_circle)
+        return self._own.of(communication.op, own_component)
 
     def _schedule_end(self, rank: RankState, stream: Stream, running: Running) -> None:
         left_ps = running.left_ps if running.rate == 1.0 else round(running.left_ps / running.rate)
@@ -457,7 +461,7 @@ class Machine:
             self.touched.update(flow.links)
         if self.joint:
             self._check_links(flow.links, communication)
-        if self.passing and self._own_circle(flow.links, communication) < 0:
+        if self.passing and self._own_component(flow.links, communication) < 0:
             self._check_passing(flow.links, participants, self.passing)
         handle = self.network.start(flow, now_ps)
         self.in_flight[handle] = communication
@@ -556,10 +560,10 @@ class Machine:
         self.set_alarm()
 
     def _beat(self, rank: RankState) -> bool:
-        """Look at a rank's circle; return whether it has been put off."""
-        now_ps, network, circle = self.clock.now_ps, self.network, self.circle_of[rank.number]
-        watch = self.watches[circle]
-        if len(self.circles) == 1:
+        """Look at a rank's component; return whether it has been postponed."""
+        now_ps, network, component = self.clock.now_ps, self.network, self.component_of[rank.number]
+        watch = self.watches[component]
+        if len(self.components) == 1:
             state = network.state(now_ps) if isinstance(network, StatefulNetwork) else None
             flying = self.in_flight.values()
             watch.look(
@@ -567,24 +571,24 @@ class Machine:
             )  # fmt: skip
             return False
         assert isinstance(network, SeparableNetwork)
-        own = {handle: one for handle, one in self.in_flight.items() if self._concerns(circle, one.participants)}
+        own = {handle: one for handle, one in self.in_flight.items() if self._concerns(component, one.participants)}
         due_ps = network.due_ps(own)
         ticket = self.alarm[1] if self.alarm is not None and self.alarm[0] == due_ps else FAR_AHEAD_PS
-        waiting = [one for one in self.arrived.values() if self._concerns(circle, one[0])]
-        beginning = [one for one in self.beginning.values() if self._concerns(circle, one[0].participants)]
+        waiting = [one for one in self.arrived.values() if self._concerns(component, one[0])]
+        beginning = [one for one in self.beginning.values() if self._concerns(component, one[0].participants)]
         alarm = None if due_ps is None else (due_ps, ticket)
         watch.look(View(now_ps, network.state(now_ps, own), waiting, beginning, own.values(), alarm))
         if watch.found is None:
             return False
         start_ps, end_ps, n_periods = watch.found
-        self._put_off(circle, watch.n_omitted // n_periods * (end_ps - start_ps))
+        self._postpone(component, watch.n_omitted // n_periods * (end_ps - start_ps))
         return True
 
-    def _concerns(self, circle: int, participants: Participants) -> bool:
-        return circle in [self.circle_of[rank.number] for rank, _ in participants]
+    def _concerns(self, component: int, participants: Participants) -> bool:
+        return component in [self.component_of[rank.number] for rank, _ in participants]
 
-    def _put_off(self, circle: int, by_ps: int) -> None:
-        """Move what a circle is about to do behind the periods that are left out, everything in the order that it has.
+    def _postpone(self, component: int, by_ps: int) -> None:
+        """Move what a component is about to do behind the periods that are left out, everything in the order that it has.
 
         Raises
         ------
@@ -595,12 +599,12 @@ class Machine:
         now_ps = self.clock.now_ps
         calls: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
         passes: set[Pass] = set()
-        for number in self.circles[circle].numbers:
+        for number in self.components[component].numbers:
             rank = self.ranks[number]
             self.moved[number] = (len(self.spans), by_ps)
             if rank.running is not None and rank.running.turns is not None:
                 passes.add(rank.running.turns)
-            ending = {id(running) for running in put_off(rank, by_ps)}
+            ending = {id(running) for running in postpone(rank, by_ps)}
             for stream in rank.streams.values():
                 running = stream.running
                 if running is not None and id(running) in ending:
@@ -610,33 +614,33 @@ class Machine:
             if rank.collectives:
                 self._look_again_when_computing(rank)
         for turns in passes:
-            turns.put_off(by_ps)
+            turns.postpone(by_ps)
         for communication, ticket in list(self.beginning.values()):
-            if self._concerns(circle, communication.participants):
+            if self._concerns(component, communication.participants):
                 del self.beginning[id(communication)]
                 later = communication._replace(start_ps=communication.start_ps + by_ps)
                 calls.append((later.start_ps, ticket, self._begin_later, (later,)))
         for _, _, action, arguments in sorted(calls, key=lambda call: call[:2]):
             action(*arguments)
         for key, (participants, at_ps) in self.arrived.items():
-            if self._concerns(circle, participants):
+            if self._concerns(component, participants):
                 self.arrived[key] = (participants, at_ps + by_ps)
-        own = {handle: one for handle, one in self.in_flight.items() if self._concerns(circle, one.participants)}
+        own = {handle: one for handle, one in self.in_flight.items() if self._concerns(component, one.participants)}
         for handle, one in own.items():
             later = self.in_flight[handle] = one._replace(start_ps=one.start_ps + by_ps)
             inside = self._pass_of(later)
             if inside is not None and inside.change_ps is not None:
                 self.clock.call_at(inside.change_ps, self._look_beside, inside, handle, later)
-        self.network.put_off(own, by_ps)
-        self.joint[circle] = [(until_ps + by_ps, used) for until_ps, used in self.joint.get(circle, ())]
-        self.passing.append((now_ps + by_ps, circle))
+        self.network.postpone(own, by_ps)
+        self.joint[component] = [(until_ps + by_ps, used) for until_ps, used in self.joint.get(component, ())]
+        self.passing.append((now_ps + by_ps, component))
         for handle, one in self.in_flight.items():
             if handle not in own:
                 self._check_passing(self.costs.flow(one.op).links, one.participants, self.passing[-1:])
         self.set_alarm()
 
     def recorded(self) -> tuple[Span, ...]:
-        """Return all spans, those of a rank that was put off on a clock that stood still in the meantime; the run is over then."""
+        """Return all spans, those of a rank that was postponed on a clock that stood still in the meantime; the run is over then."""
         if not self.moved:
             return tuple(self.spans)
         by_rank = {self.ranks[number].program.rank: moved for number, moved in self.moved.items()}
@@ -657,31 +661,31 @@ class Machine:
             Micro-batches of one period of the program.
         """
         own: dict[int, Cycle] = {}
-        for circle, watch in zip(self.circles, self.watches, strict=bool(self.watches)):
+        for component, watch in zip(self.components, self.watches, strict=bool(self.watches)):
             if watch.found is not None:
                 start_ps, end_ps, n_periods = watch.found
                 cycle = Cycle(start_ps, end_ps, watch.n_omitted // n_periods, n_periods * period_micro_batches)
-                if len(self.circles) == 1:
+                if len(self.components) == 1:
                     return cycle, {}
-                own |= {self.ranks[number].program.rank: cycle for number in circle.numbers}
+                own |= {self.ranks[number].program.rank: cycle for number in component.numbers}
         return None, own
 
     def _check_passing(
         self, links: tuple[int, ...], participants: Participants, passing: Sequence[tuple[int, int]]
     ) -> None:
         now_ps, touches = self.clock.now_ps, self.durations.touches
-        for until_ps, circle in passing:
-            is_outside = until_ps > now_ps and not self._concerns(circle, participants)
-            if is_outside and touches(self.circles[circle].links, links):
+        for until_ps, component in passing:
+            is_outside = until_ps > now_ps and not self._concerns(component, participants)
+            if is_outside and touches(self.components[component].links, links):
                 raise OutsideError
 
 
-def _keys_across(program: Program, circle_of: Mapping[int, int]) -> Iterator[Hashable]:
-    """Yield the keys behind the stretches under which ranks of several circles meet."""
+def _keys_across(program: Program, component_of: Mapping[int, int]) -> Iterator[Hashable]:
+    """Yield the keys behind the stretches under which ranks of several components meet."""
     first: dict[Hashable, int] = {}
     for number, rank in enumerate(program.ranks):
         for key in {task.key for task in rank.tasks[stretch_of(rank).end :] if task.key is not None}:
-            if first.setdefault(key, circle_of[number]) != circle_of[number]:
+            if first.setdefault(key, component_of[number]) != component_of[number]:
                 yield key
 
 

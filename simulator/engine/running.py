@@ -7,14 +7,13 @@ from dataclasses import replace
 from math import inf, lcm
 from typing import TypeVar
 
-from simulator.engine.circles import Circle, OutsideError, circles_of
+from simulator.engine.components import OutsideError, RankComponent, components_of
 from simulator.engine.costs import Costs
 from simulator.engine.durations import BlockResult, Durations, JointResult, Part, TouchedError
 from simulator.engine.lockstep import Turns
 from simulator.engine.machine import Machine
 from simulator.engine.state import RankState
-from simulator.network.base import Flow, NetworkModel, SeparableNetwork
-from simulator.network.flow import FlowNetwork
+from simulator.network.base import EndlessNetwork, Flow, NetworkModel, SeparableNetwork
 from simulator.program.allowance import Allowance
 from simulator.program.program import COMPUTE, Block, Program, RankProgram
 from simulator.program.startable import check
@@ -134,15 +133,15 @@ def run(
         If more tasks would have to be run than the allowance has.
     """
     durations = durations_of(costs, new_network, detail=detail, allowance=allowance)
-    circles: Sequence[Circle] = ()
+    components: Sequence[RankComponent] = ()
     if program.n_omitted and isinstance(network := new_network(), SeparableNetwork):
-        circles = circles_of(program, costs, network)
+        components = components_of(program, costs, network)
     turns = (lambda: Turns(costs, new_network)) if among_others else (lambda: None)
-    return _until_known(program, durations, new_network, circles, turns, allowance or Allowance())[0]
+    return _until_known(program, durations, new_network, components, turns, allowance or Allowance())[0]
 
 
 def run_beside(
-    program: Program, costs: Costs, new_network: Callable[[], FlowNetwork], flow: Flow
+    program: Program, costs: Costs, new_network: Callable[[], NetworkModel], flow: Flow
 ) -> tuple[Timeline, float]:
     """Run a program beside a flow that never ends, and return what happened when and the mean rate of the flow.
 
@@ -157,13 +156,14 @@ def run_beside(
     """
     endless = replace(flow, latency_s=0.0, n_bytes=inf)
 
-    def occupied() -> FlowNetwork:
+    def occupied() -> NetworkModel:
         network = new_network()
         network.start(endless, 0)
         return network
 
     durations = durations_of(costs, new_network, shared=frozenset(flow.links))
     timeline, network = _until_known(program, durations, occupied, (), lambda: None, Allowance())
+    assert isinstance(network, EndlessNetwork)
     (rates,) = network.endless.values()
     moved = _moved_bytes(rates, 0, timeline.simulated_ps)
     if timeline.cycle is not None:
@@ -185,7 +185,7 @@ def _until_known(
     program: Program,
     durations: Durations,
     new_network: Callable[[], Network],
-    circles: Sequence[Circle],
+    components: Sequence[RankComponent],
     new_turns: Callable[[], Turns | None],
     allowance: Allowance,
 ) -> tuple[Timeline, Network]:
@@ -193,11 +193,11 @@ def _until_known(
     while True:
         allowance.check(program.n_tasks)
         network = new_network()
-        machine = Machine(program, durations, network, circles=circles, turns=new_turns())
+        machine = Machine(program, durations, network, components=components, turns=new_turns())
         try:
             machine.execute()
         except OutsideError:
-            circles = ()
+            components = ()
             continue
         finally:
             allowance.spend(sum(rank.n_issued for rank in machine.ranks))

@@ -147,7 +147,7 @@ class RankState:
     needed_ps : int
         The same until the host has waited for the device.
     generation : int
-        How often it was put off; calls from before are void.
+        How often it was postponed; calls from before are void.
     release_ticket : int
         Number of the call that lets its host go on behind a block, 0 for none.
     tightest_ps : int

@@ -7,8 +7,8 @@ from typing import NotRequired, TypedDict
 from simulator.analysis.explain import Explanation
 from simulator.answer import Answer
 from simulator.explore.local_steps import LocalSteps
-from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.explore.network_trouble import Trouble
+from simulator.explore.shared_cluster import ContendingJobs, PlacementRow
 from simulator.explore.training_run import TrainingRun
 
 
@@ -35,7 +35,7 @@ class Extras(TypedDict, total=False):
     explanation: Explanation  #: With ``--explain``; of the last of several answers.
     #: Where the plan does not fit: changes that need less, those that suffice first, the fastest of them first.
     ways_out: list[WayOut]
-    neighbours: Neighbours  #: Jobs beside this one, with ``--with`` or ``--placement``.
+    neighbours: ContendingJobs  #: Jobs beside this one, with ``--with`` or ``--placement``.
     placements: list[PlacementRow]  #: Ways to place the job, the fastest first, with ``--nodes-free``.
     local_steps: LocalSteps  #: Training site by site, with ``--local-steps``.
     #: What is wrong with the network and what it costs, with ``--network-trouble`` or ``--flapping``.

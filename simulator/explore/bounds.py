@@ -45,6 +45,7 @@ from simulator.parallel.classes import fills_nodes
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.lower import data_parallel, split_layers
 from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.rank_model import boundary_bytes, model_for
 from simulator.parallel.repetition import count_in_rows
 from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import accumulation_traffic, optimizer_run, owned_matrices, split_parameters
@@ -64,7 +65,7 @@ from simulator.schedules import (
     placement_of,
     sends_block,
 )
-from simulator.simulation import boundary_bytes, lower_scenario, model_for
+from simulator.simulation import lower_scenario
 from simulator.topology import Topology
 
 Chunks = tuple[tuple[tuple[Layer, ...], ...], ...]

@@ -14,16 +14,16 @@ from simulator.simulation import simulate
 
 if TYPE_CHECKING:  # what is asked for less often is loaded where it is
     from simulator.explore.answer_form import Document, Extras, Scaling
-    from simulator.explore.neighbours import NeighbourJob, Neighbours
+    from simulator.explore.shared_cluster import ContendingJob, ContendingJobs
     from simulator.explore.training_run import RunRequest
 
 
-def to_json(result: Result, request: RunRequest | None = None, neighbours: Neighbours | None = None) -> Document:
+def to_json(result: Result, request: RunRequest | None = None, contending: ContendingJobs | None = None) -> Document:
     """Return the documented answer as plain data, with ``whole_run`` where a run is asked about.
 
     Parameters
     ----------
-    neighbours : Neighbours, optional
+    contending : ContendingJobs, optional
         Jobs beside which the run goes through its steps, and writes its checkpoints.
 
     Raises
@@ -37,8 +37,8 @@ def to_json(result: Result, request: RunRequest | None = None, neighbours: Neigh
         from simulator.explore.goodput import checkpoint_of
         from simulator.explore.training_run import whole_run, written_beside
 
-        step = _beside(result.answer, neighbours["jobs"][0]) if neighbours else result.answer
-        others = neighbours["jobs"][1:] if neighbours else ()
+        step = _beside(result.answer, contending["jobs"][0]) if contending else result.answer
+        others = contending["jobs"][1:] if contending else ()
         plan, topology, spec = result.plan, result.topology, result.spec
         stored = checkpoint_of(plan, topology, spec.n_parameters, spec.n_matrix_parameters)
         policy = policy_of(request.policy, result, written_beside(stored, others, request, topology))
@@ -46,7 +46,7 @@ def to_json(result: Result, request: RunRequest | None = None, neighbours: Neigh
     return answer
 
 
-def _beside(answer: Answer, job: NeighbourJob) -> Answer:
+def _beside(answer: Answer, job: ContendingJob) -> Answer:
     """Return the answer about a step that others slow down, for whom its GPUs wait."""
     confidence, slowdown = answer["confidence"], job["slowdown"]
     waits_s = answer["breakdown"]["exposed_communication_s"] + (slowdown - 1.0) * answer["iteration_time_s"]

@@ -49,7 +49,7 @@ class Durations:
     def __init__(self, costs: ModelCosts, rank: int = 0) -> None:
         self.costs = costs
         self.rank = rank
-        self.contends: bool = getattr(NETWORKS[costs.scenario.network], "contends", True)
+        self.contends = NETWORKS[costs.scenario.network].contends
         #: tells which flows stand for unequal groups, of which those that are done first make room
         self.evenness = Evenness(costs.topology, contends=self.contends)
         self._known: ByIdentity[object, tuple[float, float]] = ByIdentity()

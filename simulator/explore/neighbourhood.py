@@ -19,12 +19,12 @@ from simulator.models.styles import STYLES
 from simulator.models.transformer import capturable
 from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import idle_settings
+from simulator.parallel.rank_model import n_predictions
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.rules import capture_doubt, sharding_refusal
 from simulator.plan.stage_layout import shortened_ends
 from simulator.plan.vocabularies import RECOMPUTES
 from simulator.schedules import SCHEDULES, find_schedule, plain_name
-from simulator.simulation import n_predictions
 from simulator.topology import Topology
 
 #: settings of whose words or switches every other one is a neighbour where it means anything

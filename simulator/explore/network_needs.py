@@ -23,12 +23,12 @@ from simulator.explore.trials import Trials
 from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
-from simulator.parallel.loading import batch_bytes, readers_of, worker_s
+from simulator.parallel.loading import batch_bytes, readers_of, sample_bytes_of, worker_s
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel
 from simulator.program.program import COMPUTE, Program, RankProgram, Task
 from simulator.scenario import Scenario
-from simulator.simulation import resolve, sample_bytes_of, simulate_on, topology_of
+from simulator.simulation import resolve, simulate_on, topology_of
 from simulator.topology import Topology, load_topology
 from simulator.topology.storage import node_rate_bytes_per_s, total_rate_bytes_per_s
 from simulator.units import format_time

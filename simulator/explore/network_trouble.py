@@ -165,12 +165,12 @@ def _flapping(result: Result, one: Flapping, reroute_s: float) -> Trouble:
         faults = replace(result.scenario.faults, slow_links=(*result.scenario.faults.slow_links, *fewer.slow_links))
         around_s = _step_s(replace(result, scenario=replace(result.scenario, faults=faults)), fewer.apply(topology))
     _, transport = _transport(result)
-    protocol = "rdma" if transport is None else transport.protocol
-    given_up_s = TCP_GIVEN_UP_S if protocol in _OVER_TCP else GIVEN_UP_S
+    transport_class = "rdma" if transport is None else transport.protocol
+    given_up_s = TCP_GIVEN_UP_S if transport_class in _OVER_TCP else GIVEN_UP_S
     is_survived = one.down_s <= given_up_s
     is_around = around_s is not None and min(reroute_s, one.down_s) <= given_up_s
-    if not is_survived and protocol not in _SOURCED:
-        trouble += f" ({protocol} is assumed to give up as RDMA does)"
+    if not is_survived and transport_class not in _SOURCED:
+        trouble += f" ({transport_class} is assumed to give up as RDMA does)"
     return Trouble(
         trouble=trouble, without_s=step_s,
         with_s=mean_step_s(step_s, None, one, reroute_s) if is_survived else None,

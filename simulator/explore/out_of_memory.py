@@ -82,7 +82,7 @@ class _Trying:
     def __init__(self, trials: Trials, say: Callable[[str], None]) -> None:
         self._trials = trials
         self._say = say
-        work_per_task: int = getattr(NETWORKS[trials.result.scenario.network], "work_per_task", 1)
+        work_per_task = NETWORKS[trials.result.scenario.network].work_per_task
         self._large, self._most = LARGE / work_per_task, MOST_TASKS / work_per_task
         self._n_left = self._most
 

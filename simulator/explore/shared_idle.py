@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from simulator.analysis.idle_inputs import Beside, idle_by_name
+from simulator.analysis.idle_inputs import Beside, IdleInput, idle_by_name
 from simulator.errors import SimulatorError
 from simulator.explore.named_settings import SCENARIO_SETTINGS, given_in
 from simulator.explore.training_run import RunRequest
@@ -35,8 +35,8 @@ class SharedIdle:
         except SimulatorError:  # of a file among the settings: each scenario says so
             self._given = set()
         self._axes, self._beside = tuple(axes), beside
-        self._found: dict[str, str] | None = None
-        self._idle_axes: dict[str, str] = {}
+        self._found: dict[str, IdleInput] | None = None
+        self._idle_axes: dict[str, IdleInput] = {}
         self._used_axes: set[str] = set()
 
     def meet(self, scenario: Scenario) -> None:
@@ -49,20 +49,19 @@ class SharedIdle:
             beside=self._beside,
         )  # fmt: skip
         for name in open_axes:
-            _, is_idle, reason = here.get(name, "").partition(" has no effect")
-            if is_idle:
-                self._idle_axes.setdefault(name, f"the axis {name} has no effect{reason}")
+            if name in here:
+                self._idle_axes.setdefault(name, here[name]._replace(subject=f"the axis {name}"))
             elif not _is_default(name, scenario):
                 self._used_axes.add(name)
-        shared = {name: text for name, text in here.items() if name not in self._axes}
+        shared = {name: one for name, one in here.items() if name not in self._axes}
         kept = shared if self._found is None else self._found
-        self._found = {name: text for name, text in kept.items() if name in shared}
+        self._found = {name: one for name, one in kept.items() if name in shared}
 
     @property
     def messages(self) -> list[str]:
         """One sentence for each setting that no scenario needed."""
         axes = [self._idle_axes[name] for name in self._axes if name in self._idle_axes and name not in self._used_axes]
-        return [*(self._found or {}).values(), *axes]
+        return [one.sentence for one in (*(self._found or {}).values(), *axes)]
 
 
 def _is_default(name: str, scenario: Scenario) -> bool:

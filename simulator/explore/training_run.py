@@ -28,9 +28,9 @@ from simulator.explore.goodput import (
     young_interval_s,
 )
 from simulator.explore.histories import FailureProcess, by_component, play_histories
-from simulator.explore.neighbours import NeighbourJob
 from simulator.explore.placement import DOMAINS, nodes_of_domain
 from simulator.explore.restarts import Restart, RestartSeconds, in_words, mean_restart, restart_of, total_s
+from simulator.explore.shared_cluster import ContendingJob
 from simulator.explore.shared_storage import write_factor
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
@@ -457,7 +457,7 @@ def _operated(
 
 
 def written_beside(
-    checkpoint: Checkpoint, others: Sequence[NeighbourJob], request: RunRequest, topology: Topology
+    checkpoint: Checkpoint, others: Sequence[ContendingJob], request: RunRequest, topology: Topology
 ) -> Checkpoint:
     """Return a checkpoint that takes longer for other jobs' checkpoints, which fail and write as often as Daly says."""
     mtbf = _mtbf(request, topology)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,42 +67,3 @@ CONDITIONS: dict[str, Conditions] = {
         Conditions(name="inference_prefill", burst_s=0.85e-3, overhead_s=4e-6, cache_copies=2.0),
     )
 }
-
-
-def conditions_of(source: str, notes: str, kernel_pass: str = "forward") -> Conditions:
-    """Tell from a row's source and notes how its kernel was timed; ``benchmark`` where they do not say.
-
-    Examples
-    --------
-    >>> conditions_of("lab", "random weights, CUDA graph").name
-    'graph_replay'
-    """
-    text = f"{source} {notes}".lower()
-    if kernel_pass == "backward" and "autograd" in text:
-        return CONDITIONS["autograd_flushed"]
-    for phrase, name in (
-        ("sustained power", "profiler"),
-        ("cuda graph", "graph_replay"),
-        ("encoder attention", "graph_replay"),
-        ("inference prefill", "inference_prefill"),
-        ("l2 flushed", "events_flushed"),
-        ("_scaled_fp8_quant", "repeated"),
-        ("_proj of", "profiler"),
-    ):
-        if phrase in text:
-            return CONDITIONS[name]
-    return CONDITIONS["benchmark"]
-
-
-def library_kernel(notes: str) -> str:
-    """Return the library kernel that a row's notes name, or nothing.
-
-    Examples
-    --------
-    >>> library_kernel("kernel vllm_flash_attn, inference prefill")
-    'vllm_flash_attn'
-    >>> library_kernel("inference prefill, kernel vllm_flash_attn_fa3; sliding window 128")
-    'vllm_flash_attn_fa3'
-    """
-    found = re.search(r"(?:^|, |hidden; )kernel (\w+)", notes)
-    return found[1] if found else ""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from simulator.network.alpha_beta import AlphaBetaNetwork
-from simulator.network.base import Flow, LinkSource, NetworkModel, Step
+from simulator.network.base import Flow, LinkSource, NetworkKind, NetworkModel, Step
 from simulator.network.chunk import ChunkNetwork
 from simulator.network.flow import FlowNetwork
 from simulator.network.maxmin import max_min_rates
 
 #: Name -> class of every network model; a new model is one file and one line here.
-NETWORKS: dict[str, Callable[[LinkSource], NetworkModel]] = {
+NETWORKS: dict[str, NetworkKind] = {
     "flow": FlowNetwork,
     "alpha-beta": AlphaBetaNetwork,
     "chunk": ChunkNetwork,
@@ -24,6 +22,7 @@ __all__ = [
     "Flow",
     "FlowNetwork",
     "LinkSource",
+    "NetworkKind",
     "NetworkModel",
     "Step",
     "max_min_rates",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from simulator.network.flow import FlowNetwork
 
 
@@ -16,4 +18,5 @@ class AlphaBetaNetwork(FlowNetwork):
     Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994).
     """
 
-    contends = False
+    contends: ClassVar[bool] = False
+    plays_others: ClassVar[bool] = False

@@ -144,7 +144,7 @@ class StatefulNetwork(Protocol):
 
 @runtime_checkable
 class SeparableNetwork(Protocol):
-    """A network model whose flows can be looked at, and put off, apart from others with which they share no link."""
+    """A network model whose flows can be looked at, and postponed, apart from others with which they share no link."""
 
     def state(self, now_ps: int, handles: Collection[int] | None = None) -> Hashable | None:
         """Return the state of some flows relative to ``now_ps``; None if it cannot be told."""
@@ -158,7 +158,7 @@ class SeparableNetwork(Protocol):
         """Time of the next event of some flows; None if there is none."""
         ...
 
-    def put_off(self, handles: Collection[int], by_ps: int) -> None:
+    def postpone(self, handles: Collection[int], by_ps: int) -> None:
         """Let some flows be at a later time what they are now."""
         ...
 
@@ -188,4 +188,34 @@ class NetworkModel(Protocol):
 
     def set_slowdown(self, handle: int, factor: float, now_ps: int) -> None:
         """Scale the rate cap of a flow in flight by ``factor`` in (0, 1]: interference with compute."""
+        ...
+
+
+@runtime_checkable
+class EndlessNetwork(Protocol):
+    """A network model in which flows of infinitely many bytes may be under way."""
+
+    #: By the handle of each: since when in picoseconds it has had each of its rates, in bytes per second.
+    endless: dict[int, list[tuple[int, float]]]
+
+
+class NetworkKind(Protocol):
+    """A class of network models, with what its callers have to know of it."""
+
+    #: Whether flows share links; where they do not, each has them for itself.
+    contends: bool
+    #: Whether other jobs, and flows that never end (:class:`EndlessNetwork`), can be played beside a job.
+    plays_others: bool
+    #: What a task costs to run, in tasks of a network of flows: about, for whoever has only so much to spend.
+    work_per_task: int
+
+    def __call__(self, topology: LinkSource) -> NetworkModel:
+        """Make an idle network."""
+        ...
+
+    def watched(self, topology: LinkSource) -> Callable[[], NetworkModel]:
+        """Return what makes idle networks that stop where a flow stands for unequal ones.
+
+        They raise an :class:`~simulator.network.even.UnevenError`.
+        """
         ...

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.identity import ByIdentity
-from simulator.network.base import Flow, LinkSource, Step, capacities
+from simulator.network.base import Flow, LinkSource, NetworkModel, Rounds, Step, capacities
 from simulator.network.crowd import Crowd
+from simulator.network.even import UnevenError
 from simulator.network.maxmin import FloatArray
 from simulator.network.rounds import RoundFlight, RoundPlan
 from simulator.units import PS_PER_S, to_ps
@@ -69,8 +71,9 @@ class ChunkNetwork:
     ISPASS 2020 (collectives as chunks with dependencies).
     """
 
-    #: what a task costs to run, in tasks of a network of flows: about, for whoever has only so much to spend
-    work_per_task = 20
+    contends: ClassVar[bool] = True
+    plays_others: ClassVar[bool] = False
+    work_per_task: ClassVar[int] = 20
 
     def __init__(self, topology: LinkSource) -> None:
         self._crowd = Crowd(capacities(topology))
@@ -83,6 +86,11 @@ class ChunkNetwork:
         self._now_ps = 0
         self._next_handle = 0
         self._n_kept = 0
+
+    @classmethod
+    def watched(cls, topology: LinkSource) -> Callable[[], NetworkModel]:
+        """Return what makes idle networks that stop where a flow stands for unequal ones."""
+        return lambda: EvenChunkNetwork(topology)
 
     @property
     def n_solves(self) -> int:
@@ -354,3 +362,84 @@ def _plan_of(flow: Flow) -> _Plan:
         passed_to=passed_to,
         next_in_line=next_in_line,
     )
+
+
+class _Whole(NamedTuple):
+    """Expand a flow that represents several into the messages of all of them, with the owner of each."""
+
+    given: Flow
+    flow: Flow
+    owners: list[int]
+    n_parts: int
+
+
+class EvenChunkNetwork(ChunkNetwork):
+    """A :class:`ChunkNetwork` that moves the messages of each group as the group would by itself.
+
+    It refuses to go on where not all groups that a flow stands for are done at the same time.
+    """
+
+    def __init__(self, topology: LinkSource) -> None:
+        super().__init__(topology)
+        self._wholes: dict[int, _Whole] = {}  # by the identity of the flow that each holds
+        #: of flows in flight, when the latest message of each group has arrived
+        self._latest_ps: dict[int, tuple[_Whole, list[int]]] = {}
+
+    def start(self, flow: Flow, now_ps: int) -> int:
+        """Begin a flow at ``now_ps`` and return its handle."""
+        if flow.apart is None:
+            return super().start(flow, now_ps)
+        whole = self._wholes.get(id(flow))
+        if whole is None:
+            whole = self._wholes[id(flow)] = _whole_of(flow)
+        handle = super().start(whole.flow, now_ps)
+        self._latest_ps[handle] = whole, [now_ps] * whole.n_parts
+        return handle
+
+    def _arrive_lane(self, handle: int, index: int) -> bool:
+        n_lanes = self._rounds[handle].plan.n_lanes
+        return self._judged(handle, index % n_lanes, has_ended=super()._arrive_lane(handle, index))
+
+    def _arrive(self, handle: int, index: int) -> bool:
+        return self._judged(handle, index, has_ended=super()._arrive(handle, index))
+
+    def _judged(self, handle: int, place: int, *, has_ended: bool) -> bool:
+        if handle in self._latest_ps:
+            whole, latest_ps = self._latest_ps[handle]
+            latest_ps[whole.owners[place]] = self._now_ps
+            if has_ended:
+                del self._latest_ps[handle]
+                times = sorted(set(latest_ps))
+                if len(times) > 1:
+                    raise UnevenError([(whole.given, [float(times.index(end_ps)) for end_ps in latest_ps])])
+        return has_ended
+
+
+def _whole_of(flow: Flow) -> _Whole:
+    """Put the messages of all parts behind one another; in rounds where those of all parts repeat alike."""
+    parts = flow.parts()
+    rounds = [part.rounds() for part in parts if part.rounds is not None]
+    if len(rounds) == len(parts) and len({one.n_rounds for one in rounds}) == 1:
+        lanes: list[Step] = []
+        before: list[int] = []
+        for one in rounds:
+            before += [len(lanes) + lane for lane in one.before]
+            lanes += one.lanes
+        all_rounds = Rounds(lanes=tuple(lanes), before=tuple(before), n_rounds=rounds[0].n_rounds)
+        owners = [owner for owner, one in enumerate(rounds) for _ in one.lanes]
+        return _Whole(flow, replace(flow, rounds=lambda: all_rounds), owners, len(parts))
+    steps: list[Step] = []
+    owners = []
+    for owner, part in enumerate(parts):
+        first, own = len(steps), part.steps()
+        owners += [owner] * len(own)
+        steps += [
+            replace(
+                step,
+                after=tuple(first + place for place in step.after),
+                through=tuple(first + place for place in step.through),
+                behind=tuple(first + place for place in step.behind),
+            )
+            for step in own
+        ]
+    return _Whole(flow, replace(flow, rounds=None, expand=lambda: steps), owners, len(parts))

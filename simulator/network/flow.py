@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.identity import ByIdentity
 from simulator.network.alike import AlikeLinks
-from simulator.network.base import Flow, LinkSource, ample_links, capacities, rate_alone
+from simulator.network.base import Flow, LinkSource, NetworkModel, ample_links, capacities, rate_alone
 from simulator.network.chunk import ChunkNetwork
+from simulator.network.even import Evenness
 from simulator.network.maxmin import FloatArray, max_min_rates
 from simulator.units import PS_PER_S, to_ps
 
@@ -90,6 +92,11 @@ class FlowNetwork:
     flows are remembered: programs repeat themselves. Where more flows than :data:`CROWDED` share links, all are taken as one
     component. A flow of infinitely many bytes never ends and is no event; its rates are in :attr:`endless`.
 
+    Parameters
+    ----------
+    evenness : Evenness, optional
+        Told of every combination of flows; stops the network where a flow stands for unequal ones.
+
     Attributes
     ----------
     endless : dict of int to list of (int, float)
@@ -100,10 +107,12 @@ class FlowNetwork:
     Casanova et al., JPDC 2014 (SimGrid); Bertsekas and Gallager, "Data Networks", section 6.5.2.
     """
 
-    #: whether flows share links
-    contends: bool = True
+    contends: ClassVar[bool] = True
+    plays_others: ClassVar[bool] = True
+    work_per_task: ClassVar[int] = 1
 
-    def __init__(self, topology: LinkSource) -> None:
+    def __init__(self, topology: LinkSource, evenness: Evenness | None = None) -> None:
+        self._evenness = evenness
         self._topology = topology
         self._capacity = capacities(topology)
         self._is_ample = ample_links(topology)
@@ -124,6 +133,12 @@ class FlowNetwork:
         self.n_solves = 0
         self._alike: AlikeLinks | None = None
         self.endless: dict[int, list[tuple[int, float]]] = {}
+
+    @classmethod
+    def watched(cls, topology: LinkSource) -> Callable[[], NetworkModel]:
+        """Return what makes idle networks that stop where a flow stands for unequal ones."""
+        evenness = Evenness(topology, contends=cls.contends)
+        return lambda: cls(topology, evenness)
 
     def start(self, flow: Flow, now_ps: int) -> int:
         """Begin a flow at ``now_ps`` and return its handle."""
@@ -271,7 +286,7 @@ class FlowNetwork:
         """Time of the next event of some flows; None if there is none."""
         return min((time_ps for time_ps, _ in self._due(handles)), default=None)
 
-    def put_off(self, handles: Collection[int], by_ps: int) -> None:
+    def postpone(self, handles: Collection[int], by_ps: int) -> None:
         """Let some flows, which share links with no others, be at a later time what they are now."""
         due = self._due(handles)
         for handle in handles:
@@ -335,6 +350,8 @@ class FlowNetwork:
             profile = Profile(flow, self._next_profile, self._rate_alone(flow), to_ps(flow.latency_s), loaders)
             self._next_profile += 1
             self._profiles[id(flow)] = profile
+            if self._evenness is not None:
+                self._evenness.look((flow,), (1.0,), (profile.lone_rate_bytes_per_s,))
         return profile
 
     def _forget(self) -> None:
@@ -466,8 +483,11 @@ class FlowNetwork:
         used, entry_link = np.unique(np.concatenate([links for links, _ in loads]), return_inverse=True)
         factors = [self._active[h].factor for h in members]
         entry_weight = np.concatenate([weights / f for (_, weights), f in zip(loads, factors, strict=True)])
-        rates = max_min_rates(entry_flow, entry_link, entry_weight, capacity[used], caps)
-        return tuple(float(rate) for rate in rates)
+        found = max_min_rates(entry_flow, entry_link, entry_weight, capacity[used], caps)
+        rates = tuple(float(rate) for rate in found)
+        if self._evenness is not None:
+            self._evenness.look([self._active[h].profile.flow for h in members], factors, rates)
+        return rates
 
     def _loads(self, profiles: Sequence[Profile]) -> tuple[FloatArray, list[tuple[NDArray[np.intp], FloatArray]]]:
         """Return capacities, and which of them each flow loads and how: of links, or of classes of them where they are many."""

@@ -15,12 +15,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from simulator.models.recorded import RecordedModule
+from simulator.models.spec import ModelSpec
 from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 from simulator.program.op import HostWork
 from simulator.program.program import HOST, LOADER, TaskList
 from simulator.topology import Topology
 from simulator.topology.storage import storage_s
+
+#: token ids of so many words or more do not fit into 16 bits
+WIDE_VOCABULARY = 65_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,21 @@ def readers_of(plan: ParallelPlan, gpus_per_node: int) -> list[int]:
     """
     mesh = Mesh(plan, gpus_per_node)
     return [mesh.rank(replica=d * plan.cp, pp=p) for p in sorted({0, plan.pp - 1}) for d in range(plan.dp)]
+
+
+def sample_bytes_of(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> float:
+    """Bytes of one sequence in storage: as the plan says, else its token ids in 16 bits where the vocabulary allows.
+
+    Of a recorded module, they are those of one row of its arguments.
+
+    References
+    ----------
+    Megatron-LM, ``IndexedDataset``: token ids are 16-bit for vocabularies below 65,500 and 32-bit beyond.
+    """
+    n_tokens = plan.sequence_length or spec.max_positions
+    if isinstance(spec, RecordedModule):
+        return float(plan.sample_bytes or spec.sample_bytes(n_tokens))
+    return float(plan.sample_bytes or n_tokens * (2 if spec.vocab < WIDE_VOCABULARY else 4))
 
 
 def batch_bytes(plan: ParallelPlan, sample_bytes: float) -> float:

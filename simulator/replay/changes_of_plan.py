@@ -27,6 +27,7 @@ from simulator.analysis.usage import Usage, analyse
 from simulator.errors import ConfigError, TraceError
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
+from simulator.parallel.rank_model import model_for
 from simulator.plan import FRAMEWORKS, ParallelPlan
 from simulator.replay.recorded_efficiency import (
     Efficiency,
@@ -39,7 +40,7 @@ from simulator.replay.recorded_efficiency import (
     simulated_spent,
 )
 from simulator.scenario import Scenario
-from simulator.simulation import model_for, resolve, run_scenario
+from simulator.simulation import resolve, run_scenario
 from simulator.timeline import Timeline
 from simulator.topology import Topology
 from simulator.trace_io.causes import RankPlan

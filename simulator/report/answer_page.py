@@ -284,12 +284,12 @@ def _nearby(shown: Shown) -> list[Part]:
     return [nearby_choices(shown.nearby, shown.result.plan)] if len(shown.nearby) > 1 else []
 
 
-def _neighbours(shown: Shown) -> list[Part]:
+def _other_jobs_and_sites(shown: Shown) -> list[Part]:
     found, ways, sites = (
         shown.answer.get("neighbours"), shown.answer.get("placements"), shown.answer.get("local_steps"),
     )  # fmt: skip
     return [
-        *([answer_tables.neighbours(found)] if found else []),
+        *([answer_tables.contending_jobs(found)] if found else []),
         *([answer_tables.placements(ways)] if ways else []),
         *([element("p", in_words(sites))] if sites else []),
         *(element("p", trouble_in_words(one)) for one in shown.answer.get("network_trouble", ())),
@@ -306,7 +306,7 @@ PANELS: dict[str, Panel] = {
     "time": Panel("Time", "Where the time goes", lambda shown: [answer_charts.breakdown_chart(shown.answer)]),
     "explained": Panel("Explained", "What decides the time, and what would help", _explained),
     "nearby": Panel("Change one thing", "Change one thing", _nearby),
-    "neighbours": Panel("Neighbours", "Other jobs and sites", _neighbours),
+    "neighbours": Panel("Neighbours", "Other jobs and sites", _other_jobs_and_sites),
     "run": Panel("Whole run", "The whole run", _whole_run),
     "scaling": Panel("Scaling", "Scaling", _scaling),
     "pipeline": Panel("Pipeline", "The pipeline", _pipeline),

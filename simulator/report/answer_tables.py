@@ -11,8 +11,8 @@ from simulator.analysis.link_use import LinkClass, Traffic
 from simulator.analysis.metrics import CommunicationRow
 from simulator.answer import describe_axes, describe_scaling, throughput
 from simulator.explore.answer_form import ScalingRow, WayOut
-from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.explore.restarts import in_words
+from simulator.explore.shared_cluster import ContendingJobs, PlacementRow
 from simulator.plan import ParallelPlan
 from simulator.report.grid import Grid, Number, Quantity, Share
 from simulator.units import S_PER_DAY, format_bytes, format_duration
@@ -196,7 +196,7 @@ def ways_out(rows: Sequence[WayOut]) -> Grid:
     return Grid("Ways out of memory, the fastest first", columns, cells, words=(1,), note=_other_training(rows))
 
 
-def neighbours(found: Neighbours) -> Grid:
+def contending_jobs(found: ContendingJobs) -> Grid:
     """Return what jobs beside each other lose against running alone."""
     cells = [
         (

@@ -136,10 +136,10 @@ def _print_beside(found: Extras) -> None:
     """Print what other jobs, sites and a network with troubles make of the answer."""
     out = make_console()
     if "neighbours" in found:
-        from simulator.explore.neighbours import in_words as neighbours_in_words
+        from simulator.explore.shared_cluster import in_words as contention_in_words
 
-        out.print(f"\n{neighbours_in_words(found['neighbours'])}\n")
-        print_grid(answer_tables.neighbours(found["neighbours"]), out)
+        out.print(f"\n{contention_in_words(found['neighbours'])}\n")
+        print_grid(answer_tables.contending_jobs(found["neighbours"]), out)
     if "placements" in found:
         print_grid(answer_tables.placements(found["placements"]))
     if "local_steps" in found:

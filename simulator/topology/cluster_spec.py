@@ -228,7 +228,7 @@ class NodeSpec(Sourced):
         return self.model_copy(update={"gpus": n * self.gpus, "pcie": pcie, "cpu": cpu, "nics": nics})
 
 
-#: protocols in the order in which a library takes one of several
+#: classes of transports in the order in which a library takes one of several
 PREFERENCE = ("rdma", "roce", "slingshot", "omni-path", "efa", "tcpxo", "ipoib", "tcp", "gloo")
 
 

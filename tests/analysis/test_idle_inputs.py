@@ -6,18 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.analysis.idle_inputs import idle_choices, idle_inputs, idle_loading, idle_power, idle_release
+from simulator.analysis.idle_inputs import IdleInput, idle_choices, idle_inputs, idle_loading, idle_power, idle_release
 from simulator.faults import Faults
 from simulator.models.catalog import CATALOG
+from simulator.parallel.rank_model import model_for
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
-from simulator.simulation import model_for, simulate
+from simulator.simulation import simulate
 from simulator.topology import load_topology
 from simulator.topology.device import load_device
 
 
 def plan(**settings):
     return ParallelPlan(**({"gpus": 8, "dp": 8, "micro_batch": 1, "global_batch": 8} | settings))
+
+
+def said(found):
+    return [one.sentence for one in found]
 
 
 def without_effect(settings, n_nodes, *, given=(), **chosen):
@@ -59,8 +64,8 @@ def test_settings_with_effect_are_not_named():
 
 
 def test_choices_of_the_network():
-    assert idle_choices(1, 8, transport="tcp") == ["--transport tcp has no effect: all GPUs are on one node"]
-    assert idle_choices(1, 1, nccl_algo="ring", nccl_proto="ll") == [
+    assert said(idle_choices(1, 8, transport="tcp")) == ["--transport tcp has no effect: all GPUs are on one node"]
+    assert said(idle_choices(1, 1, nccl_algo="ring", nccl_proto="ll")) == [
         "--nccl-algo ring has no effect on one GPU", "--nccl-proto ll has no effect on one GPU",
     ]  # fmt: skip
 
@@ -73,9 +78,9 @@ def test_loading_matters_where_the_cluster_says_how_fast_its_storage_is():
     scenario = Scenario(topology="bigred200", model="gpt2", plan=plan(**settings))
     assert idle_inputs(scenario, topology, CATALOG["gpt2"], link_busy_s={}, given=settings) == []
     both = {"loader_workers": 4, "sample_bytes": 1000}
-    assert idle_loading(plan(**both, sample_time_s=0.1), has_storage=False, given=both) == {
-        "sample_bytes": f"--sample-bytes has no effect: {why}"
-    }
+    assert idle_loading(plan(**both, sample_time_s=0.1), has_storage=False, given=both) == [
+        IdleInput("sample_bytes", "--sample-bytes", why)
+    ]
 
 
 def test_faults_that_change_nothing_are_named():
@@ -108,7 +113,7 @@ def test_what_little_difference_a_schedule_makes_to_one_micro_batch():
     ],
 )  # fmt: skip
 def test_releases_that_make_no_difference(device, cuda, words):
-    found = idle_release(plan(cuda=cuda or None), load_device(device))
+    found = said(idle_release(plan(cuda=cuda or None), load_device(device)))
     assert (not found) if words is None else (len(found) == 1 and words in found[0] and f"cuda={cuda}" in found[0])
 
 
@@ -121,11 +126,11 @@ def test_containers_matter_where_an_optimizer_came_to_be_fused():
         assert found.startswith("--release has no effect")
 
 
-@pytest.mark.parametrize(("cap", "said"), [("300", False), ("400", True), ("5kW", True)])
-def test_a_cap_that_a_board_never_reaches_is_named(cap, said):
+@pytest.mark.parametrize(("cap", "is_idle"), [("300", False), ("400", True), ("5kW", True)])
+def test_a_cap_that_a_board_never_reaches_is_named(cap, is_idle):
     """NVIDIA's data sheet of the A100 SXM: 400 W at most."""
     device = load_topology("bigred200", 4, overrides={"power.gpu_cap": cap if "W" in cap else f"{cap} W"}).device(0)
-    assert [text[:30] for text in idle_power(device)] == ["the power cap has no effect: i"] * said
+    assert [text[:30] for text in said(idle_power(device))] == ["the power cap has no effect: i"] * is_idle
 
 
 @pytest.mark.parametrize(("framework", "sharding"), [("megatron", "none"), ("fsdp", "zero3"), ("deepspeed", "zero3")])

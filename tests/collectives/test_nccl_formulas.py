@@ -45,7 +45,7 @@ PCIE = GroupShape(n_ranks=4, n_nodes=1, ranks_per_node=4, generation="ampere", w
 #: two P4d nodes: four NICs of 100 Gb/s, whose plug-in reports 75 us, twice under Simple
 TWO_P4D = GroupShape(
     n_ranks=16, n_nodes=2, ranks_per_node=8, generation="ampere", wiring="switch", nvlink_bytes_per_s=300e9, n_nics=4,
-    nic_bytes_per_s=12.5e9, protocol="efa", cpu_vendor="intel",
+    nic_bytes_per_s=12.5e9, transport_class="efa", cpu_vendor="intel",
 )  # fmt: skip
 #: two racks of 64 GB200 with a NIC each: NVLink's 721 GB/s carry 16 rings of 48 GB/s at most
 TWO_RACKS = GroupShape(
@@ -91,10 +91,10 @@ def test_what_nccl_logs_of_eight_h100_with_eight_ndr():
 
 def test_cards_of_a_gpu_are_one_device_to_nccl_on_efa_from_p5_on():
     """Eight devices of four rails; ``NCCL_OFI`` groups them (aws-ofi-nccl, ``src/nccl_ofi_topo.cpp``). Other cards are not grouped."""
-    p5 = replace(TWO_H100, n_nics=32, nic_bytes_per_s=12.5e9, protocol="efa")
+    p5 = replace(TWO_H100, n_nics=32, nic_bytes_per_s=12.5e9, transport_class="efa")
     assert find_channels(p5).found == 8
     assert find_channels(p5).inter == 48.0
-    assert find_channels(replace(p5, protocol="roce")).found > 8
+    assert find_channels(replace(p5, transport_class="roce")).found > 8
 
 
 #: speeds among which NCCL searches, GB/s: ``speedArrayIntra`` and ``speedArrayInter`` of ``src/graph/search.cc``
@@ -239,7 +239,7 @@ CASES = {
         TWO_P4D, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (7 * 4.0 + 14.0 + 150.0), 0.5 * 0.92 * 96,
     ),
     "tree Simple, two nodes": (
-        replace(TWO_P4D, nic_bytes_per_s=25e9, protocol="rdma"), "all_reduce", "tree", "simple", GIB,
+        replace(TWO_P4D, nic_bytes_per_s=25e9, transport_class="rdma"), "all_reduce", "tree", "simple", GIB,
         8.4 + 2 * (7 * 4.0 + 14.0), 0.5 * 4 * 23.6,
     ),
     # one GPU a node has no room inside, and directly wired nodes kept rings
@@ -315,9 +315,13 @@ def test_a_message_of_no_bytes_takes_its_hops(algorithm, number):
 
 def test_the_plug_in_of_efa_adds_its_latency_twice_under_simple():
     """75 us on A100, 35 us from Hopper on: 6 hops of a ring over four nodes."""
-    aws = GroupShape(n_ranks=32, n_nodes=4, ranks_per_node=8, n_nics=4, nic_bytes_per_s=12.5e9, protocol="efa", **A100)
-    hopper = GroupShape(n_ranks=32, n_nodes=4, ranks_per_node=8, n_nics=4, nic_bytes_per_s=50e9, protocol="efa", **H100)
-    plain = {shape.generation: GroupShape(**{**fields(shape), "protocol": "rdma"}) for shape in (aws, hopper)}
+    aws = GroupShape(
+        n_ranks=32, n_nodes=4, ranks_per_node=8, n_nics=4, nic_bytes_per_s=12.5e9, transport_class="efa", **A100
+    )
+    hopper = GroupShape(
+        n_ranks=32, n_nodes=4, ranks_per_node=8, n_nics=4, nic_bytes_per_s=50e9, transport_class="efa", **H100
+    )
+    plain = {shape.generation: GroupShape(**{**fields(shape), "transport_class": "rdma"}) for shape in (aws, hopper)}
     for shape, each_us in ((aws, 75.0), (hopper, 35.0)):
         for protocol, twice in (("ll", 1), ("ll128", 1), ("simple", 2)):
             more_us = estimate_us(shape, "all_gather", "ring", protocol, 8) - estimate_us(

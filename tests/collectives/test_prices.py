@@ -265,7 +265,7 @@ def test_caps():
     assert terms(TWO, "all_to_all", 8 * MIB).cap_bytes_per_s == pytest.approx(8 * MIB / posting_s)
     tiny_s = 4 * (3 + 10 * 64 / (64 + MIB)) * US + 2 * 2 * US
     assert terms(TWO, "all_to_all", 8 * 64).cap_bytes_per_s == pytest.approx(8 * 64 / tiny_s)
-    by_threads = terms(replace(TWO, protocol="tcp"), "all_to_all", 8 * MIB)
+    by_threads = terms(replace(TWO, transport_class="tcp"), "all_to_all", 8 * MIB)
     assert (by_threads.latency_s, by_threads.cap_bytes_per_s) == (pytest.approx(25 * US + posting_s), float("inf"))
 
 

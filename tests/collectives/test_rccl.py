@@ -19,7 +19,7 @@ MIB = 2**20
 #: two nodes of eight MI300X with a 400 Gb/s card each: a bus of 8 x 48 GB/s
 MI300X = GroupShape(
     n_ranks=16, n_nodes=2, ranks_per_node=8, generation="cdna3", wiring="mesh", nvlink_bytes_per_s=448e9, n_nics=8,
-    nic_bytes_per_s=50e9, protocol="roce", cpu_vendor="amd",
+    nic_bytes_per_s=50e9, transport_class="roce", cpu_vendor="amd",
 )  # fmt: skip
 EIGHT = replace(MI300X, n_ranks=64, n_nodes=8)
 

@@ -199,7 +199,7 @@ def test_what_is_not_in_step():
     assert not is_in_step([keyless, keyless])
 
 
-def test_a_pass_that_is_put_off_goes_on_as_it_would_have():
+def test_a_pass_that_is_postponed_goes_on_as_it_would_have():
     """Kernels of 3 and 6 us, behind which a collective may begin; others of 8 and 16 us beside it go at a half of their speed.
 
     It lasts from 6 to 11. Rank 0 has done 3 us of its second kernel before and does 2.5 beside it: the rest ends at 13.5. Rank 1
@@ -214,7 +214,7 @@ def test_a_pass_that_is_put_off_goes_on_as_it_would_have():
         assert one.begin(at_ps, 0.5)
         assert one.change_ps == 38 * US, "rank 1 would be done with 16 us at half its speed"
         before = one.state(at_ps, with_hosts=True)
-        one.put_off(by_ps)
+        one.postpone(by_ps)
         assert one.state(at_ps + by_ps, with_hosts=True) == before
         assert one.change_ps == 38 * US + by_ps
         one.meet(11 * US + by_ps)

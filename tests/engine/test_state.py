@@ -1,8 +1,8 @@
-"""What a rank knows of its tasks, and what becomes of it when its replica is put off: worked out by hand."""
+"""What a rank knows of its tasks, and what becomes of it when its replica is postponed: worked out by hand."""
 
 from __future__ import annotations
 
-from simulator.engine.circles import put_off
+from simulator.engine.components import postpone
 from simulator.engine.state import RankState, Running, Stream
 from simulator.engine.steady import _free_state, _rank_state
 from simulator.program.op import HostWork, Kernel
@@ -60,7 +60,7 @@ def test_a_stream_runs_tasks_in_the_order_in_which_they_were_issued():
     assert (stream.head, stream.behind) == (-1, None), "an idle stream holds nothing"
 
 
-def test_a_rank_that_is_put_off_is_later_all_that_it_was():
+def test_a_rank_that_is_postponed_is_later_all_that_it_was():
     """A task is over at 4, one runs since 5 until 8 at the earliest, and one has not begun; all that is 100 later."""
     rank = growing(())
     rank.host_ps = 7
@@ -71,7 +71,7 @@ def test_a_rank_that_is_put_off_is_later_all_that_it_was():
         stream.running.end_ps = 8
     rank.streams[COMPUTE].running.generation = 2
     rank.streams["idle"] = Stream()
-    assert put_off(rank, 100) == [rank.streams[COMPUTE].running], "the other has no end yet"
+    assert postpone(rank, 100) == [rank.streams[COMPUTE].running], "the other has no end yet"
     assert rank.host_ps == 107
     assert rank.issued_ps == [0, 102, 103, 100]
     assert rank.ready_ps == [0, 104, 106, 100]

@@ -23,7 +23,7 @@ from simulator.program.program import COMPUTE, HOST, Program, RankProgram, Stret
 from simulator.program.stretch import insert_periods
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES
-from simulator.simulation import lower_scenario, resolve, topology_of
+from simulator.simulation import LoweringMode, lower_scenario, resolve, topology_of
 from simulator.topology.device import load_device
 from simulator.units import to_ps
 
@@ -120,7 +120,7 @@ def test_replicas_that_meet_only_at_the_end_have_periods_of_their_own(slow, sett
     scenario = Scenario(topology="selene", model="gpt2", plan=plan, faults=Faults(slow_ranks=slow))
     topology, spec = topology_of(scenario), load_model(scenario.model)
     scenario = resolve(scenario, topology, spec)
-    program = lower_scenario(scenario, topology, spec, jointly=False)[1].program
+    program = lower_scenario(scenario, topology, spec, LoweringMode(jointly=False))[1].program
     assert program.n_omitted
     _, (short, whole) = both(scenario, topology, program)
     assert len({cycle.end_ps - cycle.start_ps for cycle in short.cycles.values()}) > 1
@@ -385,7 +385,7 @@ def launched_late(n_omitted, *, n_slow):
 
 @pytest.mark.parametrize("n_slow", [1, 4])
 @pytest.mark.parametrize("n_omitted", [1, 5, 40])
-def test_hosts_that_launch_late_are_put_off_with_their_replica(n_omitted, n_slow):
+def test_hosts_that_launch_late_are_postponed_with_their_replica(n_omitted, n_slow):
     """Every launch is 7 us behind the last, the first one included; the last kernel and the reduction (1 us + 3 us) follow."""
     program = launched_late(n_omitted, n_slow=n_slow)
     links = SimpleNamespace(links=[SimpleNamespace(bandwidth_bytes_per_s=1e6)])

@@ -8,7 +8,7 @@ import pytest
 from simulator.explore.full_answer import to_json
 from simulator.explore.goodput import daly_interval_s
 from simulator.explore.named_settings import scenario_of
-from simulator.explore.neighbours import JobRequest, beside, on_its_nodes
+from simulator.explore.shared_cluster import JobRequest, beside, on_its_nodes
 from simulator.explore.shared_storage import read_steps_s, write_factor
 from simulator.explore.training_run import RunRequest, parse_mtbf
 
@@ -63,14 +63,14 @@ def test_twins_that_saturate_storage_take_twice_as_long_as_it_takes_one_of_them(
 def test_a_run_beside_others_goes_at_the_pace_beside_them_and_waits_for_their_checkpoints() -> None:
     settings = {"sample_bytes": 50_000_000, "storage.bandwidth": "10 GB/s", "storage.write_bandwidth": "1 GB/s"}
     own = job("0-3", **settings)
-    neighbours, result = beside([own, job("4-7", **settings)]), on_its_nodes(own)
+    contending, result = beside([own, job("4-7", **settings)]), on_its_nodes(own)
     request = RunRequest(iterations=100_000, mtbf=parse_mtbf("400 h/gpu"), restart=None)
-    alone, both = (to_json(result, request, one)["whole_run"] for one in (None, neighbours))
-    assert both["time"]["useful_s"] == pytest.approx(neighbours["jobs"][0]["slowdown"] * alone["time"]["useful_s"])
-    write_s = neighbours["jobs"][1]["checkpoint_s"]
+    alone, both = (to_json(result, request, one)["whole_run"] for one in (None, contending))
+    assert both["time"]["useful_s"] == pytest.approx(contending["jobs"][0]["slowdown"] * alone["time"]["useful_s"])
+    write_s = contending["jobs"][1]["checkpoint_s"]
     share = write_s / (daly_interval_s(write_s, 400 * 3600 / 32) + write_s)
     assert both["checkpoint"]["write_s"] == pytest.approx((1.0 + share) * alone["checkpoint"]["write_s"])
-    job_s, beside_s = neighbours["jobs"][0]["alone_s"], neighbours["jobs"][0]["beside_s"]
+    job_s, beside_s = contending["jobs"][0]["alone_s"], contending["jobs"][0]["beside_s"]
     joules = (
         job_s * alone["energy"]["gpu_w"] + (beside_s - job_s) * 200.0
     )  # half of an A100's 400 W while it waits for others

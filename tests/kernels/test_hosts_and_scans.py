@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.kernels import RooflineKernels
-from simulator.kernels.conditions import CONDITIONS, conditions_of, library_kernel
+from simulator.kernels.conditions import CONDITIONS
 from simulator.kernels.host import copy_bytes_per_s, cpu_adam_s, issue_s
 from simulator.kernels.pointwise import ELEMENTS_PER_CLOCK, PointwiseConstants, lookup
 from simulator.kernels.scan import ScanConstants, scan_time_s
@@ -155,24 +155,6 @@ def test_default_rates_of_pointwise_kernels_are_those_measured() -> None:
     bare = replace(h200, kernels={})
     share = cold.n_bytes / h200.memory_bandwidth_bytes_per_s / RooflineKernels().duration_s(cold, bare)
     assert 0.75 < share < 0.85  # four fifths of the datasheet
-
-
-@pytest.mark.parametrize(
-    ("source", "notes", "kernel_pass", "name"),
-    [
-        ("lab", "autograd, L2 flushed", "backward", "autograd_flushed"), ("lab", "autograd, L2 flushed", "forward", "events_flushed"),
-        ("lab", "sustained power, CUDA graph", "forward", "profiler"), ("lab", "inference prefill", "backward", "inference_prefill"),
-        ("x", "q_proj of layer 3", "forward", "profiler"), ("encoder attention", "", "forward", "graph_replay"),
-        ("x", "events", "forward", "benchmark"),
-    ],
-)  # fmt: skip
-def test_conditions_are_told_by_what_the_row_says(source: str, notes: str, kernel_pass: str, name: str) -> None:
-    assert conditions_of(source, notes, kernel_pass).name == name
-
-
-def test_library_kernels_are_named_in_notes() -> None:
-    assert library_kernel("hidden; kernel fa3, more") == "fa3"
-    assert library_kernel("no kernels here") == ""
 
 
 def test_timing_adds_microseconds_and_jobs_add_nothing() -> None:

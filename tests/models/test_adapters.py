@@ -7,9 +7,10 @@ from simulator.models.catalog import find_spec
 from simulator.models.flops import forward_flops_per_token, model_flops_per_sequence
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
+from simulator.parallel.rank_model import model_for
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
-from simulator.simulation import model_for, simulate
+from simulator.simulation import simulate
 
 LLAMA = find_spec("llama2-7b")
 HIDDEN, FFN, LAYERS, TOKENS, RANK = 4096, 11008, 32, 4096, 16

@@ -10,8 +10,8 @@ from simulator.models.catalog import CATALOG, find_spec, rename
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
 from simulator.models.styles import STYLES
+from simulator.parallel.rank_model import model_for
 from simulator.plan import ParallelPlan
-from simulator.simulation import model_for
 
 FAMILIES = ["gpt2", "gpt-1.3b", "bert-base", "t5-small", "llama2-7b", "llama3-8b", "mpt-125m", "mixtral-8x7b"]
 RECOMPUTES = ["none", "selective", "full"]

@@ -14,10 +14,10 @@ from simulator.models.flops import forward_flops_per_token, model_flops_per_sequ
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
+from simulator.parallel.rank_model import model_for
 from simulator.parallel.stage import template_of
 from simulator.plan import ParallelPlan
 from simulator.program.op import HostWork
-from simulator.simulation import model_for
 from tests.models.active import n_active_parameters
 
 #: catalogue name -> parameters that transformers 5.23 builds on the meta device from the published config.json

@@ -8,10 +8,10 @@ import pytest
 from simulator.costs import ModelCosts
 from simulator.models.catalog import find_spec
 from simulator.models.layer import CommunicationPoint, GemmShape, PointwiseShape
+from simulator.parallel.rank_model import model_for
 from simulator.plan import FRAMEWORKS, ParallelPlan
 from simulator.program.op import Kernel
 from simulator.scenario import Scenario
-from simulator.simulation import model_for
 from simulator.topology import load_topology
 
 

@@ -262,11 +262,11 @@ def test_without_contention_a_flow_of_several_groups_is_as_fast_as_its_slowest_g
     assert run(NETWORKS["alpha-beta"](links), [(0, parts[0]), (0, parts[1])]) == {0: 1000 * US, 1: 2000 * US}
 
 
-def test_flows_that_are_put_off_end_as_much_later_and_no_sooner():
+def test_flows_that_are_postponed_end_as_much_later_and_no_sooner():
     """Half of the link each until the shorter one has its 1 MB at 2 ms; then the longer one's other 1 MB alone: 3 ms."""
     network = FlowNetwork(topology(1e9))
     flows = [network.start(Flow(latency_s=0.0, n_bytes=size, links=(0,), weights=(1.0,)), 0) for size in (1e6, 2e6)]
-    network.put_off(flows, 700 * US)
+    network.postpone(flows, 700 * US)
     ends = {}
     while (wake := network.next_completion_ps()) is not None:
         ends.update(dict.fromkeys(network.advance(wake), wake))

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from simulator.network import NETWORKS, Flow, FlowNetwork
+from simulator.network import NETWORKS, AlphaBetaNetwork, Flow, FlowNetwork
 from simulator.network import flow as flow_module
 from simulator.network.base import Rounds, Step, capacities
-from simulator.network.even import Evenness, EvenNetwork, UnevenError
+from simulator.network.even import Evenness, UnevenError
 
 US = 10**6
 #: a megabyte takes a millisecond of a link of 1 GB/s
@@ -194,7 +194,7 @@ def standing_for(*parts):
 
 def even_run(*flows, bandwidths, contends=True):
     links = topology(*bandwidths)
-    net = EvenNetwork(links, Evenness(links, contends=contends))
+    net = (FlowNetwork if contends else AlphaBetaNetwork).watched(links)()
     for flow in flows:
         net.start(flow, 0)
     return ends_us(net)

@@ -19,11 +19,12 @@ from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.expert import FP8_SHARE, exchange_experts, expected_distinct, expert_load
 from simulator.parallel.idle import idle_settings
 from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.rank_model import model_for
 from simulator.parallel.stage import items_of, template_of
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun
 from simulator.scenario import Scenario
-from simulator.simulation import model_for, simulate
+from simulator.simulation import simulate
 from simulator.topology.device import load_device
 
 SPEC = find_spec("mixtral-8x7b")

@@ -10,11 +10,11 @@ from simulator.analysis.critical_path import path_rows
 from simulator.errors import ConfigError
 from simulator.models.catalog import find_spec
 from simulator.models.recorded import RecordedModule, parse_input
-from simulator.parallel.loading import batch_bytes, loading_of, readers_of
+from simulator.parallel.loading import batch_bytes, loading_of, readers_of, sample_bytes_of
 from simulator.plan import ParallelPlan
 from simulator.program.program import LOADER
 from simulator.scenario import Scenario
-from simulator.simulation import sample_bytes_of, simulate
+from simulator.simulation import simulate
 from simulator.topology import load_topology
 
 

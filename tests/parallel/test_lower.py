@@ -16,13 +16,13 @@ from simulator.models.setting import Setting
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import Flow
 from simulator.parallel.lower import lower, split_layers
+from simulator.parallel.rank_model import model_for
 from simulator.plan import ParallelPlan
 from simulator.plan.stage_layout import parse_layout
 from simulator.program.op import Transfer
 from simulator.program.program import Block
 from simulator.program.startable import check
 from simulator.schedules import SCHEDULES, placement_of
-from simulator.simulation import model_for
 
 FORWARD_PS, BACKWARD_PS = 1000, 2000
 

@@ -12,11 +12,12 @@ from simulator.explore.checkpoint_policy import policy_of
 from simulator.interop import load_model
 from simulator.models.layer import GemmShape, Layer
 from simulator.models.spec import ModelSpec
+from simulator.parallel.rank_model import model_for
 from simulator.parallel.states import muon_matrices, optimizer_run
 from simulator.plan import ParallelPlan
 from simulator.plan.rules import check_combination
 from simulator.scenario import Scenario
-from simulator.simulation import model_for, simulate
+from simulator.simulation import simulate
 from simulator.topology import load_topology
 
 DENSE = ModelSpec(

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.models.spec import ModelSpec
 from simulator.parallel.lower import lower
+from simulator.parallel.rank_model import model_for
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
-from simulator.simulation import model_for
 
 EXPERTS = ModelSpec(
     name="experts", architecture="llama", layers=4, hidden=256, heads=8, ffn_hidden=1024, vocab=1024, max_positions=128,

@@ -8,9 +8,9 @@ from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, rename
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.setting import Setting
+from simulator.parallel.rank_model import model_for
 from simulator.plan import PRECISIONS, ParallelPlan
 from simulator.plan.framework import FRAMEWORK_ALIASES, Framework
-from simulator.simulation import model_for
 from simulator.topology.device import load_device
 
 QUANTISED = [name for name, precision in PRECISIONS.items() if precision.quantisation]

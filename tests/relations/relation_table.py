@@ -32,7 +32,7 @@ from simulator.models.catalog import rename
 from simulator.models.layer import AttentionShape, CommunicationPoint
 from simulator.models.spec import ATTENTION, ModelSpec
 from simulator.models.styles import STYLES
-from simulator.simulation import model_for
+from simulator.parallel.rank_model import model_for
 
 #: times are whole picoseconds: a step of thousands of operations is off by nanoseconds
 ROUNDING = 1e-6

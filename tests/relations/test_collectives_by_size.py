@@ -68,7 +68,7 @@ def test_under_one_choice_times_neither_fall_nor_jump(cluster, n_nodes):
                 label.startswith("p2p") and n_nodes == 1 and message / 2 <= LL_MESSAGE < message
             ):
                 continue
-            if (collective, shape.protocol) != SLINGSHOT or n_nodes == 1:
+            if (collective, shape.transport_class) != SLINGSHOT or n_nodes == 1:
                 assert after > 0.95 * before, f"{collective} {size} {label}: {1e6 * before:.1f} to {1e6 * after:.1f} us"
             if (collective, label) != SECOND_CHANNEL:
                 assert after < 2.1 * before, f"{collective} {size} {label}: {1e6 * before:.1f} to {1e6 * after:.1f} us"

@@ -200,7 +200,7 @@ def test_a_class_goes_at_the_pace_of_its_slowest_group_where_all_ranks_would_be_
         # two replicas of stages of three quarters of a node: messages between them share NICs with the reductions of layers, and
         # of the six ranks of each of the eight groups two pairs share them alike
         ({"gpus": 48, "tp": 6, "pp": 4, "dp": 2, "global_batch": 48, "framework": "megatron-core"}, NOTHING, 8 * 4),
-        # replicas on nodes of their own: the slow one has a period of its own, and is put off while passes go on
+        # replicas on nodes of their own: the slow one has a period of its own, and is postponed while passes go on
         (
             {"gpus": 48, "tp": 6, "pp": 4, "dp": 2, "global_batch": 64, "rank_order": "tp-cp-ep-pp-dp"},
             Faults(slow_ranks=((3, 1.3),)),

@@ -13,7 +13,7 @@ from simulator.network import FlowNetwork
 from simulator.plan import ParallelPlan
 from simulator.program.program import Block
 from simulator.scenario import Scenario
-from simulator.simulation import NEGLIGIBLE, lower_scenario, simulate
+from simulator.simulation import NEGLIGIBLE, LoweringMode, lower_scenario, simulate
 
 
 def answer(cluster, *, model="gpt-1.3b", **plan):
@@ -22,9 +22,8 @@ def answer(cluster, *, model="gpt-1.3b", **plan):
 
 def by_layer_ps(result):
     """Return the makespan of the same step, every layer of every pass and every micro-batch written down."""
-    lowered = lower_scenario(
-        result.scenario, result.topology, result.spec, whole=True, jointly=False, opened=True
-    )[1]  # fmt: skip
+    by_layer = LoweringMode(all_micro_batches=True, jointly=False, opened=True)
+    lowered = lower_scenario(result.scenario, result.topology, result.spec, by_layer)[1]
     assert not any(isinstance(task.op, Block) for rank in lowered.program.ranks for task in rank.tasks)
     costs = ModelCosts(result.topology, result.scenario)
     return run(lowered.program, costs, lambda: FlowNetwork(result.topology)).makespan_ps

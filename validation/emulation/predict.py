@@ -16,9 +16,9 @@ from typing import Any
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.config import load_yaml
 from simulator.engine import Costs, run
+from simulator.engine.period_watch import PeriodWatch
 from simulator.engine.together import run_together
 from simulator.errors import SimulatorError
-from simulator.explore.neighbours import PeriodWatch
 from simulator.network.base import Flow
 from simulator.network.chunk import ChunkNetwork
 from simulator.network.flow import FlowNetwork

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from simulator.calibration.row_conditions import benchmark_conditions
 from simulator.collectives import collective_named, plan_collective
-from simulator.collectives.benchmark import conditions_of, launch_floor_s, lone_flow_s
+from simulator.collectives.benchmark import launch_floor_s, lone_flow_s
 from simulator.collectives.shape import shape_of
 from simulator.collectives.tuner import constants_of
 from simulator.errors import ConfigError
@@ -33,7 +34,7 @@ def _collective_us(row: Row) -> tuple[float, str]:
         return 1e6 * noted_exchange_s(row, topology), ""
     algorithm, _, protocol = row.text("algorithm").lower().partition("/")
     transport = row.text("transport") or None
-    ran = conditions_of(row.text("source"), nccl=row.text("nccl"), gpus_per_process=row.text("gpus_per_process"))
+    ran = benchmark_conditions(row.text("source"), nccl=row.text("nccl"), gpus_per_process=row.text("gpus_per_process"))
     flow = plan_collective(
         name,
         row.integer("size_bytes"),

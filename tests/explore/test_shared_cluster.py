@@ -9,7 +9,7 @@ import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.named_settings import scenario_of
-from simulator.explore.neighbours import JobRequest, beside, best_placements, in_words, read_job
+from simulator.explore.shared_cluster import JobRequest, beside, best_placements, in_words, read_job
 from simulator.faults import Faults
 
 #: two leaves of eight nodes; the uplinks of a leaf carry a 64th of what its NICs do

@@ -1,9 +1,9 @@
-"""Circles of ranks that meet no others while their periods last: each has a steady state of its own.
+"""Connected components of ranks, which meet no others while their periods last: each has a steady state of its own.
 
 Replicas of a pipeline meet at the reduction of the gradients only. Where one of them is slower than the others, there is no
-period that all of them share, but each circle of ranks that communicate, or load the same links, has one. The periods that are
-left out take a circle another time than the others: once its period is known, all that it is about to do is moved to the
-time at which they have passed (:func:`put_off`), and who meets it later finds it there.
+period that all of them share, but each component of ranks that communicate, or load the same links, has one. The periods that are
+left out take a component another time than the others: once its period is known, all that it is about to do is moved to the
+time at which they have passed (:func:`postpone`), and who meets it later finds it there.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from simulator.program.stretch import stretch_of
 
 
 class OutsideError(Exception):
-    """Other traffic takes links of a circle in the time of which no event is simulated."""
+    """Other traffic takes links of a component in the time of which no event is simulated."""
 
 
-class Circle(NamedTuple):
+class RankComponent(NamedTuple):
     """Ranks that meet each other in their stretches, directly or through one another, and no others."""
 
     numbers: tuple[int, ...]  #: Of the ranks, in the program's order.
     links: frozenset[int]  #: On which others could hold them up; none of blocks that nothing outside can touch.
 
 
-def circles_of(program: Program, costs: Costs, network: SeparableNetwork) -> tuple[Circle, ...]:
-    """Return the circles of a program that leaves out periods, in the order of their first ranks."""
+def components_of(program: Program, costs: Costs, network: SeparableNetwork) -> tuple[RankComponent, ...]:
+    """Return the components of a program that leaves out periods, in the order of their first ranks."""
     lowest = list(range(len(program.ranks)))
     first: dict[Hashable, int] = {}
 
@@ -62,7 +62,8 @@ def circles_of(program: Program, costs: Costs, network: SeparableNetwork) -> tup
     for number in range(len(program.ranks)):
         found.setdefault(head(number), []).append(number)
     return tuple(
-        Circle(tuple(numbers), frozenset().union(*(loaded[number] for number in numbers))) for numbers in found.values()
+        RankComponent(tuple(numbers), frozenset().union(*(loaded[number] for number in numbers)))
+        for numbers in found.values()
     )
 
 
@@ -75,7 +76,7 @@ def _exposed(tasks: Sequence[Task]) -> Iterator[Collective | Transfer]:
             yield from (inner.op for inner in op.tasks if isinstance(inner.op, COMMUNICATIONS))
 
 
-def put_off(rank: RankState, by_ps: int) -> list[Running]:
+def postpone(rank: RankState, by_ps: int) -> list[Running]:
     """Let a rank be at a later time what it is now; return what runs on it and has an end, which must be scheduled anew."""
     rank.host_ps += by_ps
     for index, ended_ps in enumerate(rank.ended_ps):

@@ -22,7 +22,7 @@ import numpy as np
 
 from simulator.answer import Result
 from simulator.config import content_in_words, load_yaml
-from simulator.engine.together import Iteration
+from simulator.engine.period_watch import PeriodWatch
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.explore.goodput import checkpoint_of
 from simulator.explore.named_settings import canonical_name, convert, scenario_of
@@ -30,22 +30,16 @@ from simulator.explore.placement import Switches, place, placements, read_free_n
 from simulator.explore.shared_storage import read_steps_s
 from simulator.faults import Faults
 from simulator.interop import load_model
-from simulator.parallel.loading import batch_bytes
+from simulator.parallel.loading import batch_bytes, sample_bytes_of
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.scenario import Scenario
-from simulator.simulation import PlacedJob, Together, resolve, sample_bytes_of, simulate_on, topology_of
+from simulator.simulation import PlacedJob, Together, resolve, simulate_on, topology_of
 from simulator.topology import Topology
 from simulator.topology.storage import total_rate_bytes_per_s
-from simulator.units import format_time, to_ps, to_s
+from simulator.units import format_time, to_ps
 
 #: starts of the later jobs that are played, spread over a step of theirs
 N_STARTS = 4
-#: steps of the longest job after which it is not waited for a period any more
-MOST_STEPS = 24
-#: steps that are not counted where no period is found
-WARM_UP = 2
-#: two times are one in the period where other jobs' steps are as far on, to such a part of theirs
-SAME_PHASE = 1e-3
 #: placements that a search simulates
 MOST_PLACEMENTS = 24
 
@@ -59,7 +53,7 @@ class JobRequest:
     gpus_per_node: int = 0  #: GPUs that it uses of each node; all by default.
 
 
-class NeighbourJob(TypedDict):
+class ContendingJob(TypedDict):
     """One of several jobs on a cluster."""
 
     model: str  #: What it trains.
@@ -77,10 +71,10 @@ class NeighbourJob(TypedDict):
     checkpoint_s: float
 
 
-class Neighbours(TypedDict):
+class ContendingJobs(TypedDict):
     """What jobs beside each other come to."""
 
-    jobs: list[NeighbourJob]  #: The job that is asked about, then the others.
+    jobs: list[ContendingJob]  #: The job that is asked about, then the others.
     #: The link that they share and that all together ask most of; null where they share none that they load.
     shared_link: str | None
     #: Seconds per second that this link is needed for by all jobs at the pace of each alone; above 1 it cannot keep up.
@@ -134,7 +128,7 @@ def read_job(path: str, base: Mapping[str, Any]) -> JobRequest:
     )  # fmt: skip
 
 
-class Site:
+class SharedCluster:
     """A cluster on which jobs are placed one after the other, on the nodes that are free."""
 
     def __init__(self, scenario: Scenario, free_file: str | None = None) -> None:
@@ -190,7 +184,7 @@ class Site:
 
 def on_its_nodes(job: JobRequest, free_file: str | None = None, *, detail: bool = False) -> Result:
     """Simulate a job alone on the nodes where it is placed."""
-    placed = Site(job.scenario, free_file).place(job)
+    placed = SharedCluster(job.scenario, free_file).place(job)
     return simulate_on(placed.scenario, placed.topology, placed.spec, detail=detail)
 
 
@@ -199,13 +193,15 @@ def beside(
     *,
     free_file: str | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> Neighbours:
+) -> ContendingJobs:
     """Place jobs one after the other on the cluster of the first, and play them beside each other."""
-    site = Site(jobs[0].scenario, free_file)
-    return play(site, [site.place(job) for job in jobs], say)
+    shared = SharedCluster(jobs[0].scenario, free_file)
+    return play(shared, [shared.place(job) for job in jobs], say)
 
 
-def play(site: Site, placed: Sequence[PlacedJob], say: Callable[[str], None] = lambda _: None) -> Neighbours:
+def play(
+    shared: SharedCluster, placed: Sequence[PlacedJob], say: Callable[[str], None] = lambda _: None
+) -> ContendingJobs:
     """Play placed jobs beside each other, from several starts."""
     say("each alone")
     alone = [simulate_on(job.scenario, job.topology, job.spec) for job in placed]
@@ -227,10 +223,10 @@ def play(site: Site, placed: Sequence[PlacedJob], say: Callable[[str], None] = l
         n_steps += len(found[0])
         is_periodic &= watch.first is not None
     rows = [
-        _row(site, job, seconds, [mean[number] for mean in means])
+        _row(shared, job, seconds, [mean[number] for mean in means])
         for number, (job, seconds) in enumerate(zip(placed, alone_s, strict=True))
     ]
-    return Neighbours(
+    return ContendingJobs(
         jobs=rows, shared_link=link, shared_load=load, n_starts=n_starts, n_steps=n_steps, is_periodic=is_periodic
     )
 
@@ -247,13 +243,13 @@ def _read_bytes(job: PlacedJob) -> float:
     return 0.0 if job.topology.storage is None else batch_bytes(plan, sample_bytes_of(job.spec, plan))
 
 
-def _row(site: Site, job: PlacedJob, alone_s: float, means_s: Sequence[float]) -> NeighbourJob:
+def _row(shared: SharedCluster, job: PlacedJob, alone_s: float, means_s: Sequence[float]) -> ContendingJob:
     nodes = list(job.nodes)
     beside_s = sum(means_s) / len(means_s)
     spec = job.spec
     checkpoint = checkpoint_of(job.scenario.plan, job.topology, spec.n_parameters, spec.n_matrix_parameters)
-    return NeighbourJob(
-        model=job.scenario.model, gpus=job.scenario.plan.gpus, nodes=nodes, on_leaves=list(site.switches.counts(nodes)),
+    return ContendingJob(
+        model=job.scenario.model, gpus=job.scenario.plan.gpus, nodes=nodes, on_leaves=list(shared.switches.counts(nodes)),
         alone_s=alone_s, beside_s=beside_s, slowdown=beside_s / alone_s, slowdown_low=min(means_s) / alone_s,
         slowdown_high=max(means_s) / alone_s, read_bytes=_read_bytes(job), checkpoint_bytes=checkpoint.n_bytes,
         checkpoint_s=checkpoint.write_s,
@@ -274,93 +270,36 @@ def busiest_shared(alone: Sequence[Result], alone_s: Sequence[float]) -> tuple[s
     return f"{link.source} -> {link.target}", shared[index]
 
 
-class PeriodWatch:
-    """Looks at the starts of the longest job's steps until the others are where they were before.
-
-    Attributes
-    ----------
-    first : int or None
-        The step of the longest job since whose start everything repeats.
-    """
-
-    def __init__(self, alone_s: Sequence[float]) -> None:
-        self.first: int | None = None
-        self._longest = max(range(len(alone_s)), key=lambda number: alone_s[number])
-        others_s = [seconds for number, seconds in enumerate(alone_s) if number != self._longest]
-        self._limits_ps = [max(1, to_ps(SAME_PHASE * seconds)) for seconds in others_s]
-        self._n_seen = 0
-
-    def __call__(self, found: Sequence[Sequence[Iteration]]) -> bool:
-        """Whether enough steps have been played."""
-        own = found[self._longest]
-        if len(own) == self._n_seen:
-            return False
-        self._n_seen = len(own)
-        if any(not steps for steps in found):
-            return False
-        last = own[-1]
-        for number in range(len(own) - 2, 0, -1):
-            if all(
-                abs(now - before) <= limit
-                for now, before, limit in zip(last.phases_ps, own[number].phases_ps, self._limits_ps, strict=True)
-            ):
-                self.first = number
-                return True
-        return len(own) >= MOST_STEPS
-
-    def means_s(self, found: Sequence[Sequence[Iteration]]) -> list[float]:
-        """Return the mean time of each job's steps, over the period where there is one."""
-        own = found[self._longest]
-        since = self.first if self.first is not None else min(WARM_UP, len(own) - 2)
-        from_ps, to = own[since].start_ps, own[-1].start_ps
-        means = []
-        for number, steps in enumerate(found):
-            if number == self._longest:
-                means.append(to_s(to - from_ps) / (len(own) - 1 - since))
-                continue
-            # steps are counted in parts, by how far each is when the window begins and ends
-            done = sum(_overlap(one, from_ps, to) for one in steps)
-            covered = sum(max(0, min(one.end_ps, to) - max(one.start_ps, from_ps)) for one in steps)
-            means.append(to_s(covered) / done)
-        return means
-
-
-def _overlap(step: Iteration, from_ps: int, to_ps_: int) -> float:
-    """Return which part of a step lies between two times."""
-    length = step.end_ps - step.start_ps
-    return max(0, min(step.end_ps, to_ps_) - max(step.start_ps, from_ps)) / length if length else 0.0
-
-
 def best_placements(
     job: JobRequest,
     others: Sequence[JobRequest] = (),
     *,
     free_file: str | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[list[PlacementRow], Neighbours | None]:
+) -> tuple[list[PlacementRow], ContendingJobs | None]:
     """Return placements of a job on free nodes, the fastest first, and the job beside the others on the first of them.
 
     Other jobs run already, on nodes that their requests list or else on those that are not free.
     """
-    site = Site(job.scenario, free_file)
-    open_nodes = site.free
+    shared = SharedCluster(job.scenario, free_file)
+    open_nodes = shared.free
     if others:
-        site.open_others(free_file)
-    running = [site.place(one) for one in others]
+        shared.open_others(free_file)
+    running = [shared.place(one) for one in others]
     held = {node for one in running for node in one.nodes}
     free = [node for node in open_nodes if node not in held]
-    ways = placements(site.switches, free, site.n_nodes(job), [one.nodes for one in running])
-    found: list[tuple[PlacementRow, Neighbours | None]] = []
+    ways = placements(shared.switches, free, shared.n_nodes(job), [one.nodes for one in running])
+    found: list[tuple[PlacementRow, ContendingJobs | None]] = []
     for number, nodes in enumerate(islice(ways, MOST_PLACEMENTS)):
         say(f"placement {number + 1}")
-        placed, played = site.put(job, nodes), None
+        placed, played = shared.put(job, nodes), None
         if running:
-            played = play(site, [placed, *running])
+            played = play(shared, [placed, *running])
             seconds = played["jobs"][0]["beside_s"]
         else:
             seconds = simulate_on(placed.scenario, placed.topology, placed.spec).metrics.iteration_time_s
         row = PlacementRow(
-            nodes=list(nodes), on_leaves=list(site.switches.counts(nodes)), iteration_time_s=seconds,
+            nodes=list(nodes), on_leaves=list(shared.switches.counts(nodes)), iteration_time_s=seconds,
             is_slurms=number == 0,
         )  # fmt: skip
         found.append((row, played))
@@ -368,7 +307,7 @@ def best_placements(
     return [row for row, _ in found], found[0][1]
 
 
-def in_words(found: Neighbours) -> str:
+def in_words(found: ContendingJobs) -> str:
     """Say what the first job loses."""
     first = found["jobs"][0]
     if len(found["jobs"]) == 1:

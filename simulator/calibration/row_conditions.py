@@ -1,0 +1,80 @@
+"""How the rows of measurement files were timed, as their sources and notes say in prose."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from simulator.kernels.conditions import CONDITIONS, Conditions
+
+_VERSION = re.compile(r"nccl[/_ -]?v?(\d+)[._](\d+)", re.IGNORECASE)
+#: sources whose benchmarks drive so many GPUs from one process
+_PER_PROCESS = {
+    "microsoft/superbenchmark": 8,
+    "public GitHub file id 33201577724": 8,
+    "https://github.com/ROCm/rccl/issues/1562": 8,
+}
+
+
+def kernel_conditions(source: str, notes: str, kernel_pass: str = "forward") -> Conditions:
+    """Tell from a row's source and notes how its kernel was timed; ``benchmark`` where they do not say.
+
+    Examples
+    --------
+    >>> kernel_conditions("lab", "random weights, CUDA graph").name
+    'graph_replay'
+    """
+    text = f"{source} {notes}".lower()
+    if kernel_pass == "backward" and "autograd" in text:
+        return CONDITIONS["autograd_flushed"]
+    for phrase, name in (
+        ("sustained power", "profiler"),
+        ("cuda graph", "graph_replay"),
+        ("encoder attention", "graph_replay"),
+        ("inference prefill", "inference_prefill"),
+        ("l2 flushed", "events_flushed"),
+        ("_scaled_fp8_quant", "repeated"),
+        ("_proj of", "profiler"),
+    ):
+        if phrase in text:
+            return CONDITIONS[name]
+    return CONDITIONS["benchmark"]
+
+
+def library_kernel(notes: str) -> str:
+    """Return the library kernel that a row's notes name, or nothing.
+
+    Examples
+    --------
+    >>> library_kernel("kernel vllm_flash_attn, inference prefill")
+    'vllm_flash_attn'
+    >>> library_kernel("inference prefill, kernel vllm_flash_attn_fa3; sliding window 128")
+    'vllm_flash_attn_fa3'
+    """
+    found = re.search(r"(?:^|, |hidden; )kernel (\w+)", notes)
+    return found[1] if found else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkConditions:
+    """How a benchmark was run."""
+
+    nccl: str | None = None  #: Version; None where it is not known, and that of the cluster file holds.
+    gpus_per_process: int = 1  #: ``-g`` (times ``-t``): GPUs that one process drives.
+
+
+def benchmark_conditions(source: str, *, nccl: str = "", gpus_per_process: str = "") -> BenchmarkConditions:
+    """Tell how the benchmark behind a row was run: from the row's own cells, else from its source.
+
+    Examples
+    --------
+    >>> benchmark_conditions("results/nccl_2_18/n2.g4/all_reduce.dat")
+    BenchmarkConditions(nccl='2.18', gpus_per_process=1)
+    >>> benchmark_conditions("microsoft/superbenchmark@700d6501f1:tests/data/nccl_allreduce.log").gpus_per_process
+    8
+    """
+    version = _VERSION.search(source)
+    return BenchmarkConditions(
+        nccl=nccl or (f"{version[1]}.{version[2]}" if version else None),
+        gpus_per_process=int(gpus_per_process or next((n for s, n in _PER_PROCESS.items() if source.startswith(s)), 1)),
+    )
