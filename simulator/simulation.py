@@ -168,7 +168,7 @@ def lower_scenario(
     topology: Topology,
     spec: ModelSpec | RecordedModule,
     *,
-    whole: bool | None = None,
+    all_micro_batches: bool | None = None,
     jointly: bool = True,
     opened: bool = False,
     uneven: Mapping[int, Hashable] | None = None,
@@ -178,7 +178,7 @@ def lower_scenario(
 
     Parameters
     ----------
-    whole, jointly, allowance
+    all_micro_batches, jointly, allowance
         As for :func:`lower`.
     opened : bool
         Whether no pass is sure to have its links to itself, so that none is a block by itself.
@@ -199,7 +199,7 @@ def lower_scenario(
         gpus_per_node=topology.gpus_per_node,
         boundary_bytes=boundary_bytes(spec, plan),
         unfold=scenario.unfold,
-        whole=whole,
+        all_micro_batches=all_micro_batches,
         jointly=jointly,
         loading=loading_of(plan, topology, sample_bytes_of(spec, plan)),
         classes=classes,
@@ -366,7 +366,7 @@ class Run:
 class _Writing(TypedDict):
     """How :func:`lower_scenario` writes a scenario down."""
 
-    whole: bool | None
+    all_micro_batches: bool | None
     jointly: bool
     opened: bool
     uneven: Mapping[int, Hashable]
@@ -380,7 +380,7 @@ class _Way:
     among_others: bool = False  #: Whether passes that several ranks run go on step by step.
     is_watched: bool = True  #: Whether networks tell when a class is uneven.
     n_splits: int = 0
-    whole: bool | None = None
+    all_micro_batches: bool | None = None
     jointly: bool = True
     opened: bool = False
     uneven: Mapping[int, Hashable] = field(default_factory=dict)
@@ -388,7 +388,12 @@ class _Way:
     @property
     def writing(self) -> _Writing:
         """What lowering is told, but for whether ranks are classes."""
-        return {"whole": self.whole, "jointly": self.jointly, "opened": self.opened, "uneven": self.uneven}
+        return {
+            "all_micro_batches": self.all_micro_batches,
+            "jointly": self.jointly,
+            "opened": self.opened,
+            "uneven": self.uneven,
+        }
 
     def meeting(self) -> _Way:
         """Go on where others take links of passes that ran by themselves."""
@@ -399,7 +404,7 @@ class _Way:
         if self.jointly and not self.among_others:
             found = replace(self, among_others=True)
             return found, "simulating passes step by step, for other traffic takes their links"
-        found = replace(self, among_others=False, jointly=False, whole=False if self.unfold else None)
+        found = replace(self, among_others=False, jointly=False, all_micro_batches=False if self.unfold else None)
         return found, "lowering layer by layer, for passes do not take turns"
 
     def split(self, apart: Mapping[int, Hashable], n_tasks: int) -> _Way:
@@ -409,7 +414,11 @@ class _Way:
             return replace(self, uneven=apart, n_splits=n_splits)
         unfold = n_tasks <= MOST_TASKS
         return _Way(
-            unfold=unfold, among_others=True, is_watched=False, n_splits=n_splits, whole=False if unfold else None
+            unfold=unfold,
+            among_others=True,
+            is_watched=False,
+            n_splits=n_splits,
+            all_micro_batches=False if unfold else None,
         )
 
 
@@ -556,9 +565,9 @@ class Together:
 
     def _lower(self) -> None:
         programs = [
-            lower_scenario(job.scenario, job.topology, job.spec, whole=True, jointly=False, opened=self._by_layer)[
-                1
-            ].program
+            lower_scenario(
+                job.scenario, job.topology, job.spec, all_micro_batches=True, jointly=False, opened=self._by_layer
+            )[1].program
             for job in self._jobs
         ]
         own = [ModelCosts(job.topology, job.scenario) for job in self._jobs]

@@ -95,7 +95,9 @@ def test_a_flow_without_end_is_one_that_is_sent_again_and_again():
     lasting = replace(flow, n_bytes=flow.n_bytes * 10 * ours.step_s / ours.traffic_s)
     op = Collective(collective="traffic", axis="beside", n_bytes=round(lasting.n_bytes), groups=((0,),))
     traffic = Program(ranks=(RankProgram(rank=0, members=(0,), tasks=(Task(op, "beside"),)),))
-    step = lower_scenario(result.scenario, result.topology, result.spec, whole=True, jointly=False, opened=True)[1]
+    step = lower_scenario(
+        result.scenario, result.topology, result.spec, all_micro_batches=True, jointly=False, opened=True
+    )[1]
     steps, _ = run_together(
         [(step.program, ModelCosts(result.topology, result.scenario)), (traffic, _Again(lasting))],
         lambda: FlowNetwork(result.topology), starts_ps=(0, 0), shared=frozenset(flow.links),

@@ -23,7 +23,7 @@ def answer(cluster, *, model="gpt-1.3b", **plan):
 def by_layer_ps(result):
     """Return the makespan of the same step, every layer of every pass and every micro-batch written down."""
     lowered = lower_scenario(
-        result.scenario, result.topology, result.spec, whole=True, jointly=False, opened=True
+        result.scenario, result.topology, result.spec, all_micro_batches=True, jointly=False, opened=True
     )[1]  # fmt: skip
     assert not any(isinstance(task.op, Block) for rank in lowered.program.ranks for task in rank.tasks)
     costs = ModelCosts(result.topology, result.scenario)
