@@ -36,7 +36,7 @@ from simulator.plan.data_parallelism import (
 from simulator.plan.engine_releases import EngineReleases, is_before, is_within
 from simulator.plan.framework_features import FUSED_EXPERTS, FUSED_PRECISIONS, Feature
 from simulator.plan.module_names import COMPILED_GRAPHS, MEGATRON_GRAPHS
-from simulator.plan.vocabularies import ContextExchange
+from simulator.plan.vocabularies import ContextExchange, Optimizer
 
 #: How kernels are issued: operation by operation, from compiled code, or as captured graphs.
 Host = Literal["eager", "compiled", "graphs"]
@@ -70,6 +70,8 @@ class Framework(EngineReleases):
     synchronous_p2p: bool = True
     #: Whether the optimizer of 16-bit weights keeps fp32 masters and moments, or steps the 16-bit weights themselves.
     master_weights: bool = True
+    #: Optimizers that it has, as ``optimizer`` names them.
+    optimizers: tuple[Optimizer, ...] = ("adam",)
     #: How Adam steps unless the plan says otherwise: ``fused``, in one operation over all tensors; ``foreach``, operation by operation
     #: over all of them, the default of ``torch.optim`` on a GPU; ``for-loop``, tensor by tensor.
     optimizer_implementation: OptimizerImplementation = "fused"
@@ -236,6 +238,8 @@ _MEGATRON_GATES = "23.11"
 _PEFT_0_11 = "24.05"
 #: and with PyTorch 2.8, from which on the Trainer of Hugging Face takes the fused Adam
 _TORCH_2_8 = "25.08"
+#: optimizers of Megatron-Core (NVIDIA/Megatron-LM, ``core/optimizer``, ``muon.py``)
+_MEGATRON_OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "muon")
 #: PyTorch's own parts run one by one, as this project's jobs do
 _TORCH_DDP = Framework(
     name="torch-ddp",
@@ -314,6 +318,7 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
+            optimizers=_MEGATRON_OPTIMIZERS,
             offloads_modules=True,
             experts_need_split_tokens=True,
             calls_modules=True,
@@ -332,6 +337,7 @@ FRAMEWORKS: dict[str, Framework] = {
             expert_schedules=pipelines.COMBINED,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
+            optimizers=_MEGATRON_OPTIMIZERS,
             offloads_modules=True,
             experts_need_split_tokens=True,
             calls_modules=True,

@@ -23,6 +23,7 @@ from simulator.plan.vocabularies import (
     ContextExchange,
     GradientCollective,
     Offload,
+    Optimizer,
     Recompute,
     RecomputeMethod,
     Sharding,
@@ -201,7 +202,7 @@ class ParallelPlan:
     gradient_bytes: int | None = setting(
         "precision", "Bytes of one reduced gradient element, 2 or 4.", unset="the framework's own", least=2, most=4, changes=_EVERYTHING,
     )  # fmt: skip
-    optimizer: Literal["adam", "muon"] = setting(
+    optimizer: Optimizer = setting(
         "precision", "`adam`, or `muon` for matrices of blocks (Megatron-Core).", default="adam", changes=_EVERYTHING,
     )  # fmt: skip
     optimizer_implementation: OptimizerImplementation | None = setting(

@@ -156,8 +156,8 @@ def _offload_conflicts(plan: ParallelPlan) -> Conflicts:
             "--tp 1 --sharding zero1",
         ),
         (
-            plan.optimizer == "muon" and not plan.framework_spec.lays_out_pipelines,
-            f"optimizer=muon is Megatron-Core's, not one of {plan.framework}",
+            plan.optimizer not in plan.framework_spec.optimizers,
+            f"optimizer={plan.optimizer} is Megatron-Core's, not one of {plan.framework}",
             "--framework megatron-core",
         ),
         (

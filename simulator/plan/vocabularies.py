@@ -9,6 +9,7 @@ Recompute = Literal["none", "selective", "full"]
 #: the lightest first
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 RecomputeMethod = Literal["uniform", "block"]
+Optimizer = Literal["adam", "muon"]
 Attention = Literal["flash", "eager"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 AttentionKernel = Literal["flash_attention", "flash_attention_1", "flash_attention_2", "flash_attention_triton",

@@ -13,7 +13,7 @@ from simulator.interop import load_model
 from simulator.models.layer import GemmShape, Layer
 from simulator.models.spec import ModelSpec
 from simulator.parallel.states import muon_matrices, optimizer_run
-from simulator.plan import ParallelPlan
+from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.rules import check_combination
 from simulator.scenario import Scenario
 from simulator.simulation import model_for, simulate
@@ -159,4 +159,17 @@ def test_what_would_split_a_matrix_is_refused(settings):
         **settings,
     )
     with pytest.raises(InfeasiblePlanError, match="muon"):
+        check_combination(plan)
+
+
+@pytest.mark.parametrize(
+    ("framework", "has_muon"),
+    [("megatron-core", True), ("nemo", True), ("megatron", False), ("automodel-te", False), ("torchtitan", False)],
+)
+def test_muon_is_megatron_cores_alone(framework, has_muon):
+    name = SETTINGS["framework"].parse(framework)
+    plan = ParallelPlan(framework=name, optimizer="muon", gpus=8, micro_batch=1, global_batch=8, dp=8)
+    if has_muon:
+        return check_combination(plan)
+    with pytest.raises(InfeasiblePlanError, match="optimizer=muon is Megatron-Core's"):
         check_combination(plan)
