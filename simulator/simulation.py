@@ -38,7 +38,6 @@ from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
-from simulator.plan.module_names import LORA_TARGETS
 from simulator.plan.stage_layout import parse_layout
 from simulator.program.allowance import Allowance
 from simulator.program.program import Program
@@ -98,7 +97,6 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
             hint="use --pp 1",
         )
     framework = plan.framework_spec
-    adapted = plan.lora_targets.split("+") if plan.lora_targets else LORA_TARGETS
     setting = Setting(
         micro_batch=plan.micro_batch, sequence_length=sequence_length, document_length=plan.attended_length,
         tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
@@ -106,9 +104,8 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
         attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
         offload_modules=plan.offloaded_modules, captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules,
         lora_rank=plan.lora_rank or 0,
-        wide_modules=tuple(plan.bf16_modules.split("+")) if plan.bf16_modules else (),
-        wide_first=plan.bf16_first_layers, wide_last=plan.bf16_last_layers,
-        lora_targets=tuple(adapted if plan.lora_rank else ()), fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
+        wide_modules=plan.wide_modules, wide_first=plan.bf16_first_layers, wide_last=plan.bf16_last_layers,
+        lora_targets=plan.adapted_projections, fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
         fuses_operations=plan.fused_operations and framework.has_fused_layers and plan.precision_spec.quantisation is not None,
         bias_summing=framework.bias_summing(plan.release),
         left_sms=framework.margin_sms if plan.moe_fused_experts and find_schedule(plan.schedule).takes_turns else 0,

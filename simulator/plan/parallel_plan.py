@@ -11,10 +11,10 @@ from simulator.errors import InfeasiblePlanError
 from simulator.plan import module_names as parts
 from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
 from simulator.plan.dispatchers import DISPATCHERS, Dispatcher
-from simulator.plan.fields import Effect, Setting, check_settings, declared, setting
+from simulator.plan.fields import Effect, Setting, check_settings, declared, setting, words_of
 from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Host, OptimizerImplementation, hosted
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
-from simulator.plan.rules import check_combination, check_words
+from simulator.plan.rules import check_combination, check_expert_degrees, check_words
 from simulator.plan.stage_layout import parse_layout
 from simulator.plan.vocabularies import (
     Attention,
@@ -400,14 +400,23 @@ class ParallelPlan:
     @property
     def captured_modules(self) -> tuple[str, ...]:
         """Modules that run as CUDA graphs of their own: words of :data:`~simulator.plan.module_names.GRAPH_SCOPES`."""
-        scopes = tuple((self.cuda_graphs or "none").split("+"))
-        return scopes if scopes[0] != "none" and not self.captures_iteration else ()
+        scopes = words_of(self.cuda_graphs)
+        return () if "none" in scopes or self.captures_iteration else scopes
 
     @property
     def narrow_modules(self) -> tuple[str, ...]:
         """What runs or waits in eight bits beside the products of layers: words of :data:`~simulator.plan.module_names.FP8_MODULES`."""
-        is_narrow = self.fp8_modules and self.precision_spec.quantisation is not None
-        return tuple((self.fp8_modules or "").split("+")) if is_narrow else ()
+        return words_of(self.fp8_modules) if self.precision_spec.quantisation is not None else ()
+
+    @property
+    def wide_modules(self) -> tuple[str, ...]:
+        """Whose products stay in 16 bits: words of :data:`~simulator.plan.module_names.BF16_MODULES`."""
+        return words_of(self.bf16_modules)
+
+    @property
+    def adapted_projections(self) -> tuple[str, ...]:
+        """Projections that have adapters: words of :data:`~simulator.plan.module_names.LORA_TARGETS`, all of them unless told."""
+        return (words_of(self.lora_targets) or parts.LORA_TARGETS) if self.lora_rank else ()
 
     @property
     def attended_length(self) -> int:
@@ -417,12 +426,12 @@ class ParallelPlan:
     @property
     def recomputed_modules(self) -> tuple[str, ...]:
         """Modules that selective recomputation is told to recompute: words of :data:`~simulator.plan.module_names.RECOMPUTE_MODULES`."""
-        return tuple(self.recompute_modules.split("+")) if self.recompute_modules else ()
+        return words_of(self.recompute_modules)
 
     @property
     def offloaded_modules(self) -> tuple[str, ...]:
         """Modules whose inputs wait in host memory: words of :data:`~simulator.plan.module_names.OFFLOAD_MODULES`."""
-        return tuple(self.offload_modules.split("+")) if self.offload_modules else ()
+        return words_of(self.offload_modules)
 
     @property
     def permutes_by_scan(self) -> bool:
@@ -639,7 +648,7 @@ class ParallelPlan:
                 f"dp x tp x pp x cp = {dp} x {self.tp} x {self.pp} x {self.cp} = {dp * self.model_parallel}, but there are {gpus} GPUs",
                 hint=f"leave --dp out, or set it to {gpus // self.model_parallel}",
             )
-        self._check_experts(dp)
+        check_expert_degrees(self, dp)
         chunks, batch, plan = self._chunks_of_layout(), self._batch(dp), self
         if (gpus, dp, chunks, batch) != (self.gpus, self.dp, self.virtual_pp, self.global_batch):
             plan = replace(self, gpus=gpus, dp=dp, virtual_pp=chunks, global_batch=batch)
@@ -657,26 +666,6 @@ class ParallelPlan:
                 hint="leave --virtual-pp out, and choose a --pp that divides them",
             )
         return n_parts // self.pp
-
-    def _check_experts(self, dp: int) -> None:
-        if self.etp in (None, self.tp):
-            if (dp * self.cp) % self.ep:
-                fewer = max(n for n in range(1, min(self.ep, dp * self.cp + 1)) if (dp * self.cp) % n == 0)
-                whole = "; experts that are not split themselves (--etp 1) may lie over the tensor-parallel ranks, too"
-                raise InfeasiblePlanError(
-                    f"ep={self.ep} does not divide dp x cp = {dp * self.cp}",
-                    hint=f"use --ep {fewer}{whole if self.tp > 1 else ''}",
-                )
-        elif not self.splits_tokens:
-            raise InfeasiblePlanError(
-                f"etp={self.etp} beside tp={self.tp}: without sequence parallelism all tensor-parallel ranks have the same tokens",
-                hint="use --sequence-parallel",
-            )
-        elif (self.tp * self.cp * dp) % (self.expert_tp * self.ep):
-            raise InfeasiblePlanError(
-                f"etp x ep = {self.etp} x {self.ep} does not divide tp x cp x dp = {self.tp * self.cp * dp}",
-                hint="experts lie over the ranks of a pipeline stage",
-            )
 
     def _batch(self, dp: int) -> int:
         """Return the global batch, which follows from the micro-batch where it is left out."""
