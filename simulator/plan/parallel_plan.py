@@ -12,8 +12,9 @@ from simulator.plan import module_names as parts
 from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
 from simulator.plan.dispatchers import DISPATCHERS, Dispatcher
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting, words_of
-from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Host, OptimizerImplementation, hosted
+from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Host, hosted
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
+from simulator.plan.releases import ReleaseFacts
 from simulator.plan.rules import check_combination, check_expert_degrees, check_words
 from simulator.plan.stage_layout import parse_layout
 from simulator.plan.vocabularies import (
@@ -24,6 +25,7 @@ from simulator.plan.vocabularies import (
     GradientCollective,
     Offload,
     Optimizer,
+    OptimizerImplementation,
     Recompute,
     RecomputeMethod,
     Sharding,
@@ -388,6 +390,11 @@ class ParallelPlan:
         return FRAMEWORKS[self.framework] if host is None else hosted(self.framework, host)
 
     @property
+    def release_facts(self) -> ReleaseFacts:
+        """What the framework does at the plan's release."""
+        return self.framework_spec.at(self.release)
+
+    @property
     def softmax_kernel(self) -> Literal["fused_softmax", ""]:
         """The fused kernel between the products of eager attention, empty for separate ones."""
         return "fused_softmax" if self.attention == "eager" and self.attention_kernel == "fused_softmax" else ""
@@ -436,7 +443,7 @@ class ParallelPlan:
     @property
     def permutes_by_scan(self) -> bool:
         """Whether the kernels that sort tokens by expert visit all experts for every token."""
-        return self.framework_spec.permutes_by_scan(self.release) and not self.dispatcher.n_sms
+        return self.release_facts.permutes_by_scan and not self.dispatcher.n_sms
 
     @property
     def stashes_experts(self) -> bool:
@@ -493,7 +500,7 @@ class ParallelPlan:
         """How Adam steps: beside Muon, of narrow moments and on a host it is taken as fused."""
         if self.optimizer != "adam" or self.moment_bytes != 4 or self.offload_optimizer == "cpu":
             return "fused"
-        return self.optimizer_implementation or self.framework_spec.optimizer_of(self.release)
+        return self.optimizer_implementation or self.release_facts.optimizer_implementation
 
     @property
     def sums_norm(self) -> bool:
