@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from simulator.errors import SimulatorError
 from simulator.models.recorded import RecordedModule
-from simulator.models.setting import splits_heads
+from simulator.models.setting import partition_refusal
 from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
 from simulator.models.transformer import capturable
@@ -67,20 +67,15 @@ class Site:
 
 
 def tensor_rule(plan: ParallelPlan, site: Site) -> str:
-    """Tensor parallelism stays within a node and divides heads and MLP."""
+    """Tensor parallelism stays within a node and divides the model; a module of the user's own says itself how it is split."""
     if plan.tp == 1:
         return ""
     if not plan.framework_spec.data_parallel.splits_models:
         return f"{plan.framework} has no tensor parallelism"
     if site.node_gpus % plan.tp:
         return f"tp={plan.tp} does not divide the {site.node_gpus} GPUs of a node"
-    if isinstance(site.spec, RecordedModule):
-        return ""
-    if site.spec.heads % plan.tp:
-        return f"tp={plan.tp} does not divide the {site.spec.heads} attention heads"
-    if splits_heads(site.spec, plan.tp):
-        return f"tp={plan.tp} would cut the {site.spec.kv_heads} key-value heads"
-    return f"tp={plan.tp} does not divide the MLP's {site.spec.ffn_hidden}" if site.spec.ffn_hidden % plan.tp else ""
+    refused = None if isinstance(site.spec, RecordedModule) else partition_refusal(site.spec, tp=plan.tp)
+    return refused[0] if refused else ""
 
 
 def pipeline_rule(plan: ParallelPlan, site: Site) -> str:
@@ -120,14 +115,15 @@ def context_rule(plan: ParallelPlan, site: Site) -> str:
 
 def expert_rule(plan: ParallelPlan, site: Site) -> str:
     """Expert parallelism divides experts and data-parallel ranks."""
-    if plan.ep == 1:
-        return ""
-    if not site.spec.n_experts:
+    if isinstance(site.spec, ModelSpec):
+        if refused := partition_refusal(site.spec, ep=plan.ep, etp=plan.expert_tp):
+            return refused[0]
+    elif plan.ep > 1 and not site.spec.n_experts:
         return "the model has no experts"
-    if site.spec.n_experts % plan.ep:
+    elif plan.ep > 1 and site.spec.n_experts % plan.ep:
         return f"ep={plan.ep} does not divide the {site.spec.n_experts} experts"
     n_ranks = plan.tp * plan.cp * plan.dp
-    if n_ranks % (plan.expert_tp * plan.ep):
+    if plan.ep > 1 and n_ranks % (plan.expert_tp * plan.ep):
         return f"etp x ep = {plan.expert_tp} x {plan.ep} does not divide the {n_ranks} ranks of a stage"
     return ""
 
@@ -162,7 +158,9 @@ def sequence_rule(plan: ParallelPlan, site: Site) -> str:
     if plan.tp == 1:
         return "sequence parallelism needs tensor-parallel ranks: tp=1"
     length = plan.sequence_length or site.spec.max_positions
-    return f"tp={plan.tp} does not divide the sequence of {length} tokens" if length % plan.tp else ""
+    return (
+        f"tp={plan.tp} does not divide the {length // plan.cp} tokens of a rank" if length // plan.cp % plan.tp else ""
+    )
 
 
 def attention_rule(plan: ParallelPlan, site: Site) -> str:
