@@ -224,24 +224,19 @@ class RecordedModule:
                 f"cp={plan.cp}: {self.name} never calls scaled_dot_product_attention, inside which a sequence is split",
                 hint="use it for attention, or dp",
             )
-        return replace(model, layers=_named_blocks(model.layers))
+        return replace(model, layers=_with_blocks(model.layers))
 
 
 def _is_context(item: LayerItem) -> bool:
     return isinstance(item, CommunicationPoint) and item.operator == "context"
 
 
-def _named_blocks(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """End the names of repeated layers in ``block``, by which a pipeline splits; equal ones stay shared."""
-    is_block = [not (layer.name == "input" or layer.name.startswith("after ")) for layer in layers]
-    if not any(is_block):
-        is_block = [True] * len(layers)
-    renamed = {
-        id(layer): replace(layer, name=f"{layer.name} block")
-        for layer, found in zip(layers, is_block, strict=True)
-        if found
-    }
-    return tuple(renamed.get(id(layer), layer) for layer in layers)
+def _with_blocks(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Take all layers of a module in which nothing repeats for its blocks; equal ones stay shared."""
+    if any(layer.is_block for layer in layers):
+        return tuple(layers)
+    alike = {id(layer): replace(layer, role="block") for layer in layers}
+    return tuple(alike[id(layer)] for layer in layers)
 
 
 def _recomputed(layers: Sequence[Layer]) -> tuple[Layer, ...]:

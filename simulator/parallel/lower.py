@@ -159,7 +159,7 @@ def _cuts(model: Model, plan: ParallelPlan, placement: Placement, first: int, la
 def _cuts_of_layout(
     layout: tuple[str, ...], model: Model, placement: Placement, first: int, last: int
 ) -> list[tuple[int, int]]:
-    predicting = sum(layer.name == "mtp" for layer in model.layers)
+    predicting = sum(layer.role == "prediction" for layer in model.layers)
     said = [sum(stage.count(letter) for stage in layout) for letter in "tm"]
     if (
         placement.shares_vocabulary

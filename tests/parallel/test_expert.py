@@ -132,7 +132,7 @@ def expert_products(spec, **settings):
     layer = next(
         one
         for one in build_model(spec, Setting(micro_batch=1, sequence_length=4096, **settings)).layers
-        if one.name.endswith("block")
+        if one.is_block
     )
     return [k for k in (*layer.forward, *layer.backward) if isinstance(k, GemmShape) and k.name == "grouped_gemm"]
 
@@ -201,7 +201,7 @@ def moved(spec, plan, **settings):
     layer = next(
         one
         for one in build_model(spec, Setting(micro_batch=1, sequence_length=4096, **settings)).layers
-        if one.name.endswith("block")
+        if one.is_block
     )
     template = template_of(layer, "F", plan, Communicators(Mesh(plan), 0, folded=True))
     ops = [entry.op for entry in template.entries if isinstance(entry.op, Collective)]

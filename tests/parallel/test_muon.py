@@ -30,8 +30,8 @@ def gradient(m, n, *, name="gemm", batch=1):
     return GemmShape(m=m, n=n, k=64, batch=batch, kernel_pass="wgrad", name=name)
 
 
-def layer(*items, name="block"):
-    return Layer(name=name, forward=(), backward=items)
+def layer(*items, role="block"):
+    return Layer(name=role, role=role, forward=(), backward=items)
 
 
 def products_of(n_flops_of):
@@ -94,7 +94,7 @@ def test_the_matrices_that_keep_one_moment_are_those_that_are_orthogonalised(mod
 
 
 def test_ranks_own_whole_matrices_and_the_fullest_one_counts():
-    layers = [layer(gradient(64, 64), gradient(64, 64), gradient(64, 256)), layer(gradient(512, 64), name="head")]
+    layers = [layer(gradient(64, 64), gradient(64, 64), gradient(64, 256)), layer(gradient(512, 64), role="head")]
     assert len(muon_matrices(layers, 1, 1)) == 3
     assert muon_matrices(layers, 2, 1) == (gradient(64, 256),)  # 4.5 times a square one, and so alone
     assert len(muon_matrices(layers, 100, 1)) == 1
