@@ -231,8 +231,7 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
         raise InfeasiblePlanError(
             f"CUDA {plan.cuda} does not know {device.name}: {device.first_cuda} is the first", hint=hint
         )
-    refusal = expert_refusal(plan, has_experts=isinstance(spec, ModelSpec) and spec.n_experts > 0)
-    if refusal:
+    if refusal := expert_refusal(plan, spec):
         raise InfeasiblePlanError(refusal, hint="use --sequence-parallel")
     if not plan.sequence_length:
         plan = replace(plan, sequence_length=spec.max_positions)

@@ -18,7 +18,7 @@ from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
 from simulator.models.transformer import capturable
 from simulator.parallel.expert import expert_refusal
-from simulator.parallel.idle import idle_settings
+from simulator.parallel.idle import idle_settings, is_alone
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.rules import capture_doubt, sharding_refusal
 from simulator.plan.stage_layout import shortened_ends
@@ -118,7 +118,7 @@ def expert_rule(plan: ParallelPlan, site: Site) -> str:
     if isinstance(site.spec, ModelSpec):
         if refused := partition_refusal(site.spec, ep=plan.ep, etp=plan.expert_tp):
             return refused[0]
-    elif plan.ep > 1 and not site.spec.n_experts:
+    elif plan.ep > 1 and not site.spec.has_experts:
         return "the model has no experts"
     elif plan.ep > 1 and site.spec.n_experts % plan.ep:
         return f"ep={plan.ep} does not divide the {site.spec.n_experts} experts"
@@ -133,8 +133,7 @@ def sharding_rule(plan: ParallelPlan, site: Site) -> str:
     if plan.sharding == "none":
         return ""
     replicas = plan.dp * plan.cp
-    has_experts = isinstance(site.spec, ModelSpec) and site.spec.n_experts
-    if replicas == 1 and not (has_experts and plan.expert_dp > 1):
+    if is_alone(plan, has_experts=site.spec.has_experts):
         return f"sharding={plan.sharding}: there is one data-parallel rank"
     facts = plan.framework_spec.data_parallel
     if plan.sharding not in (facts.shardings if plan.pp == 1 else facts.pipeline_shardings):
@@ -154,7 +153,7 @@ def hybrid_group(plan: ParallelPlan, site: Site) -> int:
 def sequence_rule(plan: ParallelPlan, site: Site) -> str:
     """Sequence parallelism splits the sequence over tensor-parallel ranks, and some frameworks' experts need it."""
     if not plan.sequence_parallel:
-        return expert_refusal(plan, has_experts=isinstance(site.spec, ModelSpec) and site.spec.n_experts > 0)
+        return expert_refusal(plan, site.spec)
     if plan.tp == 1:
         return "sequence parallelism needs tensor-parallel ranks: tp=1"
     length = plan.sequence_length or site.spec.max_positions
@@ -350,7 +349,7 @@ def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
 
 def _host_bound(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
     """Yield what spares the host work, as far as the framework has it: CUDA graphs, and one kernel for all experts."""
-    facts, has_experts = plan.framework_spec, site.spec.n_experts > 0
+    facts, has_experts = plan.framework_spec, site.spec.has_experts
     now = plan.cuda_graphs or "none"
     if has_experts and plan.precision in facts.fused_experts:
         yield _Change({"moe_fused_experts": not plan.moe_fused_experts})
@@ -430,7 +429,7 @@ def _degrees(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
             elif axis == "tp" and plan.sequence_parallel and other == 1:
                 without = {"sequence_parallel": False}
             yield _Change(settings | without, other / degree)
-    if site.spec.n_experts:
+    if site.spec.has_experts:
         for other in divisors(plan.expert_dp * plan.ep):
             if other != plan.ep:
                 yield _Change({"ep": other}, other / plan.ep)
@@ -455,12 +454,10 @@ def _is_idle(change: _Change, plan: ParallelPlan, other: ParallelPlan, site: Sit
         return False
     if name == "asynchronous_tp" and plan.sequence_parallel:
         return True
-    is_model = isinstance(site.spec, ModelSpec)
-    has_experts = site.spec.n_experts > 0
-    has_shared = is_model and site.spec.shared_expert_hidden > 0  # type: ignore[union-attr]
+    has_shared = isinstance(site.spec, ModelSpec) and site.spec.shared_expert_hidden > 0
     # a setting is idle as it is or as it would be: one of the two is its default, of which nothing is said
     return any(
         setting == name
         for one in (plan, other)
-        for setting, _ in idle_settings(one, has_experts=has_experts, has_shared_expert=has_shared)
+        for setting, _ in idle_settings(one, has_experts=site.spec.has_experts, has_shared_expert=has_shared)
     )

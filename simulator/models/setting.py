@@ -196,9 +196,9 @@ def partition_refusal(
     if not {"M", "p"}.isdisjoint("".join(spec.blocks)):
         # NVIDIA/Megatron-LM, ``core/ssm/mamba_mixer.py``: "ngroups must be evenly divisible by tp_size"
         rules.append(("ssm_groups", spec.ssm_groups, "tp", tp))
-    if ep > 1 and not spec.n_experts:
+    if ep > 1 and not spec.has_experts:
         return f"ep={ep}: {spec.name} has no experts to distribute", "use --ep 1"
-    if spec.n_experts:
+    if spec.has_experts:
         rules.append(("expert_hidden", spec.expert_hidden, "etp", etp))
     rules.append(("sequence_length / cp", split_sequence, "tp", tp))
     for name, size, axis, degree in rules:
