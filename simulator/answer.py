@@ -210,7 +210,7 @@ def to_json(result: Result) -> Answer:
     least_s = metrics.least_s
     assert least_s <= seconds, f"{device.name} needs {least_s:.4g} s for what is said to run in {seconds:.4g} s"
     has_tokens = not isinstance(result.spec, RecordedModule) or result.spec.has_tokens
-    experts, family = getattr(result.spec, "n_experts", 0) > 0, getattr(result.spec, "architecture", "module")
+    experts, family = result.spec.has_experts, getattr(result.spec, "architecture", "module")
     return Answer(
         iteration_time_s=seconds,
         samples_per_s=plan.global_batch / seconds,
@@ -284,7 +284,7 @@ def not_modelled(result: Result) -> list[str]:
         left_out.append("reading data: the cluster file has no storage section")
     if isinstance(spec, ModelSpec) and spec.positions == "learned" and plan.sequence_length > spec.max_positions:
         left_out.append(f"positions beyond {spec.max_positions}: the model's learned table ends there")
-    if doubt := capture_doubt(plan, has_experts=getattr(spec, "n_experts", 0) > 0):
+    if doubt := capture_doubt(plan, has_experts=spec.has_experts):
         left_out.append(doubt)
     return left_out
 

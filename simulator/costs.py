@@ -114,7 +114,7 @@ class ModelCosts:
                 n_pieces=n_pieces,
                 is_call=is_call,
                 is_quantised=self._is_quantised,
-                is_early=self.framework.has_early_modules(self.scenario.plan.release),
+                is_early=self.scenario.plan.release_facts.has_early_modules,
             )
             self._issue_ps[key] = to_ps(seconds)
         return self._issue_ps[key] + (to_ps(op.host_s) if isinstance(op, Collective) else 0)

@@ -119,7 +119,7 @@ def lower_scenario(
         gpus_per_node=topology.gpus_per_node,
         boundary_bytes=boundary_bytes(spec, plan),
         unfold=scenario.unfold,
-        whole=mode.all_micro_batches,
+        all_micro_batches=mode.all_micro_batches,
         jointly=mode.jointly,
         loading=loading_of(plan, topology, sample_bytes_of(spec, plan)),
         classes=classes,
@@ -154,8 +154,7 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
         raise InfeasiblePlanError(
             f"CUDA {plan.cuda} does not know {device.name}: {device.first_cuda} is the first", hint=hint
         )
-    refusal = expert_refusal(plan, has_experts=isinstance(spec, ModelSpec) and spec.n_experts > 0)
-    if refusal:
+    if refusal := expert_refusal(plan, spec):
         raise InfeasiblePlanError(refusal, hint="use --sequence-parallel")
     if not plan.sequence_length:
         plan = replace(plan, sequence_length=spec.max_positions)

@@ -71,11 +71,11 @@ def idle_by_name(
 
     plan = scenario.plan
     network = scenario.network if scenario.network != "flow" else ""
-    has_experts = getattr(spec, "n_experts", 0) > 0
+    has_experts = spec.has_experts
     idle = idle_settings(
         plan, has_experts=has_experts, has_shared_expert=getattr(spec, "shared_expert_hidden", 0) > 0,
         has_rotations=getattr(spec, "positions", "") == "rotary", scales_rotations=getattr(spec, "scales_rotation", False),
-        given=given,
+        has_expert_bias=getattr(spec, "expert_bias", False), given=given,
     )  # fmt: skip
     device, overrides = topology.device(0), dict(scenario.overrides)
     choices = {

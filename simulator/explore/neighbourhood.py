@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from simulator.errors import SimulatorError
 from simulator.models.recorded import RecordedModule
-from simulator.models.setting import splits_heads
+from simulator.models.setting import partition_refusal
 from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
 from simulator.models.transformer import capturable
 from simulator.parallel.expert import expert_refusal
-from simulator.parallel.idle import idle_settings
+from simulator.parallel.idle import idle_settings, is_alone
 from simulator.parallel.rank_model import n_predictions
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.rules import capture_doubt, sharding_refusal
@@ -67,20 +67,15 @@ class Site:
 
 
 def tensor_rule(plan: ParallelPlan, site: Site) -> str:
-    """Tensor parallelism stays within a node and divides heads and MLP."""
+    """Tensor parallelism stays within a node and divides the model; a module of the user's own says itself how it is split."""
     if plan.tp == 1:
         return ""
     if not plan.framework_spec.data_parallel.splits_models:
         return f"{plan.framework} has no tensor parallelism"
     if site.node_gpus % plan.tp:
         return f"tp={plan.tp} does not divide the {site.node_gpus} GPUs of a node"
-    if isinstance(site.spec, RecordedModule):
-        return ""
-    if site.spec.heads % plan.tp:
-        return f"tp={plan.tp} does not divide the {site.spec.heads} attention heads"
-    if splits_heads(site.spec, plan.tp):
-        return f"tp={plan.tp} would cut the {site.spec.kv_heads} key-value heads"
-    return f"tp={plan.tp} does not divide the MLP's {site.spec.ffn_hidden}" if site.spec.ffn_hidden % plan.tp else ""
+    refused = None if isinstance(site.spec, RecordedModule) else partition_refusal(site.spec, tp=plan.tp)
+    return refused[0] if refused else ""
 
 
 def pipeline_rule(plan: ParallelPlan, site: Site) -> str:
@@ -120,14 +115,15 @@ def context_rule(plan: ParallelPlan, site: Site) -> str:
 
 def expert_rule(plan: ParallelPlan, site: Site) -> str:
     """Expert parallelism divides experts and data-parallel ranks."""
-    if plan.ep == 1:
-        return ""
-    if not site.spec.n_experts:
+    if isinstance(site.spec, ModelSpec):
+        if refused := partition_refusal(site.spec, ep=plan.ep, etp=plan.expert_tp):
+            return refused[0]
+    elif plan.ep > 1 and not site.spec.has_experts:
         return "the model has no experts"
-    if site.spec.n_experts % plan.ep:
+    elif plan.ep > 1 and site.spec.n_experts % plan.ep:
         return f"ep={plan.ep} does not divide the {site.spec.n_experts} experts"
     n_ranks = plan.tp * plan.cp * plan.dp
-    if n_ranks % (plan.expert_tp * plan.ep):
+    if plan.ep > 1 and n_ranks % (plan.expert_tp * plan.ep):
         return f"etp x ep = {plan.expert_tp} x {plan.ep} does not divide the {n_ranks} ranks of a stage"
     return ""
 
@@ -137,8 +133,7 @@ def sharding_rule(plan: ParallelPlan, site: Site) -> str:
     if plan.sharding == "none":
         return ""
     replicas = plan.dp * plan.cp
-    has_experts = isinstance(site.spec, ModelSpec) and site.spec.n_experts
-    if replicas == 1 and not (has_experts and plan.expert_dp > 1):
+    if is_alone(plan, has_experts=site.spec.has_experts):
         return f"sharding={plan.sharding}: there is one data-parallel rank"
     facts = plan.framework_spec.data_parallel
     if plan.sharding not in (facts.shardings if plan.pp == 1 else facts.pipeline_shardings):
@@ -158,11 +153,13 @@ def hybrid_group(plan: ParallelPlan, site: Site) -> int:
 def sequence_rule(plan: ParallelPlan, site: Site) -> str:
     """Sequence parallelism splits the sequence over tensor-parallel ranks, and some frameworks' experts need it."""
     if not plan.sequence_parallel:
-        return expert_refusal(plan, has_experts=isinstance(site.spec, ModelSpec) and site.spec.n_experts > 0)
+        return expert_refusal(plan, site.spec)
     if plan.tp == 1:
         return "sequence parallelism needs tensor-parallel ranks: tp=1"
     length = plan.sequence_length or site.spec.max_positions
-    return f"tp={plan.tp} does not divide the sequence of {length} tokens" if length % plan.tp else ""
+    return (
+        f"tp={plan.tp} does not divide the {length // plan.cp} tokens of a rank" if length // plan.cp % plan.tp else ""
+    )
 
 
 def attention_rule(plan: ParallelPlan, site: Site) -> str:
@@ -352,7 +349,7 @@ def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
 
 def _host_bound(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
     """Yield what spares the host work, as far as the framework has it: CUDA graphs, and one kernel for all experts."""
-    facts, has_experts = plan.framework_spec, site.spec.n_experts > 0
+    facts, has_experts = plan.framework_spec, site.spec.has_experts
     now = plan.cuda_graphs or "none"
     if has_experts and plan.precision in facts.fused_experts:
         yield _Change({"moe_fused_experts": not plan.moe_fused_experts})
@@ -432,7 +429,7 @@ def _degrees(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
             elif axis == "tp" and plan.sequence_parallel and other == 1:
                 without = {"sequence_parallel": False}
             yield _Change(settings | without, other / degree)
-    if site.spec.n_experts:
+    if site.spec.has_experts:
         for other in divisors(plan.expert_dp * plan.ep):
             if other != plan.ep:
                 yield _Change({"ep": other}, other / plan.ep)
@@ -457,12 +454,10 @@ def _is_idle(change: _Change, plan: ParallelPlan, other: ParallelPlan, site: Sit
         return False
     if name == "asynchronous_tp" and plan.sequence_parallel:
         return True
-    is_model = isinstance(site.spec, ModelSpec)
-    has_experts = site.spec.n_experts > 0
-    has_shared = is_model and site.spec.shared_expert_hidden > 0  # type: ignore[union-attr]
+    has_shared = isinstance(site.spec, ModelSpec) and site.spec.shared_expert_hidden > 0
     # a setting is idle as it is or as it would be: one of the two is its default, of which nothing is said
     return any(
         setting == name
         for one in (plan, other)
-        for setting, _ in idle_settings(one, has_experts=has_experts, has_shared_expert=has_shared)
+        for setting, _ in idle_settings(one, has_experts=site.spec.has_experts, has_shared_expert=has_shared)
     )

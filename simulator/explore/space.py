@@ -140,7 +140,7 @@ class Space:
         if plan.recompute != "selective" or not plan.framework_spec.has_fused_layers:
             return (None,)
         of_latents = ("mla_up_proj",) if spec.is_latent_attention else ()
-        outputs = ("layernorm", "moe_act") if spec.n_experts else ("layernorm",)
+        outputs = ("layernorm", "moe_act") if spec.has_experts else ("layernorm",)
         chosen = [of_latents, (*outputs, *of_latents)]
         return tuple(
             SETTINGS["recompute_modules"].parse(modules) if modules else None for modules in dict.fromkeys(chosen)
@@ -156,7 +156,7 @@ class Space:
             for splits in self._values("sequence_parallel", (False, True)):
                 if sequence_rule(split := replace(sharded, sequence_parallel=splits), self.site):
                     continue
-                if expert_refusal(split, has_experts=self.spec.n_experts > 0):
+                if expert_refusal(split, self.spec):
                     continue
                 for word in self._values("recompute", RECOMPUTES):
                     chosen = replace(split, recompute=word)

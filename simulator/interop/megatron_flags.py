@@ -153,9 +153,9 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     if plan.recompute != "none":
         flags["recompute-granularity"] = plan.recompute
     if plan.recompute_modules:
-        flags["recompute-modules"] = plan.recompute_modules.replace("+", " ")
+        flags["recompute-modules"] = " ".join(plan.recomputed_modules)
     if plan.offload_modules:
-        flags |= {"fine-grained-activation-offloading": True, "offload-modules": plan.offload_modules.replace("+", " ")}
+        flags |= {"fine-grained-activation-offloading": True, "offload-modules": " ".join(plan.offloaded_modules)}
     if plan.captured_modules:
         flags |= {"cuda-graph-impl": "transformer_engine", "cuda-graph-scope": " ".join(plan.captured_modules)}
     elif plan.captures_iteration:

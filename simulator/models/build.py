@@ -111,14 +111,19 @@ def _encoder(spec: ModelSpec, setting: Setting) -> tuple[ModelSpec, Setting]:
 def _embedding_layer(spec: ModelSpec, setting: Setting) -> Layer:
     style = _style(spec, setting)
     if spec.mel_bins:
-        return style.tape.finish("embedding", sound(style), parameters=adapted(style, front_parameters(spec)))
+        parameters = adapted(style, front_parameters(spec))
+        return style.tape.finish("embedding", sound(style), role="embedding", parameters=parameters)
     output = embedding(style)
     parameters = list(embedding_parameters(spec, setting.tp))
     if spec.encoder_layers:
         parameters += relative_parameters(spec, setting.tp)
     table = 0 if setting.lora_rank else parameters[0].n_elements * DTYPE_BYTES[style.weight_dtype]
     return style.tape.finish(
-        "embedding", output, parameters=adapted(style, parameters), workspace_bytes=table if spec.tied else 0
+        "embedding",
+        output,
+        role="embedding",
+        parameters=adapted(style, parameters),
+        workspace_bytes=table if spec.tied else 0,
     )
 
 
@@ -174,6 +179,7 @@ def _mtp_layer(spec: ModelSpec, setting: Setting) -> Layer:
     return style.tape.finish(
         "mtp",
         stream,
+        role="prediction",
         parameters=adapted(style, mtp_parameters(spec, tp=setting.tp, ep=setting.ep, etp=setting.expert_tp)),
         checkpoint=_checkpoint(setting),
     )
@@ -193,11 +199,11 @@ def _between_layer(spec: ModelSpec, setting: Setting) -> Layer:
         parameters = [*between_parameters(spec), *relative_parameters(spec, setting.tp)]
         parameters += embedding_parameters(spec, setting.tp) if spec.mel_bins else ()
     output = embedding(_style(spec, setting, style.tape))
-    return style.tape.finish("decoder_embedding", output, parameters=adapted(style, parameters))
+    return style.tape.finish("decoder_embedding", output, role="between", parameters=adapted(style, parameters))
 
 
 def _head_layer(spec: ModelSpec, setting: Setting) -> Layer:
     style = _style(spec, setting)
     x = style.tape.input(setting.tokens_outside * spec.stream_width, style.residual_dtype)
     head(style, x)
-    return style.tape.finish("head", None, parameters=adapted(style, head_parameters(spec, setting.tp)))
+    return style.tape.finish("head", None, role="head", parameters=adapted(style, head_parameters(spec, setting.tp)))

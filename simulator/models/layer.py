@@ -18,6 +18,10 @@ Pass = Literal["forward", "dgrad", "wgrad", "backward"]
 #: strides differ, with a conversion to a wider type (``widen``), or with several types at once (``mixed``)
 Access = Literal["vector", "strided", "widen", "mixed"]
 
+#: what a layer is to its model: a repeated block, the embedding before all of them, the head with the loss behind them, the prediction of
+#: a further token, or what lies between two stacks of blocks; of a recorded module all that is in no block
+Role = Literal["embedding", "block", "prediction", "between", "head"]
+
 #: bytes of one element, by the dtype names used in shapes
 DTYPE_BYTES: dict[str, int] = {
     "fp32": 4,
@@ -348,8 +352,8 @@ class Layer:
     It has no slots, for sums over its parameters are kept in it: thousands of plans ask for them.
     """
 
-    #: For people: ``"embedding"``, ``"block"``, ``"head"``. Identical layers are one shared object.
-    name: str
+    name: str  #: For people. Identical layers are one shared object.
+    role: Role = "block"  #: What it is to the model.
     #: Kernels and communication points in launch order.
     forward: tuple[LayerItem, ...]
     backward: tuple[LayerItem, ...]
@@ -371,8 +375,8 @@ class Layer:
 
     @property
     def is_block(self) -> bool:
-        """Whether it is one of the model's repeated blocks, not its embedding or its head."""
-        return self.name.endswith("block")
+        """Whether it is one of the model's repeated blocks."""
+        return self.role == "block"
 
     @cached_property
     def elements(self) -> Elements:

@@ -14,7 +14,7 @@ from typing import Literal
 from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.liveness import Tensor
 from simulator.models.ops import kernel, map_kernel
-from simulator.models.styles.base import Style
+from simulator.models.styles.base import GRADIENT, INPUT, NEITHER, Operands, Style
 from simulator.plan.precision import Quantisation
 
 
@@ -277,7 +277,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
             n_rows=n_rows,
             rows=width * (2 if spec.gated_mlp else 1),
             columns=spec.expert_input,
-            fused="gradient" if is_fused else "",
+            narrowed_by_producer=GRADIENT if is_fused else NEITHER,
         )
     up = _stashed(style, up, is_narrow=False)
     with style.recomputed("moe_act", is_discarding=True), style.offloaded("moe_act"):
@@ -303,7 +303,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         n_rows=n_rows,
         rows=spec.expert_input,
         columns=width,
-        fused="input" if is_fused else "",
+        narrowed_by_producer=INPUT if is_fused else NEITHER,
     )
     done = _repacked(style, done)
     if is_fused and spec.expert_bias and not setting.lora_rank:
@@ -409,17 +409,17 @@ def _stashed(style: Style, x: Tensor, *, is_narrow: bool) -> Tensor:
     return style.tape.record([x], x.n_elements, x.dtype, forward=[move], backward=[back], view=x, gradient="alias")
 
 
-def _epilogue_bytes(style: Style, fused: str) -> tuple[float, float]:
+def _epilogue_bytes(style: Style, narrowed_by_producer: Operands) -> tuple[float, float]:
     """Bytes that a fused product moves per element of its result, forward, and of its input's gradient.
 
     The first product writes what backward needs in 16 bits, and the activation narrow along rows and columns. The gradient of
     the second one's input stays in the kernel, which reads what was kept and writes its gradient narrow in both directions.
     """
     narrowing = _narrowing(style)
-    if not fused or narrowing is None:
+    if not narrowed_by_producer or narrowing is None:
         return 0.0, 0.0
     both, n_halves, wide = 2 * narrowing.element_bytes, 2 if style.spec.gated_mlp else 1, DTYPE_BYTES[style.dtype]
-    return (wide + both / n_halves, 0.0) if fused == "gradient" else (0.0, n_halves * (wide + both))
+    return (wide + both / n_halves, 0.0) if "gradient" in narrowed_by_producer else (0.0, n_halves * (wide + both))
 
 
 def _grouped(
@@ -430,11 +430,11 @@ def _grouped(
     n_rows: int,
     rows: int,
     columns: int,
-    fused: Literal["", "input", "gradient"],
+    narrowed_by_producer: Operands,
 ) -> Tensor:
     """Append one product per local expert, batched; rows are spread evenly, over fewer experts where they do not suffice.
 
-    What is ``fused`` was quantised by the kernel that made it. Narrow kernels need rows in whole blocks: each expert's are padded.
+    ``narrowed_by_producer`` is as for :meth:`Style.quantised_product`. Narrow kernels need rows in whole blocks: each expert's are padded.
     """
     setting, recipe = style.setting, _narrowing(style)
     each = max(1, -(-n_rows // n_local))
@@ -454,9 +454,9 @@ def _grouped(
     )
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
     if recipe is not None:
-        sums_bias = fused == "input" and style.spec.expert_bias and not setting.lora_rank
+        sums_bias = "input" in narrowed_by_producer and style.spec.expert_bias and not setting.lora_rank
         return style.quantised_product(
-            x, weight, shape, fused=fused, result_bytes=_epilogue_bytes(style, fused),
+            x, weight, shape, narrowed_by_producer=narrowed_by_producer, result_bytes=_epilogue_bytes(style, narrowed_by_producer),
             summing=setting.bias_summing if sums_bias else 0.0,
         )  # fmt: skip
     weight_gradient = replace(shape, m=rows, n=columns, k=each, kernel_pass="wgrad", output_bytes=style.wgrad_bytes)

@@ -115,6 +115,11 @@ class RecordedModule:
         return max((n for _, n in expert_modules(self.module).values()), default=0)
 
     @property
+    def has_experts(self) -> bool:
+        """Whether its ``ep_plan`` marks experts."""
+        return self.n_experts > 0
+
+    @property
     def n_matrix_parameters(self) -> int:
         """None: a recorded module has no blocks."""
         return 0
@@ -159,11 +164,11 @@ class RecordedModule:
              'say what is split: tp_plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}'),
             (plan.tp > 1 and plan.sequence_parallel, f"sequence_parallel: the tp_plan of {name} alone says where tokens are divided",
              "leave it out, and give SequenceParallel(), PrepareModuleInput() and output_layouts=Shard(1) in the tp_plan"),
-            (plan.ep > 1 and not self.n_experts, f"ep={plan.ep}: {name} has no ep_plan that marks experts",
+            (plan.ep > 1 and not self.has_experts, f"ep={plan.ep}: {name} has no ep_plan that marks experts",
              'mark what holds its experts: ep_plan = {"layers.*.experts": "expert_parallel"}'),
             (plan.ep > 1 and plan.etp not in (None, plan.tp), f"etp={plan.etp}: the tp_plan of {name} alone splits experts",
              f"etp={plan.tp}"),
-            (self.n_experts and plan.moe_capacity_factor, f"moe_capacity_factor: {name} drops tokens itself, or none",
+            (self.has_experts and plan.moe_capacity_factor, f"moe_capacity_factor: {name} drops tokens itself, or none",
              "leave it out; moe_imbalance says how many come to the busiest rank"),
             (plan.cp > 1 and not has_length, f"cp={plan.cp}: no argument of {name} has an open length", "write S for it in --batch"),
             (length % plan.cp, f"cp={plan.cp} does not divide the sequence of {length} tokens", f"cp must divide {length}"),
@@ -224,24 +229,19 @@ class RecordedModule:
                 f"cp={plan.cp}: {self.name} never calls scaled_dot_product_attention, inside which a sequence is split",
                 hint="use it for attention, or dp",
             )
-        return replace(model, layers=_named_blocks(model.layers))
+        return replace(model, layers=_with_blocks(model.layers))
 
 
 def _is_context(item: LayerItem) -> bool:
     return isinstance(item, CommunicationPoint) and item.operator == "context"
 
 
-def _named_blocks(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """End the names of repeated layers in ``block``, by which a pipeline splits; equal ones stay shared."""
-    is_block = [not (layer.name == "input" or layer.name.startswith("after ")) for layer in layers]
-    if not any(is_block):
-        is_block = [True] * len(layers)
-    renamed = {
-        id(layer): replace(layer, name=f"{layer.name} block")
-        for layer, found in zip(layers, is_block, strict=True)
-        if found
-    }
-    return tuple(renamed.get(id(layer), layer) for layer in layers)
+def _with_blocks(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Take all layers of a module in which nothing repeats for its blocks; equal ones stay shared."""
+    if any(layer.is_block for layer in layers):
+        return tuple(layers)
+    alike = {id(layer): replace(layer, role="block") for layer in layers}
+    return tuple(alike[id(layer)] for layer in layers)
 
 
 def _recomputed(layers: Sequence[Layer]) -> tuple[Layer, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.models.aten import DTYPES, Call, TensorSize, kernels_of
-from simulator.models.layer import Layer, LayerItem, Parameter
+from simulator.models.layer import Layer, LayerItem, Parameter, Role
 
 
 @dataclass(slots=True)
@@ -16,6 +16,7 @@ class Segment:
     """What one part of the module launched and held."""
 
     name: str
+    role: Role = "between"
     forward: list[LayerItem] = field(default_factory=list)
     backward: list[LayerItem] = field(default_factory=list)
     recompute: list[LayerItem] = field(default_factory=list)
@@ -66,9 +67,9 @@ class Recorder:
 
     # ---- segments --------------------
 
-    def open(self, name: str) -> Segment:
+    def open(self, name: str, role: Role) -> Segment:
         """Begin a new segment."""
-        self.current = Segment(name)
+        self.current = Segment(name, role)
         self.segments.append(self.current)
         return self.current
 
@@ -199,6 +200,7 @@ class Recorder:
             peak = max(segment.forward_peak_bytes, segment.backward_peak_bytes)
             layer = Layer(
                 name=segment.name,
+                role=segment.role,
                 forward=tuple(segment.forward),
                 backward=tuple(segment.backward),
                 recompute=tuple(segment.recompute),

@@ -166,32 +166,52 @@ class Setting:
         return self.tokens // self.tp if self.is_sequence_parallel else self.tokens
 
     def check(self, spec: ModelSpec) -> None:
-        """Check that the partition divides the model."""
-        rules = [("sequence_length", self.sequence_length, "cp", self.cp)]
-        for own in distinct(spec.specs_of_blocks):
-            rules += [("heads", own.heads, "tp", self.tp), ("ffn_hidden", own.ffn_hidden, "tp", self.tp)]
-            rules += [("experts", own.n_experts, "ep", self.ep)]
-        if not {"M", "p"}.isdisjoint("".join(spec.blocks)):
-            # NVIDIA/Megatron-LM, ``core/ssm/mamba_mixer.py``: "ngroups must be evenly divisible by tp_size"
-            rules.append(("ssm_groups", spec.ssm_groups, "tp", self.tp))
-        if self.ep > 1 and not spec.n_experts:
-            raise InfeasiblePlanError(f"ep={self.ep}: {spec.name} has no experts to distribute", hint="use --ep 1")
-        if spec.n_experts:
-            rules.append(("expert_hidden", spec.expert_hidden, "etp", self.expert_tp))
-        if self.is_sequence_parallel:
-            rules.append(("sequence_length / cp", self.sequence, "tp", self.tp))
-        for name, size, axis, degree in rules:
-            if size % degree:
-                common = math.gcd(*(other for _, other, with_axis, _ in rules if with_axis == axis))
-                raise InfeasiblePlanError(
-                    f"{axis}={degree} does not divide {name}={size} of {spec.name}", hint=f"{axis} must divide {common}"
-                )
-        for own in distinct(spec.specs_of_blocks):
-            if splits_heads(own, self.tp):
-                raise InfeasiblePlanError(
-                    f"tp={self.tp} would cut key-value heads of {spec.name}, which has {own.kv_heads}",
-                    hint=f"tp must divide {own.kv_heads}, or be a multiple of it: then each rank has a copy",
-                )
+        """Check that the partition divides the model and its sequence."""
+        if self.sequence_length % self.cp:
+            raise InfeasiblePlanError(
+                f"cp={self.cp} does not divide sequence_length={self.sequence_length} of {spec.name}",
+                hint=f"cp must divide {self.sequence_length}",
+            )
+        split = self.sequence if self.is_sequence_parallel else 0
+        if refused := partition_refusal(spec, tp=self.tp, ep=self.ep, etp=self.expert_tp, split_sequence=split):
+            raise InfeasiblePlanError(refused[0], hint=refused[1])
+
+
+def partition_refusal(
+    spec: ModelSpec, *, tp: int = 1, ep: int = 1, etp: int = 1, split_sequence: int = 0
+) -> tuple[str, str] | None:
+    """Return why tensor- and expert-parallel ranks cannot share a model out evenly, and a way out; None where they can.
+
+    Parameters
+    ----------
+    etp : int
+        Tensor-parallel degree of the experts.
+    split_sequence : int
+        Tokens of a sequence that the tensor-parallel ranks split; 0 where they split none.
+    """
+    rules: list[tuple[str, int, str, int]] = []
+    for own in distinct(spec.specs_of_blocks):
+        rules += [("heads", own.heads, "tp", tp), ("ffn_hidden", own.ffn_hidden, "tp", tp)]
+        rules += [("experts", own.n_experts, "ep", ep)]
+    if not {"M", "p"}.isdisjoint("".join(spec.blocks)):
+        # NVIDIA/Megatron-LM, ``core/ssm/mamba_mixer.py``: "ngroups must be evenly divisible by tp_size"
+        rules.append(("ssm_groups", spec.ssm_groups, "tp", tp))
+    if ep > 1 and not spec.has_experts:
+        return f"ep={ep}: {spec.name} has no experts to distribute", "use --ep 1"
+    if spec.has_experts:
+        rules.append(("expert_hidden", spec.expert_hidden, "etp", etp))
+    rules.append(("sequence_length / cp", split_sequence, "tp", tp))
+    for name, size, axis, degree in rules:
+        if size % degree:
+            common = math.gcd(*(other for _, other, with_axis, _ in rules if with_axis == axis))
+            return f"{axis}={degree} does not divide {name}={size} of {spec.name}", f"{axis} must divide {common}"
+    for own in distinct(spec.specs_of_blocks):
+        if _splits_heads(own, tp):
+            return (
+                f"tp={tp} would cut key-value heads of {spec.name}, which has {own.kv_heads}",
+                f"tp must divide {own.kv_heads}, or be a multiple of it: then each rank has a copy",
+            )
+    return partition_refusal(spec.image, tp=tp) if spec.image else None
 
 
 def check_blocks(shape: GemmShape, precision: str, block: int) -> None:
@@ -211,7 +231,7 @@ def check_blocks(shape: GemmShape, precision: str, block: int) -> None:
         )
 
 
-def splits_heads(spec: ModelSpec, tp: int) -> bool:
+def _splits_heads(spec: ModelSpec, tp: int) -> bool:
     """Whether ranks would get parts of key-value heads, which no framework computes with.
 
     References

@@ -206,9 +206,10 @@ class ModelSpec:
         alike = {row: replace(whole, **dict(zip(names, row, strict=True))) for row in dict.fromkeys(rows)}
         return tuple(alike[row] for row in rows)
 
-    def has_experts(self, block: int) -> bool:
-        """Whether the block at a position has experts instead of a dense MLP."""
-        return "E" in self.blocks[block]
+    @property
+    def has_experts(self) -> bool:
+        """Whether it is a mixture of experts."""
+        return self.n_experts > 0
 
     def __post_init__(self) -> None:
         for key in ("layers", "hidden", "heads", "vocab", "max_positions"):

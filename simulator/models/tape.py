@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from simulator.models.layer import DTYPE_BYTES, GemmShape, Launch, Layer, LayerItem, Parameter, PointwiseShape
+from simulator.models.layer import DTYPE_BYTES, GemmShape, Launch, Layer, LayerItem, Parameter, PointwiseShape, Role
 from simulator.models.liveness import Node, Storage, Tensor, backward_extra_bytes, forward_extra_bytes
 
 #: bytes from which on a tensor is worth a copy to the host: 2**20 elements of 16 bits (Megatron-Core's ``min_offloaded_tensor_size``)
@@ -169,6 +169,7 @@ class Tape:
         name: str,
         output: Tensor | None,
         *,
+        role: Role = "block",
         parameters: Sequence[Parameter] = (),
         checkpoint: Checkpoint = "none",
         stops_early: bool = False,
@@ -203,6 +204,7 @@ class Tape:
         again = [n for n in nodes if _is_recomputed(n, checkpoint) and not _is_inline(n, checkpoint)]
         return Layer(
             name=name,
+            role=role,
             forward=tuple(item for node in self.nodes for item in node.forward),
             backward=self._backward(checkpoint),
             recompute=tuple(item for node in again for item in node.forward),

@@ -18,6 +18,8 @@ from dataclasses import replace
 from math import comb
 
 from simulator.models.layer import CommunicationPoint
+from simulator.models.recorded import RecordedModule
+from simulator.models.spec import ModelSpec
 from simulator.parallel.context import Exchange, Item
 from simulator.parallel.mesh import Communicators
 from simulator.plan import ParallelPlan
@@ -122,9 +124,14 @@ def _routed(point: CommunicationPoint, bytes_of_all: float, n_places: int) -> Ro
     return Routed(point.n_tokens, bytes_of_all / point.n_tokens, _copies(point, n_places), n_places)
 
 
-def expert_refusal(plan: ParallelPlan, *, has_experts: bool) -> str:
-    """Return why a framework does not run a mixture of experts with a plan's tensor parallelism, or nothing."""
-    if has_experts and plan.framework_spec.experts_need_split_tokens and not plan.splits_tokens:
+def expert_refusal(plan: ParallelPlan, spec: ModelSpec | RecordedModule) -> str:
+    """Return why a framework does not run a mixture of experts with a plan's tensor parallelism, or nothing.
+
+    The plans of a recorded module say themselves which ranks bring tokens to its experts.
+    """
+    if isinstance(spec, RecordedModule) or not spec.has_experts:
+        return ""
+    if plan.framework_spec.experts_need_split_tokens and not plan.splits_tokens:
         return f"{plan.framework} runs experts under tensor parallelism with sequence parallelism only: tp={plan.tp}"
     return ""
 

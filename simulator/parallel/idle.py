@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from simulator.models.styles import STYLES
 from simulator.parallel.expert import expert_load
@@ -64,6 +64,7 @@ def idle_settings(
     has_shared_expert: bool = True,
     has_rotations: bool = True,
     scales_rotations: bool = False,
+    has_expert_bias: bool = True,
     given: Collection[str] | None = None,
 ) -> list[tuple[str, str]]:
     """Name settings of a resolved plan that change nothing with a model that has these parts, and why.
@@ -79,6 +80,11 @@ def idle_settings(
         *_idle_precision(plan),
         *_idle_experts(plan, has_experts, has_shared_expert),
         (("rope_fusion",), not has_rotations, "the model rotates no queries and keys"),
+        (
+            ("release",),
+            not _depends_on_release(plan, has_expert_bias=has_experts and has_expert_bias),
+            f"{plan.framework} runs this plan as it does in its newest release",
+        ),
         (("rope_fusion",), scales_rotations, "the fused kernel knows no factor of the model's sines and cosines"),
     )
     found: dict[str, str] = {}
@@ -130,16 +136,20 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
     ]
 
 
-def _depends_on_release(plan: ParallelPlan) -> bool:
-    framework = plan.framework_spec
-    return bool(
-        framework.features
-        or framework.has_early_modules(plan.release)
-        or framework.has_loose_gates(plan.release) != framework.has_loose_gates(None)
-        or (not plan.optimizer_implementation and framework.optimizer_of(plan.release) != framework.optimizer_of(None))
-        or (plan.lora_rank and framework.wide_adapters_since)
-        or (plan.document_length and framework.calls_modules)
-    )
+def _depends_on_release(plan: ParallelPlan, *, has_expert_bias: bool) -> bool:
+    """Whether something that a plan runs is not what it would be without its release."""
+    if plan.release is None:
+        return False
+    framework, now, newest = plan.framework_spec, plan.release_facts, plan.framework_spec.at(None)
+    unused = {
+        "optimizer_implementation": plan.optimizer_implementation is not None,
+        "has_wide_adapters": not plan.lora_rank,
+        "rotates_by_document": not plan.document_length,
+        "bias_summing": not (has_expert_bias and plan.moe_fused_experts),
+    }
+    changed = (one.name for one in fields(now) if getattr(now, one.name) != getattr(newest, one.name))
+    has_feature = any(one.is_on(plan.to_dict()) for one in framework.features)
+    return has_feature or any(not unused.get(name) for name in changed)
 
 
 def _idle_axes(plan: ParallelPlan) -> Idle:
@@ -160,7 +170,6 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             plan.tp > 1 and not plan.sequence_parallel,
             "an all-reduce is not cut into pieces, only sequence parallelism's gathers and scatters are",
         ),
-        (("release",), not _depends_on_release(plan), f"no feature of {plan.framework} depends on it"),
         (("overlap_p2p",), not sends_block(replace(plan, overlap_p2p=False)), "these messages never block"),
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
         (("document_spread",), plan.document_length is None, "no document_length: a sequence is one document"),
@@ -180,7 +189,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (("rope_fusion",), not style.fuses_rotations, f"{plan.framework} has no kernel of Megatron's"),
         (
             ("rope_fusion",),
-            plan.framework_spec.has_loose_gates(plan.release),
+            plan.release_facts.has_loose_gates,
             f"Megatron of {plan.release or plan.framework} has no such kernel",
         ),
         (("offload_modules",), plan.recompute == "full", "recompute=full keeps no input of a module"),

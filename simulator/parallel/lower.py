@@ -159,7 +159,7 @@ def _cuts(model: Model, plan: ParallelPlan, placement: Placement, first: int, la
 def _cuts_of_layout(
     layout: tuple[str, ...], model: Model, placement: Placement, first: int, last: int
 ) -> list[tuple[int, int]]:
-    predicting = sum(layer.name == "mtp" for layer in model.layers)
+    predicting = sum(layer.role == "prediction" for layer in model.layers)
     said = [sum(stage.count(letter) for stage in layout) for letter in "tm"]
     if (
         placement.shares_vocabulary
@@ -223,7 +223,7 @@ def lower(
     gpus_per_node: int,
     boundary_bytes: int,
     unfold: bool = False,
-    whole: bool | None = None,
+    all_micro_batches: bool | None = None,
     jointly: bool = True,
     loading: Loading | None = None,
     classes: Classes | None = None,
@@ -243,7 +243,7 @@ def lower(
         Bytes of the activation between two layers, ``[micro_batch, sequence / cp, hidden]``, whole.
     unfold : bool
         Whether to write down every rank instead of one per class.
-    whole : bool, optional
+    all_micro_batches : bool, optional
         Whether to write down every micro-batch instead of one period of a steady state; by default where every rank is.
     jointly : bool
         Whether classes whose ranks meet in layers run a pass as one block; layer by layer otherwise.
@@ -262,25 +262,25 @@ def lower(
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
     chunks = split_layers(model, plan, placement)
     classes = classes or Classes.whole(tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
-    is_whole = unfold if whole is None else whole
+    writes_all = unfold if all_micro_batches is None else all_micro_batches
     classes = unfolded(classes, mesh) if unfold else classes
     write = partial(
         _write_down, model, plan, mesh, placement, chunks, gpus_per_node=gpus_per_node, boundary_bytes=boundary_bytes,
-        whole=not classes.is_apart and not classes.is_split, classes=classes,
-        jointly=jointly and not (unfold and is_whole), loading=loading, on_processors=on_processors,
+        folded=not classes.is_apart and not classes.is_split, classes=classes,
+        jointly=jointly and not (unfold and writes_all), loading=loading, on_processors=on_processors,
         allowance=allowance or Allowance(),
     )  # fmt: skip
-    for short in _tables(plan, placement.n_chunks, is_whole=is_whole):
+    for short in _tables(plan, placement.n_chunks, all_micro_batches=writes_all):
         program = write(short)
         if not short.n_omitted or all(rank.stretch is not None for rank in program.ranks):
             break
     return Lowered(program=leave_out_one(program), mesh=mesh, chunks=chunks, table=short.table, placement=placement)
 
 
-def _tables(plan: ParallelPlan, n_chunks: int, *, is_whole: bool) -> Iterator[ShortTable]:
+def _tables(plan: ParallelPlan, n_chunks: int, *, all_micro_batches: bool) -> Iterator[ShortTable]:
     """Yield a plan's table with more and more of its micro-batches, in the end with all of them."""
     build = partial(build_table, plan.schedule, plan.pp, n_chunks=n_chunks, n_at_once=plan.drains_every)
-    for n_fills in () if is_whole else FILLS:
+    for n_fills in () if all_micro_batches else FILLS:
         yield shorten(build, plan.pp, plan.n_micro_batches, n_fills=n_fills)
     yield ShortTable(build(plan.n_micro_batches))
 
@@ -296,13 +296,13 @@ def _write_down(
     gpus_per_node: int,
     boundary_bytes: int,
     classes: Classes,
-    whole: bool,
+    folded: bool,
     jointly: bool,
     loading: Loading | None,
     on_processors: bool,
     allowance: Allowance,
 ) -> Program:
-    """Write down every rank's row of a table, a class at a time; ``whole`` says that they are the stages."""
+    """Write down every rank's row of a table, a class at a time; ``folded`` says that the classes are the stages."""
     parts = [
         (members, alike, passes, joined if jointly and passes == "open" else None)
         for members, alike, passes, joined in zip(
@@ -316,7 +316,7 @@ def _write_down(
     for members, alike, passes, joined in sorted(parts, key=lambda part: mesh.stage_of(part[0][0])):
         rank = members[0]
         stage = mesh.stage_of(rank)
-        communicators = Communicators(mesh, rank, folded=whole, members=members)
+        communicators = Communicators(mesh, rank, folded=folded, members=members)
         inside = Communicators(mesh, rank, folded=not classes.is_split, members=alike)
         layers = _stage_layers(shared, chunks[stage], plan, communicators, inside, gpus_per_node)
         lowering = StageLowering(

@@ -12,7 +12,6 @@ from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.parallel.expert import expert_load, sorts_arrivals
 from simulator.plan import ParallelPlan
-from simulator.plan.module_names import LORA_TARGETS
 from simulator.plan.stage_layout import parse_layout
 from simulator.schedules import find_schedule
 from simulator.topology.device import Device
@@ -44,8 +43,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
             f"pp={plan.pp}: {spec.name} has two stacks over sequences of their own, whose tensors no stage boundary carries both",
             hint="use --pp 1",
         )
-    framework = plan.framework_spec
-    adapted = plan.lora_targets.split("+") if plan.lora_targets else LORA_TARGETS
+    framework, released = plan.framework_spec, plan.release_facts
     setting = Setting(
         micro_batch=plan.micro_batch, sequence_length=sequence_length, document_length=plan.attended_length,
         tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
@@ -53,26 +51,25 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
         attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
         offload_modules=plan.offloaded_modules, captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules,
         lora_rank=plan.lora_rank or 0,
-        wide_modules=tuple(plan.bf16_modules.split("+")) if plan.bf16_modules else (),
-        wide_first=plan.bf16_first_layers, wide_last=plan.bf16_last_layers,
-        lora_targets=tuple(adapted if plan.lora_rank else ()), fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
+        wide_modules=plan.wide_modules, wide_first=plan.bf16_first_layers, wide_last=plan.bf16_last_layers,
+        lora_targets=plan.adapted_projections, fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
         fuses_operations=plan.fused_operations and framework.has_fused_layers and plan.precision_spec.quantisation is not None,
-        bias_summing=framework.bias_summing(plan.release),
+        bias_summing=released.bias_summing,
         left_sms=framework.margin_sms if plan.moe_fused_experts and find_schedule(plan.schedule).takes_turns else 0,
         permutes_by_scan=plan.permutes_by_scan, sorts_arrivals=sorts_arrivals(plan), stops_early=framework.stops_recompute_early,
         routes_wide=framework.routes_wide,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,
-        repacks_experts=framework.repacks_experts(plan.release),
-        merges_norms=framework.calls_modules, norms_find_scales=framework.norms_find_scales(plan.release),
-        waits_for_gathers=framework.waits_for_gathers(plan.release) and not plan.asynchronous_tp,
-        copies_sequence=framework.copies_sequence and not plan.asynchronous_tp, wide_adapters=framework.has_wide_adapters(plan.release),
+        repacks_experts=released.repacks_experts,
+        merges_norms=framework.calls_modules, norms_find_scales=released.norms_find_scales,
+        waits_for_gathers=released.waits_for_gathers and not plan.asynchronous_tp,
+        copies_sequence=framework.copies_sequence and not plan.asynchronous_tp, wide_adapters=released.has_wide_adapters,
         reduces_by_product=framework.parallel_by_product,
         gathers_by_product=framework.parallel_by_product and framework.host != "compiled", gathers_logits=framework.gathers_logits,
         any_layout=device is not None and device.multiplies_any_layout,
-        has_loose_gates=framework.has_loose_gates(plan.release), has_loose_squares=framework.has_loose_squares(plan.release),
-        has_loose_rotations=framework.has_loose_gates(plan.release) or not plan.rope_fusion,
-        n_documents=_n_documents(plan, sequence_length), rotates_by_document=framework.rotates_by_document(plan.release),
+        has_loose_gates=released.has_loose_gates, has_loose_squares=released.has_loose_squares,
+        has_loose_rotations=released.has_loose_gates or not plan.rope_fusion,
+        n_documents=_n_documents(plan, sequence_length), rotates_by_document=released.rotates_by_document,
     )  # fmt: skip
     return build_model(spec, setting)
 

@@ -66,7 +66,7 @@ def muon_matrices(layers: Sequence[Layer], n_shards: int, n_expert_shards: int) 
     Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon is scalable for LLM
     training", arXiv:2502.16982; NVIDIA/Megatron-LM, ``core/optimizer/layer_wise_optimizer.py``.
     """
-    products = [item for layer in layers if layer.name not in ("embedding", "head") for item in layer.backward]
+    products = [item for layer in layers if layer.role not in ("embedding", "head") for item in layer.backward]
     found = [item for item in products if isinstance(item, GemmShape) and item.kernel_pass == "wgrad"]
     owned: list[GemmShape] = []
     for is_expert, n_ranks in ((False, n_shards), (True, n_expert_shards)):

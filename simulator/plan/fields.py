@@ -107,7 +107,7 @@ class Setting:
             self._refuse(value, f"not {what}")
         if isinstance(value, int | float):
             self._check_range(value)
-        for word in str(value).split("+") if self.takes_several else [value]:
+        for word in words_of(str(value)) if self.takes_several and value else (value,):
             if self.words and word not in self.words:
                 from simulator.config.names import did_you_mean
 
@@ -156,6 +156,17 @@ class Setting:
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def words_of(value: str | None) -> tuple[str, ...]:
+    """Return the words of a setting that takes several, none where it is left out.
+
+    Examples
+    --------
+    >>> words_of("attention+mlp"), words_of(None)
+    (('attention', 'mlp'), ())
+    """
+    return tuple(value.split("+")) if value else ()
 
 
 def in_words(key: str) -> str:

@@ -33,15 +33,13 @@ from simulator.plan.data_parallelism import (
     SEPARATELY,
     DataParallelism,
 )
-from simulator.plan.engine_releases import EngineReleases, is_before, is_within
 from simulator.plan.framework_features import FUSED_EXPERTS, FUSED_PRECISIONS, Feature
 from simulator.plan.module_names import COMPILED_GRAPHS, MEGATRON_GRAPHS
-from simulator.plan.vocabularies import ContextExchange
+from simulator.plan.releases import ReleaseFacts, is_before, is_within
+from simulator.plan.vocabularies import ContextExchange, Optimizer, OptimizerImplementation
 
 #: How kernels are issued: operation by operation, from compiled code, or as captured graphs.
 Host = Literal["eager", "compiled", "graphs"]
-#: How Adam steps: in one operation over all tensors, operation by operation over all of them, or tensor by tensor.
-OptimizerImplementation = Literal["fused", "foreach", "for-loop"]
 #: Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same with gathered logits),
 #: ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm kernels), ``compiled``
 #: (torch.compile), ``fused`` (Transformer Engine), ``hand-written`` (llm.c).
@@ -52,7 +50,7 @@ _REGULAR_FRAGMENTATION, _IRREGULAR_FRAGMENTATION = 0.03, 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Framework(EngineReleases):
+class Framework:
     """How one training framework turns a model into kernels and collectives."""
 
     name: str
@@ -70,6 +68,8 @@ class Framework(EngineReleases):
     synchronous_p2p: bool = True
     #: Whether the optimizer of 16-bit weights keeps fp32 masters and moments, or steps the 16-bit weights themselves.
     master_weights: bool = True
+    #: Optimizers that it has, as ``optimizer`` names them.
+    optimizers: tuple[Optimizer, ...] = ("adam",)
     #: How Adam steps unless the plan says otherwise: ``fused``, in one operation over all tensors; ``foreach``, operation by operation
     #: over all of them, the default of ``torch.optim`` on a GPU; ``for-loop``, tensor by tensor.
     optimizer_implementation: OptimizerImplementation = "fused"
@@ -197,22 +197,17 @@ class Framework(EngineReleases):
         had = (*(self.schedules or ()), *self.expert_schedules)
         return self.schedules is None or name in had or name not in known_schedules()
 
-    def has_wide_adapters(self, release: str | None) -> bool:
-        """Tell whether adapters are in fp32 beside 16-bit weights, at a release."""
-        return bool(self.wide_adapters_since) and not is_before(release, self.wide_adapters_since)
-
-    def optimizer_of(self, release: str | None) -> OptimizerImplementation:
-        """How Adam steps at a release, where a plan does not say."""
+    def at(self, release: str | None) -> ReleaseFacts:
+        """Return what it does at a release; one that is not named is the newest."""
         is_fused = bool(self.fused_since) and not is_before(release, self.fused_since)
-        return "fused" if is_fused else self.optimizer_implementation
-
-    def has_loose_gates(self, release: str | None) -> bool:
-        """Tell whether rotations and gated activations run operation by operation, at a release."""
-        return is_before(release, self.gates_fused_since)
-
-    def has_loose_squares(self, release: str | None) -> bool:
-        """Tell whether squared ReLUs run operation by operation, at a release."""
-        return is_within(release, self.loose_squares)
+        return ReleaseFacts.of(
+            release,
+            calls_modules=self.calls_modules,
+            optimizer_implementation="fused" if is_fused else self.optimizer_implementation,
+            has_wide_adapters=bool(self.wide_adapters_since) and not is_before(release, self.wide_adapters_since),
+            has_loose_gates=is_before(release, self.gates_fused_since),
+            has_loose_squares=is_within(release, self.loose_squares),
+        )
 
     def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the framework's recipes set beside ``settings``, which win; one replica on as many ranks has nothing to shard."""
@@ -236,6 +231,8 @@ _MEGATRON_GATES = "23.11"
 _PEFT_0_11 = "24.05"
 #: and with PyTorch 2.8, from which on the Trainer of Hugging Face takes the fused Adam
 _TORCH_2_8 = "25.08"
+#: optimizers of Megatron-Core (NVIDIA/Megatron-LM, ``core/optimizer``, ``muon.py``)
+_MEGATRON_OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "muon")
 #: PyTorch's own parts run one by one, as this project's jobs do
 _TORCH_DDP = Framework(
     name="torch-ddp",
@@ -314,6 +311,7 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
+            optimizers=_MEGATRON_OPTIMIZERS,
             offloads_modules=True,
             experts_need_split_tokens=True,
             calls_modules=True,
@@ -332,6 +330,7 @@ FRAMEWORKS: dict[str, Framework] = {
             expert_schedules=pipelines.COMBINED,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
+            optimizers=_MEGATRON_OPTIMIZERS,
             offloads_modules=True,
             experts_need_split_tokens=True,
             calls_modules=True,

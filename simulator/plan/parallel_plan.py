@@ -11,10 +11,11 @@ from simulator.errors import InfeasiblePlanError
 from simulator.plan import module_names as parts
 from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
 from simulator.plan.dispatchers import DISPATCHERS, Dispatcher
-from simulator.plan.fields import Effect, Setting, check_settings, declared, setting
-from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Host, OptimizerImplementation, hosted
+from simulator.plan.fields import Effect, Setting, check_settings, declared, setting, words_of
+from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Host, hosted
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
-from simulator.plan.rules import check_combination, check_words
+from simulator.plan.releases import ReleaseFacts
+from simulator.plan.rules import check_combination, check_expert_degrees, check_words
 from simulator.plan.stage_layout import parse_layout
 from simulator.plan.vocabularies import (
     Attention,
@@ -23,6 +24,8 @@ from simulator.plan.vocabularies import (
     ContextExchange,
     GradientCollective,
     Offload,
+    Optimizer,
+    OptimizerImplementation,
     Recompute,
     RecomputeMethod,
     Sharding,
@@ -201,7 +204,7 @@ class ParallelPlan:
     gradient_bytes: int | None = setting(
         "precision", "Bytes of one reduced gradient element, 2 or 4.", unset="the framework's own", least=2, most=4, changes=_EVERYTHING,
     )  # fmt: skip
-    optimizer: Literal["adam", "muon"] = setting(
+    optimizer: Optimizer = setting(
         "precision", "`adam`, or `muon` for matrices of blocks (Megatron-Core).", default="adam", changes=_EVERYTHING,
     )  # fmt: skip
     optimizer_implementation: OptimizerImplementation | None = setting(
@@ -387,6 +390,11 @@ class ParallelPlan:
         return FRAMEWORKS[self.framework] if host is None else hosted(self.framework, host)
 
     @property
+    def release_facts(self) -> ReleaseFacts:
+        """What the framework does at the plan's release."""
+        return self.framework_spec.at(self.release)
+
+    @property
     def softmax_kernel(self) -> Literal["fused_softmax", ""]:
         """The fused kernel between the products of eager attention, empty for separate ones."""
         return "fused_softmax" if self.attention == "eager" and self.attention_kernel == "fused_softmax" else ""
@@ -399,14 +407,23 @@ class ParallelPlan:
     @property
     def captured_modules(self) -> tuple[str, ...]:
         """Modules that run as CUDA graphs of their own: words of :data:`~simulator.plan.module_names.GRAPH_SCOPES`."""
-        scopes = tuple((self.cuda_graphs or "none").split("+"))
-        return scopes if scopes[0] != "none" and not self.captures_iteration else ()
+        scopes = words_of(self.cuda_graphs)
+        return () if "none" in scopes or self.captures_iteration else scopes
 
     @property
     def narrow_modules(self) -> tuple[str, ...]:
         """What runs or waits in eight bits beside the products of layers: words of :data:`~simulator.plan.module_names.FP8_MODULES`."""
-        is_narrow = self.fp8_modules and self.precision_spec.quantisation is not None
-        return tuple((self.fp8_modules or "").split("+")) if is_narrow else ()
+        return words_of(self.fp8_modules) if self.precision_spec.quantisation is not None else ()
+
+    @property
+    def wide_modules(self) -> tuple[str, ...]:
+        """Whose products stay in 16 bits: words of :data:`~simulator.plan.module_names.BF16_MODULES`."""
+        return words_of(self.bf16_modules)
+
+    @property
+    def adapted_projections(self) -> tuple[str, ...]:
+        """Projections that have adapters: words of :data:`~simulator.plan.module_names.LORA_TARGETS`, all of them unless told."""
+        return (words_of(self.lora_targets) or parts.LORA_TARGETS) if self.lora_rank else ()
 
     @property
     def attended_length(self) -> int:
@@ -416,17 +433,17 @@ class ParallelPlan:
     @property
     def recomputed_modules(self) -> tuple[str, ...]:
         """Modules that selective recomputation is told to recompute: words of :data:`~simulator.plan.module_names.RECOMPUTE_MODULES`."""
-        return tuple(self.recompute_modules.split("+")) if self.recompute_modules else ()
+        return words_of(self.recompute_modules)
 
     @property
     def offloaded_modules(self) -> tuple[str, ...]:
         """Modules whose inputs wait in host memory: words of :data:`~simulator.plan.module_names.OFFLOAD_MODULES`."""
-        return tuple(self.offload_modules.split("+")) if self.offload_modules else ()
+        return words_of(self.offload_modules)
 
     @property
     def permutes_by_scan(self) -> bool:
         """Whether the kernels that sort tokens by expert visit all experts for every token."""
-        return self.framework_spec.permutes_by_scan(self.release) and not self.dispatcher.n_sms
+        return self.release_facts.permutes_by_scan and not self.dispatcher.n_sms
 
     @property
     def stashes_experts(self) -> bool:
@@ -483,7 +500,7 @@ class ParallelPlan:
         """How Adam steps: beside Muon, of narrow moments and on a host it is taken as fused."""
         if self.optimizer != "adam" or self.moment_bytes != 4 or self.offload_optimizer == "cpu":
             return "fused"
-        return self.optimizer_implementation or self.framework_spec.optimizer_of(self.release)
+        return self.optimizer_implementation or self.release_facts.optimizer_implementation
 
     @property
     def sums_norm(self) -> bool:
@@ -638,7 +655,7 @@ class ParallelPlan:
                 f"dp x tp x pp x cp = {dp} x {self.tp} x {self.pp} x {self.cp} = {dp * self.model_parallel}, but there are {gpus} GPUs",
                 hint=f"leave --dp out, or set it to {gpus // self.model_parallel}",
             )
-        self._check_experts(dp)
+        check_expert_degrees(self, dp)
         chunks, batch, plan = self._chunks_of_layout(), self._batch(dp), self
         if (gpus, dp, chunks, batch) != (self.gpus, self.dp, self.virtual_pp, self.global_batch):
             plan = replace(self, gpus=gpus, dp=dp, virtual_pp=chunks, global_batch=batch)
@@ -656,26 +673,6 @@ class ParallelPlan:
                 hint="leave --virtual-pp out, and choose a --pp that divides them",
             )
         return n_parts // self.pp
-
-    def _check_experts(self, dp: int) -> None:
-        if self.etp in (None, self.tp):
-            if (dp * self.cp) % self.ep:
-                fewer = max(n for n in range(1, min(self.ep, dp * self.cp + 1)) if (dp * self.cp) % n == 0)
-                whole = "; experts that are not split themselves (--etp 1) may lie over the tensor-parallel ranks, too"
-                raise InfeasiblePlanError(
-                    f"ep={self.ep} does not divide dp x cp = {dp * self.cp}",
-                    hint=f"use --ep {fewer}{whole if self.tp > 1 else ''}",
-                )
-        elif not self.splits_tokens:
-            raise InfeasiblePlanError(
-                f"etp={self.etp} beside tp={self.tp}: without sequence parallelism all tensor-parallel ranks have the same tokens",
-                hint="use --sequence-parallel",
-            )
-        elif (self.tp * self.cp * dp) % (self.expert_tp * self.ep):
-            raise InfeasiblePlanError(
-                f"etp x ep = {self.etp} x {self.ep} does not divide tp x cp x dp = {self.tp * self.cp * dp}",
-                hint="experts lie over the ranks of a pipeline stage",
-            )
 
     def _batch(self, dp: int) -> int:
         """Return the global batch, which follows from the micro-batch where it is left out."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan.dispatchers import DISPATCHERS
+from simulator.plan.fields import words_of
 from simulator.plan.stage_layout import parse_layout
 
 if TYPE_CHECKING:
@@ -43,6 +44,28 @@ def check_combination(plan: ParallelPlan) -> None:
     for is_so, message, hint in found:
         if is_so:
             raise InfeasiblePlanError(message, hint=hint)
+
+
+def check_expert_degrees(plan: ParallelPlan, dp: int) -> None:
+    """Check that experts spread evenly over the ranks that a data-parallel degree leaves them."""
+    if plan.etp in (None, plan.tp):
+        if (dp * plan.cp) % plan.ep:
+            fewer = max(n for n in range(1, min(plan.ep, dp * plan.cp + 1)) if (dp * plan.cp) % n == 0)
+            whole = "; experts that are not split themselves (--etp 1) may lie over the tensor-parallel ranks, too"
+            raise InfeasiblePlanError(
+                f"ep={plan.ep} does not divide dp x cp = {dp * plan.cp}",
+                hint=f"use --ep {fewer}{whole if plan.tp > 1 else ''}",
+            )
+    elif not plan.splits_tokens:
+        raise InfeasiblePlanError(
+            f"etp={plan.etp} beside tp={plan.tp}: without sequence parallelism all tensor-parallel ranks have the same tokens",
+            hint="use --sequence-parallel",
+        )
+    elif (plan.tp * plan.cp * dp) % (plan.expert_tp * plan.ep):
+        raise InfeasiblePlanError(
+            f"etp x ep = {plan.etp} x {plan.ep} does not divide tp x cp x dp = {plan.tp * plan.cp * dp}",
+            hint="experts lie over the ranks of a pipeline stage",
+        )
 
 
 def sharding_refusal(plan: ParallelPlan) -> str:
@@ -156,8 +179,8 @@ def _offload_conflicts(plan: ParallelPlan) -> Conflicts:
             "--tp 1 --sharding zero1",
         ),
         (
-            plan.optimizer == "muon" and not plan.framework_spec.lays_out_pipelines,
-            f"optimizer=muon is Megatron-Core's, not one of {plan.framework}",
+            plan.optimizer not in plan.framework_spec.optimizers,
+            f"optimizer={plan.optimizer} is Megatron-Core's, not one of {plan.framework}",
             "--framework megatron-core",
         ),
         (
@@ -226,7 +249,7 @@ def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
 
 
 def _module_conflicts(plan: ParallelPlan) -> Conflicts:
-    scopes = (plan.cuda_graphs or "").split("+")
+    scopes = words_of(plan.cuda_graphs)
     alone = [scope for scope in scopes if scope in ("none", "full_iteration")]
     return [
         (

@@ -9,6 +9,9 @@ Recompute = Literal["none", "selective", "full"]
 #: the lightest first
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 RecomputeMethod = Literal["uniform", "block"]
+Optimizer = Literal["adam", "muon"]
+#: How Adam steps: in one operation over all tensors, operation by operation over all of them, or tensor by tensor.
+OptimizerImplementation = Literal["fused", "foreach", "for-loop"]
 Attention = Literal["flash", "eager"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 AttentionKernel = Literal["flash_attention", "flash_attention_1", "flash_attention_2", "flash_attention_triton",

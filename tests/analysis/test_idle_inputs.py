@@ -126,6 +126,41 @@ def test_containers_matter_where_an_optimizer_came_to_be_fused():
         assert found.startswith("--release has no effect")
 
 
+FUSED = {"framework": "megatron-core", "precision": "mxfp8", "ep": 8, "moe_fused_experts": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "settings", "has_effect"),
+    [
+        ("gpt-oss-20b", "26.06.01", FUSED, True),  # whose cuDNN sums gradients of biases slowly
+        ("gpt-oss-20b", "26.06", FUSED, False),
+        ("gpt-oss-20b", "26.06.01", FUSED | {"moe_fused_experts": False}, False),
+        ("qwen3-30b-a3b", "26.06.01", FUSED, False),  # whose experts have no biases
+        ("llama3-8b", "25.11", {"framework": "megatron-core"}, True),  # modules of Transformer Engine 2.10
+        ("llama3-8b", "26.06", {"framework": "megatron-core"}, False),
+        ("llama3-8b", "26.06", {"framework": "megatron-core", "document_length": 64, "rope_fusion": False}, True),
+        ("llama3-8b", "26.08", {"framework": "megatron-core", "document_length": 64, "rope_fusion": False}, False),
+        ("llama3-8b", "26.06", {"framework": "megatron-bridge"}, False),
+        ("llama3-8b", "23.08", {"framework": "megatron"}, True),  # before rotations and gates were fused
+        ("llama3-8b", "24.03", {"framework": "megatron"}, False),
+        ("llama3-8b", "24.03", {"framework": "hf-eager", "precision": "bf16", "lora_rank": 8}, True),
+        ("llama3-8b", "24.03", {"framework": "fsdp"}, False),
+    ],
+)
+def test_a_container_has_an_effect_where_the_step_is_another_without_it(model, release, settings, has_effect):
+    spec = replace(CATALOG[model], layers=2)
+    results = [
+        simulate(Scenario(topology="dgx-b200", model=model, plan=ParallelPlan.of(
+            {"gpus": 8, "micro_batch": 1, "global_batch": 8, "sequence_length": 256, "release": one} | settings
+        )), spec=spec)
+        for one in (release, None)
+    ]  # fmt: skip
+    named = [
+        text for text in results[0].idle_inputs({"release": release}) if text.startswith("--release has no effect")
+    ]
+    assert (results[0].metrics != results[1].metrics) is has_effect is (not named)
+
+
 @pytest.mark.parametrize(("cap", "is_idle"), [("300", False), ("400", True), ("5kW", True)])
 def test_a_cap_that_a_board_never_reaches_is_named(cap, is_idle):
     """NVIDIA's data sheet of the A100 SXM: 400 W at most."""

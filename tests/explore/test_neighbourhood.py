@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.explore.neighbourhood import Site, chunk_rule, neighbours
-from simulator.models.catalog import find_spec
+from simulator.errors import InfeasiblePlanError
+from simulator.explore.neighbourhood import Site, chunk_rule, expert_rule, neighbours, tensor_rule
+from simulator.models.catalog import CATALOG, find_spec
 from simulator.plan import ParallelPlan
 from simulator.plan.stage_layout import parse_layout
 from simulator.schedules import SCHEDULES, find_schedule
+from simulator.simulation import model_for
 from simulator.topology import load_topology
 
 
@@ -216,3 +218,33 @@ def test_sequences_are_shared_as_the_framework_does(framework, settings, exchang
         if one.setting == "cp" and one.plan.cp == 2 and not one.reason
     }
     assert offered == exchanges
+
+
+def refused_by_building(spec, plan):
+    try:
+        model_for(spec, plan)
+    except InfeasiblePlanError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_rules_refuse_the_degrees_that_the_model_cannot_be_built_with(name):
+    spec, n_gpus = CATALOG[name], 192
+    site = Site(topology=load_topology("dgx-h100", n_gpus, overrides={"node.gpus": n_gpus}), spec=spec)
+    degrees = [*({"tp": tp} for tp in (2, 3, 8, 16, 64)), *({"ep": ep} for ep in (2, 3, 16))]
+    degrees += [{"tp": 2, "etp": etp} for etp in (1, 4, 128)]
+    for one in degrees:
+        plan = ParallelPlan(micro_batch=1, sequence_length=spec.max_positions, dp=n_gpus, **one)
+        refused = tensor_rule(plan, site) or expert_rule(plan, site)
+        assert refused_by_building(spec, plan) is bool(refused), (one, refused)
+
+
+@pytest.mark.parametrize(("model", "tp", "refused"), [
+    ("nemotron-h-56b", 8, ""), ("nemotron-h-56b", 16, "ssm_groups=8"),  # nvidia/Nemotron-H-56B-Base-8K, config.json: n_groups
+    ("gpt2-xl", 8, "heads=25"), ("phi-4", 4, "key-value heads"),
+])  # fmt: skip
+def test_tensor_parallelism_is_refused_by_the_sizes_of_a_model(model, tp, refused):
+    site = Site(topology=load_topology("dgx-h100", 16, overrides={"node.gpus": 16}), spec=find_spec(model))
+    said = tensor_rule(ParallelPlan(micro_batch=1, tp=tp), site)
+    assert refused in said and bool(said) is bool(refused)

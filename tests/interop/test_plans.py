@@ -420,7 +420,7 @@ def test_megatron_exchanges_become_settings():
 def test_megatron_places_dense_layers_anywhere(frequency, dense):
     spec = parse_megatron(f"{MOE} --moe-layer-freq {frequency}").spec
     assert spec.dense_blocks == dense
-    assert [spec.has_experts(i) for i in range(32)] == [i not in dense for i in range(32)]
+    assert ["E" in spec.blocks[i] for i in range(32)] == [i not in dense for i in range(32)]
 
 
 @pytest.mark.parametrize(

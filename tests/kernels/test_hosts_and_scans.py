@@ -124,8 +124,8 @@ def test_a_grace_dispatches_as_slowly_as_was_timed():
 @pytest.mark.parametrize(("release", "is_early"), [("25.11", True), ("26.02", False), ("26.08", False), (None, False)])
 def test_containers_before_the_one_that_was_timed_anew_have_early_modules(release, is_early):
     """MB-0061 of container 26.02 is the later one of the two above; without a container modules are current."""
-    assert FRAMEWORKS["megatron-bridge"].has_early_modules(release) is is_early
-    assert not FRAMEWORKS["torch-fsdp2"].has_early_modules(release)
+    assert FRAMEWORKS["megatron-bridge"].at(release).has_early_modules is is_early
+    assert not FRAMEWORKS["torch-fsdp2"].at(release).has_early_modules
 
 
 def pointwise(name: str = "add", read: float = 4.0, **more: str) -> PointwiseShape:

@@ -40,7 +40,7 @@ def test_sums_in_an_epilogue_lengthen_a_product_as_published(release: str, measu
     """A product of 139.0 us takes as long as NVIDIA/cudnn-frontend measured with the bias' gradient (issue 256, pull request 322)."""
     kernels, device = RooflineKernels(), load_device("b200")
     plain = GemmShape(m=4096, n=4096, k=1024, dtype="mxfp8")
-    summing = replace(plain, summing=FRAMEWORKS["megatron-bridge"].bias_summing(release))
+    summing = replace(plain, summing=FRAMEWORKS["megatron-bridge"].at(release).bias_summing)
     times_s = [kernels.duration_s(shape, device) for shape in (plain, summing)]
     assert 139.0 * times_s[1] / times_s[0] == pytest.approx(measured_us)
 

@@ -209,7 +209,7 @@ def test_of_units_of_different_size_the_largest_counts_for_each_under_the_limite
 
 def test_what_is_outside_the_blocks_stays_gathered_all_the_time():
     """The root unit of FSDP, embedding and head: not freed after forward (``_post_forward_reshard``: ``not state._is_root``)."""
-    ends = [replace(layer(dense=7_000_000), name=name) for name in ("embedding", "head")]
+    ends = [replace(layer(dense=7_000_000), name=name, role=name) for name in ("embedding", "head")]
     layers = [ends[0], *[layer()] * 4, ends[1]]
     assert memory(layers, dp=8, sharding="zero3", framework="fsdp")["buffers"] == 2 * (14_000_000 + 3 * DENSE)
 
@@ -420,7 +420,7 @@ def test_llama_3_shards_the_sum_of_gradients_too():
 )
 def test_fully_sharded_weights_with_one_scale_are_kept_and_gathered_in_eight_bits(precision, width):
     """``fp8_param_gather`` of Megatron Bridge's mixed-precision recipes; what is outside the blocks has no narrow weights."""
-    head = replace(layer(dense=7_000_000), name="head")
+    head = replace(layer(dense=7_000_000), name="head", role="head")
     found = memory([*[layer()] * 4, head], dp=8, sharding="zero3", framework="megatron-bridge", precision=precision)
     n_units = (found["buffers"] - 2 * 7_000_000) / DENSE / width
     assert n_units == pytest.approx(round(n_units)) and n_units >= 2

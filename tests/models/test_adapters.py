@@ -82,7 +82,7 @@ def test_adapters_are_in_fp32_since_peft_0_11(framework, release, is_slower):
     """huggingface/peft, release 0.11.0 of May 2024: ``autocast_adapter_dtype``; DeepSpeed's engine casts the whole module to 16 bits."""
     settings = {"framework": framework, "release": release, "precision": "bf16", "micro_batch": 1, "lora_rank": RANK}
     plan = ParallelPlan(**settings, sequence_length=1024)
-    assert plan.framework_spec.has_wide_adapters(plan.release) == is_slower
+    assert plan.release_facts.has_wide_adapters == is_slower
     dtypes = {
         item.dtype
         for layer in model_for(LLAMA, plan).layers

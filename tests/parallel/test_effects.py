@@ -96,7 +96,7 @@ def outcome(changes):
     changes = dict(changes)
     spec = EXPERTS if changes.pop("experts", False) else DENSE
     result = simulate(Scenario(topology="dgx-a100-80g", model=spec.name, plan=ParallelPlan(**changes)), spec=spec)
-    idle = dict(idle_settings(result.plan, has_experts=spec.n_experts > 0))
+    idle = dict(idle_settings(result.plan, has_experts=spec.has_experts))
     return result.timeline.makespan_ps, result.memory.by_category, idle
 
 

@@ -133,7 +133,7 @@ def expert_products(spec, **settings):
     layer = next(
         one
         for one in build_model(spec, Setting(micro_batch=1, sequence_length=4096, **settings)).layers
-        if one.name.endswith("block")
+        if one.is_block
     )
     return [k for k in (*layer.forward, *layer.backward) if isinstance(k, GemmShape) and k.name == "grouped_gemm"]
 
@@ -202,7 +202,7 @@ def moved(spec, plan, **settings):
     layer = next(
         one
         for one in build_model(spec, Setting(micro_batch=1, sequence_length=4096, **settings)).layers
-        if one.name.endswith("block")
+        if one.is_block
     )
     template = template_of(layer, "F", plan, Communicators(Mesh(plan), 0, folded=True))
     ops = [entry.op for entry in template.entries if isinstance(entry.op, Collective)]
@@ -403,7 +403,7 @@ def test_a_release_brings_its_features_where_nothing_else_is_said():
 def test_containers_before_26_02_have_a_transformer_engine_that_costs_the_host_more(settings, is_early):
     """NVIDIA's software versions: container 25.11 has Transformer Engine 2.9, 26.02 has 2.12; pull request 2377 came with 2.11."""
     plan = ParallelPlan.of(settings)
-    assert plan.framework_spec.has_early_modules(plan.release) is is_early
+    assert plan.release_facts.has_early_modules is is_early
 
 
 #: fit rows MB-0061 and MB-0227 of the frontier table: Qwen3 30B on 8 GB200, eager experts in 26.02 and whole graphs in 26.06

@@ -58,9 +58,9 @@ def model_of(n_layers):
     kwargs = {"forward": (shape,), "backward": backward, "parameters": (Parameter(name="w", n_elements=10),)}
     empty = {"forward": (), "backward": ()}
     layers = (
-        Layer(name="embedding", **empty),
+        Layer(name="embedding", role="embedding", **empty),
         *(Layer(name="block", **kwargs) for _ in range(n_layers)),
-        Layer(name="head", **empty),
+        Layer(name="head", role="head", **empty),
     )
     return Model(name="unit", layers=layers, n_parameters=10 * n_layers, model_flops_per_sequence=1.0)
 
@@ -259,6 +259,7 @@ def vocabulary_model(n_layers, vocab):
     ]
     head = Layer(
         name="head",
+        role="head",
         forward=(gemms[0],),
         backward=tuple(gemms[1:]),
         parameters=(Parameter(name="e", n_elements=2 * vocab),),
@@ -432,7 +433,7 @@ def test_what_is_no_layout_is_refused(text):
 def layout_of(n_layers, layout, *, pp, n_predicting=0, **settings):
     plan = ParallelPlan(pp=pp, gpus=pp, pipeline_layout=layout, micro_batch=1, **settings).resolve(pp)
     plain = model_of(n_layers)
-    extra = tuple(replace(plain.layers[1], name="mtp") for _ in range(n_predicting))
+    extra = tuple(replace(plain.layers[1], name="mtp", role="prediction") for _ in range(n_predicting))
     model = replace(plain, layers=(*plain.layers[:-1], *extra, plain.layers[-1]))
     chunks = split_layers(model, plan, placement_of(plan.schedule, pp, plan.virtual_pp))
     return plan.virtual_pp, [["".join(one.name[0] for one in chunk) for chunk in stage] for stage in chunks]

@@ -14,7 +14,7 @@ from simulator.models.layer import GemmShape, Layer
 from simulator.models.spec import ModelSpec
 from simulator.parallel.rank_model import model_for
 from simulator.parallel.states import muon_matrices, optimizer_run
-from simulator.plan import ParallelPlan
+from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.rules import check_combination
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
@@ -31,8 +31,8 @@ def gradient(m, n, *, name="gemm", batch=1):
     return GemmShape(m=m, n=n, k=64, batch=batch, kernel_pass="wgrad", name=name)
 
 
-def layer(*items, name="block"):
-    return Layer(name=name, forward=(), backward=items)
+def layer(*items, role="block"):
+    return Layer(name=role, role=role, forward=(), backward=items)
 
 
 def products_of(n_flops_of):
@@ -95,7 +95,7 @@ def test_the_matrices_that_keep_one_moment_are_those_that_are_orthogonalised(mod
 
 
 def test_ranks_own_whole_matrices_and_the_fullest_one_counts():
-    layers = [layer(gradient(64, 64), gradient(64, 64), gradient(64, 256)), layer(gradient(512, 64), name="head")]
+    layers = [layer(gradient(64, 64), gradient(64, 64), gradient(64, 256)), layer(gradient(512, 64), role="head")]
     assert len(muon_matrices(layers, 1, 1)) == 3
     assert muon_matrices(layers, 2, 1) == (gradient(64, 256),)  # 4.5 times a square one, and so alone
     assert len(muon_matrices(layers, 100, 1)) == 1
@@ -160,4 +160,17 @@ def test_what_would_split_a_matrix_is_refused(settings):
         **settings,
     )
     with pytest.raises(InfeasiblePlanError, match="muon"):
+        check_combination(plan)
+
+
+@pytest.mark.parametrize(
+    ("framework", "has_muon"),
+    [("megatron-core", True), ("nemo", True), ("megatron", False), ("automodel-te", False), ("torchtitan", False)],
+)
+def test_muon_is_megatron_cores_alone(framework, has_muon):
+    name = SETTINGS["framework"].parse(framework)
+    plan = ParallelPlan(framework=name, optimizer="muon", gpus=8, micro_batch=1, global_batch=8, dp=8)
+    if has_muon:
+        return check_combination(plan)
+    with pytest.raises(InfeasiblePlanError, match="optimizer=muon is Megatron-Core's"):
         check_combination(plan)

@@ -114,7 +114,7 @@ def test_every_gradient_is_reduced_once_over_those_who_hold_its_parameter(framew
     try:
         plan = ParallelPlan(**chosen).resolve(chosen["gpus"])
         model = model_for(replace(EXPERTS, mtp_layers=int(predicts)), plan)
-        lowered = lower(model, plan, gpus_per_node=8, boundary_bytes=1024, whole=True)
+        lowered = lower(model, plan, gpus_per_node=8, boundary_bytes=1024, all_micro_batches=True)
     except (ConfigError, InfeasiblePlanError):
         reject()
     for rank in (0, plan.gpus - 1):

@@ -29,6 +29,23 @@ def test_every_word_is_checked():
         parse_setting("recompute_modules", "mlp+atn")
 
 
+def test_no_word_is_none():
+    with pytest.raises(ConfigError, match="recompute_modules '' is unknown"):
+        ParallelPlan(recompute_modules="")
+
+
+@pytest.mark.parametrize(
+    ("settings", "adapted"),
+    [
+        ({}, ()),
+        ({"lora_rank": 16}, ("qkv", "proj", "fc1", "fc2")),
+        ({"lora_rank": 16, "lora_targets": "qkv+proj"}, ("qkv", "proj")),
+    ],
+)
+def test_adapters_are_beside_every_projection_unless_some_are_named(settings, adapted):
+    assert ParallelPlan(**settings).adapted_projections == adapted
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -91,7 +91,7 @@ def job_program(settings: Settings, size: GptSize, n_ranks: int) -> JobProgram:
         )
     model = record(size, settings.micro_batch, n_shards=n_ranks if job == "tp" else 1, tied=job != "pp")
     if job == "tp":
-        blocks = {id(layer): _with_reductions(layer, size, settings) for layer in model.layers if layer.name == "block"}
+        blocks = {id(layer): _with_reductions(layer, size, settings) for layer in model.layers if layer.is_block}
         model = replace(model, layers=tuple(blocks.get(id(layer), layer) for layer in model.layers))
     lowered = lower(
         model, plan_of(settings, n_ranks), gpus_per_node=1, unfold=True, collectives_at_once=_GLOO_THREADS,
@@ -191,8 +191,9 @@ def record(size: GptSize, micro_batch: int, *, n_shards: int = 1, tied: bool = T
     with torch.device("meta"):
         module = build_gpt(size, tied=tied, n_shards=n_shards)
     model = record_module(module, tokens, name=size.name, loss=lambda out: loss_of(out, tokens), dtype="fp32")
-    blocks = {id(layer): replace(layer, name="block") for layer in model.layers[1 : size.layers + 1]}
-    return replace(model, layers=tuple(blocks.get(id(layer), layer) for layer in model.layers))
+    first, blocks, last = model.layers[0], model.layers[1 : size.layers + 1], model.layers[size.layers + 1 :]
+    layers = (replace(first, role="embedding"), *blocks, *(replace(layer, role="head") for layer in last))
+    return replace(model, layers=layers)
 
 
 def kernels_of(model: Model) -> list[KernelShape]:

@@ -68,7 +68,7 @@ def _dense(case: Case) -> tuple[ModelSpec, ParallelPlan]:
     """Return what every tool expresses: dense decoders in 16 bits, split by tensors, stages and replicas."""
     spec, plan = case.spec, case.plan
     _needs(spec.family.is_decoder_like, f"architecture {spec.architecture}")
-    _needs(not spec.n_experts, "experts")
+    _needs(not spec.has_experts, "experts")
     _needs(plan.precision in ("bf16", "fp16", "amp_bf16", "amp_fp16"), f"precision {plan.precision}")
     _needs(plan.cp * plan.ep == 1, "context or expert parallelism")
     _needs(not plan.lora_rank, "adapters")

@@ -43,7 +43,7 @@ def _run_of(row: Row) -> tuple[Features, Device] | None:
         device = load_topology(case.topology, case.plan.gpus).device(0)
     except SimulatorError:
         return None
-    return features_of(case.plan, device, experts=case.spec.n_experts > 0, family=case.spec.architecture), device
+    return features_of(case.plan, device, experts=case.spec.has_experts, family=case.spec.architecture), device
 
 
 def residuals_of(outcomes: Sequence[Outcome]) -> list[tuple[Residual, Row]]:

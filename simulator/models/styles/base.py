@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from simulator.models.layer import (
@@ -34,8 +35,13 @@ _MODULES = dict.fromkeys(("qkv", "query", "kv", "attention_gate", "attention_out
     "latent_down": "latent", "latent_up": "latent", "mlp_up": "mlp", "mlp_down": "mlp"
 }  # fmt: skip
 
+#: operands of a product that are narrowed as they come: its input, and the gradient of what it makes
+Operands = frozenset[Literal["input", "gradient"]]
+NEITHER: Operands = frozenset()
+INPUT: Operands = frozenset(("input",))
+GRADIENT: Operands = frozenset(("gradient",))
 #: name of a product of a dense MLP -> operands that the operations around it make, which a fuser lets them make narrow
-_FUSED_CASTS = {"mlp_up": "input gradient", "mlp_down": "input"}
+_MADE_BY_NEIGHBOURS = {"mlp_up": INPUT | GRADIENT, "mlp_down": INPUT}
 
 
 class Style(ABC):
@@ -191,12 +197,12 @@ class Style(ABC):
         between: Sequence[LayerItem] = (),
         saved_input: Tensor | None = None,
         is_narrow: bool = True,
-        arrives: str = "",
+        narrowed_before_gather: Operands = NEITHER,
     ) -> Tensor:
         """Append one matrix product with the weight stored, and the operands narrowed, as the precision says.
 
-        Routers and output projections are never narrow (Megatron-Core and torchtitan leave them in 16 bits). ``arrives`` is as for
-        :meth:`quantised_product`.
+        Routers and output projections are never narrow (Megatron-Core and torchtitan leave them in 16 bits).
+        ``narrowed_before_gather`` is as for :meth:`quantised_product`.
         """
         setting = self.setting
         weight = self.tape.weight(rows * columns, self.weight_dtype)
@@ -208,8 +214,8 @@ class Style(ABC):
         if is_narrow and not self.is_wide(name) and setting.recipe.quantisation is not None:
             shape = GemmShape(m=x.n_elements // columns, n=rows, k=columns, name=name)
             y = self.quantised_product(
-                taken, weight, shape, before=before, between=between, saved_input=saved_input, fused=self._fused(name),
-                arrives=arrives,
+                taken, weight, shape, before=before, between=between, saved_input=saved_input,
+                narrowed_by_producer=self._narrowed_by_producer(name), narrowed_before_gather=narrowed_before_gather,
             )  # fmt: skip
         else:
             y = product(
@@ -261,30 +267,30 @@ class Style(ABC):
         before: Sequence[LayerItem] = (),
         between: Sequence[LayerItem] = (),
         saved_input: Tensor | None = None,
-        fused: str = "",
-        arrives: str = "",
+        narrowed_by_producer: Operands = NEITHER,
+        narrowed_before_gather: Operands = NEITHER,
         result_bytes: tuple[float, float] = (0.0, 0.0),
         summing: float = 0.0,
     ) -> Tensor:
         """Append ``shape``, forward and backward, on operands that the precision's recipe narrows.
 
-        What is ``fused``, ``input`` or ``gradient`` or both, arrives narrow from the kernel that makes it, or with its scale where one
-        serves all of it; what ``arrives``, of the same words, was narrowed before it was gathered. ``result_bytes`` is the traffic of an
-        element of the result and of the input's gradient, 0 for that of its type; ``summing`` is what sums in the epilogue of the
-        latter's product add. What is saved of the input is narrow, unless it is rebuilt before backward (Megatron-Core's
-        ``save_original_input``); under sequence parallelism it is this rank's share ``saved_input``.
+        What is ``narrowed_by_producer`` arrives narrow from the kernel that makes it, or with its scale where one serves all of it; what is
+        ``narrowed_before_gather`` every rank narrowed its own share of. ``result_bytes`` is the traffic of an element of the result and of
+        the input's gradient, 0 for that of its type; ``summing`` is what sums in the epilogue of the latter's product add. What is saved
+        of the input is narrow, unless it is rebuilt before backward (Megatron-Core's ``save_original_input``); under sequence parallelism
+        it is this rank's share ``saved_input``.
         """
-        recipe = self.setting.recipe
-        narrowing = self._narrowing_of(shape)
+        recipe, narrowing = self.setting.recipe, self._narrowing_of(shape)
         n_out = x.n_elements // shape.k * shape.n
         is_trained, gradient = self.setting.lora_rank == 0, Tensor(n_out, self.dtype, x.storage)
-        layouts, n_pieces = self.cast_layouts, shape.n_pieces
-        casts = self._quantise(x, layouts, n_pieces=n_pieces, is_fused="input" in fused, has_arrived="input" in arrives)
-        back = self._quantise(
-            gradient, layouts, in_pass="backward", n_pieces=n_pieces, is_fused="gradient" in fused, has_arrived="gradient" in arrives,
+        quantise = partial(
+            self._quantise, layouts=self.cast_layouts, n_pieces=shape.n_pieces, by_producer=narrowed_by_producer,
+            before_gather=narrowed_before_gather,
         )  # fmt: skip
-        turned = [self._transposed(t) for t, word in ((x, "input"), (gradient, "gradient")) if word in arrives]
-        if not self.keeps_quantised_weights and "input" not in arrives:
+        casts, back = quantise(x), quantise(gradient, in_pass="backward")
+        operands = {"input": x, "gradient": gradient}
+        turned = [self._transposed(one) for name, one in operands.items() if name in narrowed_before_gather]
+        if not self.keeps_quantised_weights and "input" not in narrowed_before_gather:
             casts += self._quantise(weight, 2)
         held = x if saved_input is None else saved_input
         is_narrow = self.saves_quantised and not held.storage.is_rebuilt
@@ -340,27 +346,29 @@ class Style(ABC):
         *,
         in_pass: Pass = "forward",
         n_pieces: int = 1,
-        is_fused: bool = False,
-        has_arrived: bool = False,
+        by_producer: Operands = NEITHER,
+        before_gather: Operands = NEITHER,
     ) -> list[LayerItem]:
         """Return the kernels that narrow a tensor, or its pieces one by one, along rows and, with 2 ``layouts``, columns, as one.
 
-        There is none where the tensor ``has_arrived`` narrow, or where what makes it narrows it, as it can unless one scale serves all;
-        then it finds that one. What a norm makes narrow has its rows only.
+        There is none where it is an operand that was narrowed ``before_gather``, or that what makes it narrows (``by_producer``), as it can
+        unless one scale serves all; then it finds that one. What a norm makes narrow has its rows only.
         """
         narrowing = self.setting.recipe.quantisation
         assert narrowing is not None
-        reads = narrowing.reads - (is_fused or x.is_prepared)
-        if has_arrived or not reads:
-            return [self._transposed(x, in_pass)] if x.is_prepared and layouts > 1 and not has_arrived else []
+        operand: Literal["input", "gradient"] = "gradient" if in_pass == "backward" else "input"
+        reads = narrowing.reads - (operand in by_producer or x.is_prepared)
+        if operand in before_gather or not reads:
+            is_turned = x.is_prepared and layouts > 1 and operand not in before_gather
+            return [self._transposed(x, in_pass)] if is_turned else []
         read, written = reads * x.n_bytes, layouts * x.n_elements * narrowing.element_bytes
         n_pieces *= narrowing.launches if n_pieces > 1 else 1
         cast = kernel(narrowing.kernel, x.n_elements, read, written, "fp8", in_pass=in_pass)
         return [replace(cast, n_pieces=n_pieces)]
 
-    def _fused(self, name: str) -> str:
-        """Return which operands of a product the operations around it make, which may make them narrow."""
-        return _FUSED_CASTS.get(name, "") if self.setting.fuses_operations else ""
+    def _narrowed_by_producer(self, name: str) -> Operands:
+        """Return which operands of a product the operations around it make narrow, or with their scale."""
+        return _MADE_BY_NEIGHBOURS.get(name, NEITHER) if self.setting.fuses_operations else NEITHER
 
     def _quantise_share(
         self, x: Tensor, name: str, *, in_pass: Literal["forward", "backward"] = "forward"
@@ -377,9 +385,8 @@ class Style(ABC):
         """
         narrowing = self.setting.recipe.quantisation
         assert narrowing is not None
-        word = "input" if in_pass == "forward" else "gradient"
         layouts = 1 if narrowing.is_by_tensor else self.cast_layouts
-        casts = self._quantise(x, layouts, in_pass=in_pass, is_fused=word in self._fused(name))
+        casts = self._quantise(x, layouts, in_pass=in_pass, by_producer=self._narrowed_by_producer(name))
         amax = CommunicationPoint(operator="amax", n_bytes=4, kernel_pass=in_pass)
         return [amax, *casts] if narrowing.reads > 1 else casts
 
@@ -452,7 +459,7 @@ class Style(ABC):
         casts = self._quantise_share(x, name) if is_cast else []
         if is_cast and not self.keeps_quantised_weights:  # weights, too, before what products wait for
             casts += [item for n in widths for item in self._quantise(Tensor(n * columns, self.dtype, x.storage), 2)]
-        arrives = "input" if is_cast else ""
+        narrowed = INPUT if is_cast else NEITHER
         enter = CommunicationPoint(operator="f", n_bytes=gathered_bytes)
         if not self.merges_columns:
             leave = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward")
@@ -462,7 +469,7 @@ class Style(ABC):
                 else [self._enter(x, [*casts, enter], [leave])] * len(widths)
             )
             return [
-                self.linear(one, n, columns, bias=bias, name=name, is_narrow=is_narrow, arrives=arrives)
+                self.linear(one, n, columns, bias=bias, name=name, is_narrow=is_narrow, narrowed_before_gather=narrowed)
                 for one, n in zip(entered, widths, strict=True)
             ]
         n_beside = int(self.setting.reduces_beside and not self.setting.lora_rank)
@@ -482,7 +489,7 @@ class Style(ABC):
                 between=[reduce],
                 saved_input=x,
                 is_narrow=is_narrow,
-                arrives=arrives,
+                narrowed_before_gather=narrowed,
             )
         ]
 
@@ -543,8 +550,10 @@ class Style(ABC):
         """Append the row-parallel product that closes a tensor-parallel region."""
         rows = self.spec.hidden
         is_cast = self.gathers_narrow(name)
-        arrives = "gradient" if is_cast else ""
-        y = self.linear(x, rows, columns, bias=bias and not self.adds_bias_late(), name=name, arrives=arrives)
+        y = self.linear(
+            x, rows, columns, bias=bias and not self.adds_bias_late(), name=name,
+            narrowed_before_gather=GRADIENT if is_cast else NEITHER,
+        )  # fmt: skip
         if self.setting.tp == 1:
             return y
         is_split = self.setting.is_sequence_parallel

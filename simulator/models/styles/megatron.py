@@ -241,7 +241,12 @@ class Fused(Megatron):
         ``pytorch/csrc/extensions/normalization.cpp`` (``create_hp_tensor_with_amax``, pull request 2013).
         """
         setting, narrowing = self.setting, self.setting.recipe.quantisation
-        is_apart = self._fused(name) or self.recomputes("layernorm") or self.is_wide(name) or self.is_adapted(name)
+        is_apart = (
+            self._narrowed_by_producer(name)
+            or self.recomputes("layernorm")
+            or self.is_wide(name)
+            or self.is_adapted(name)
+        )
         if narrowing is None or not (narrowing.is_by_tensor and setting.merges_norms) or is_apart:
             return self.norm(x, width=width)
         is_known = narrowing.reads == 1

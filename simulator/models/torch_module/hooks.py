@@ -44,13 +44,13 @@ def _hooks(torch: Any, module: Any, recorder: Recorder) -> list[Any]:
         def enter(m: Any, args: Any, kwargs: Any, name: str = name) -> None:
             if not recorder.is_backward:
                 _mark(torch, recorder, (args, kwargs))
-                recorder.open(name)
+                recorder.open(name, "block")
 
         def leave(m: Any, args: Any, output: Any, name: str = name) -> None:
             if not recorder.is_backward:
                 recorder.current.output_bytes = _n_bytes(torch, output)
                 _mark(torch, recorder, output)
-                recorder.open(f"after {name}")
+                recorder.open(f"after {name}", "between")
 
         handles.append(child.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(child.register_forward_hook(leave))
