@@ -31,6 +31,7 @@ from validation.tables.launchers import launched_fields
 from validation.tables.models import spec_of
 from validation.tables.reader import Row
 from validation.tables.recipes import (
+    megatron_word,
     offloaded_when_sharded,
     optimizer_fields,
     overlaps_experts,
@@ -73,6 +74,8 @@ _WITH_FLASH = (
 _MEGATRON = ("megatron", "megatron-2021", *_CORE, "megatron-deepspeed", "libai")
 #: Megatron's guidance: the bubble (pp - 1) / n_micro_batches stays small when there are several per stage
 _MICRO_BATCHES_PER_STAGE = 6
+#: micro-batches per stage of a plan whose batch nobody states, as on the command line
+_MICRO_BATCHES_UNASKED = 4
 #: largest micro_batch x hidden of published Megatron runs, with full recomputation and without
 _WIDTH_LIMITS = {True: 65536, False: 16384}
 #: chunks per stage of published Megatron-Core recipes go up to about this
@@ -130,7 +133,10 @@ def _precision(row: Row, framework: str, assumed: list[str]) -> str:
         assumed.append("precision bf16: not stated")
         return "bf16"
     setting = SETTINGS["precision"]
-    known = _PRECISIONS.get(text, setting.synonyms.get(text, text))
+    known = _PRECISIONS.get(text) or setting.synonyms.get(text)
+    if known is None:
+        plain = text.replace("-", "_")
+        known = setting.synonyms.get(plain, plain)
     if known not in setting.words:
         raise ConfigError(f"precision '{text}' is unknown", hint=", ".join(setting.words))
     known = precision_of(row, known, assumed)
@@ -400,6 +406,7 @@ def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tupl
         model_parallel=degrees["tp"] * degrees["pp"] * degrees["cp"],
         sharding=sharding["sharding"],
         flash=bool(row.flag("flash_attention")),
+        only_megatron=megatron_word(row),
     )
     assumed += [why] if why else []
     if (
@@ -462,8 +469,9 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     }
     fields |= launched_fields(row, spec.layers, degrees["pp"], assumed) | stated_settings(row)
     if not fields["global_batch"] and fields["micro_batch"]:
-        fields["global_batch"] = fields["micro_batch"] * degrees["dp"]
-        assumed.append(f"global_batch {fields['global_batch']}: one micro-batch per replica")
+        n = 1 if degrees["pp"] == 1 else _MICRO_BATCHES_UNASKED * degrees["pp"]
+        fields["global_batch"] = fields["micro_batch"] * degrees["dp"] * n
+        assumed.append(f"global_batch {fields['global_batch']}: not stated, {n} micro-batches per replica")
     plan = ParallelPlan.of(fields)
     if limit := power_limit_of(row.text("notes"), topology):
         changes["power.gpu_cap"] = limit

@@ -33,11 +33,13 @@ def who_ran(row: Row) -> str:
     return " ".join(filter(None, (named, kernels[0] if kernels else "", age))).lower()
 
 
-def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) -> tuple[str, str]:
+def framework_of(
+    name: str, *, model_parallel: int, sharding: str, flash: bool, only_megatron: str = ""
+) -> tuple[str, str]:
     """Return the framework that a publication names, and what was assumed about it (empty when stated).
 
-    Names that match no rule (``NVIDIA Release 23.09``) are judged by tp x pp x cp of the plan (``model_parallel``), its
-    sharding, and whether attention is fused (``flash``).
+    Names that match no rule (``NVIDIA Release 23.09``) are judged by a setting that only Megatron-Core has, if the row states
+    one, by tp x pp x cp of the plan (``model_parallel``), its sharding, and whether attention is fused (``flash``).
 
     Examples
     --------
@@ -49,6 +51,11 @@ def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) 
         if _has_all(text, rule["words"]) and not any(word in text for word in rule.get("without", ())):
             chosen = rule["framework"]
             return chosen, f"framework {chosen}: {rule['why']}" if "why" in rule else ""
+    if only_megatron:
+        return (
+            "megatron-core",
+            f"framework megatron-core: '{name or 'not stated'}' is unknown, and {only_megatron} is Megatron-Core's",
+        )
     if model_parallel > 1:
         of_nvidia = "nvidia" in text and "release" in text
         chosen = "megatron-bridge" if of_nvidia and flash else "megatron" if of_nvidia else "torch-3d"

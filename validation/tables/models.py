@@ -93,11 +93,11 @@ _SIZES = {
 
 def _stated_spec(row: Row) -> tuple[ModelSpec, list[str]]:
     """Return the model of a row as stated, the rest from the catalogue or the family's style."""
-    name = row.text("model", "not named")
+    name = row.text("model", "not named").rpartition("/")[2]  # a model of the hub by its own name
     assumed: list[str] = []
     seq = row.integer("seq_len", 2048)
     stated = {field: row.integer(cell) for cell, field in _SIZES.items() if row.text(cell)}
-    spec = _known(name, row)
+    spec = _known(name, row) or (None if row.text("hidden") else _known(name.lower(), row))
     if spec is not None:
         if "vocab" not in stated:
             assumed.append(f"vocab {spec.vocab}: as in the catalogue")

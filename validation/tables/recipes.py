@@ -25,6 +25,13 @@ _FLOAT8 = {
 #: value of ``vocabulary_parallel`` -> schedule that computes the vocabulary's layers so
 _VOCABULARY = {"interlaced": "interlaced"}
 _TASKS = {"": "", "pretrain": "", "sft": "task sft: as pretraining, which updates all parameters, too", "lora": ""}
+_TASK_SYNONYMS = {
+    "pretraining": "pretrain",
+    "finetune": "sft",
+    "finetuning": "sft",
+    "full_finetune": "sft",
+    "peft": "lora",
+}
 #: models whose recipes step with ``use_precision_aware_optimizer`` and bf16 moments (NVIDIA-NeMo/Megatron-Bridge, recipes)
 _NARROW_MOMENTS = ("deepseek-v3", "kimi")
 #: what graphs by layer capture of any model
@@ -40,12 +47,13 @@ _FP8_MODULES = {
 }  # fmt: skip
 #: from this release on, these recipes say so in functions that the table of cells was not read from
 _IN_FUNCTIONS = "26.08"
-#: column -> what is left out where it is 1
-_LEFT_OUT = {
-    "token_drop": "dropped tokens",
-    "nccl_ub": "NCCL user buffers",
-}
-
+#: precisions that scale blocks, in which only Transformer Engine splits products
+_BLOCK_SCALED = ("mxfp8", "nvfp4")
+_CONTAINER = r"v?(\d\d\.\d\d(?:\.\d\d)?)"
+#: what tables write as a release: a container, a month or a day, a round of MLPerf
+_RELEASE = re.compile(rf"{_CONTAINER}|20\d\d-\d\d(-\d\d)?|v\d\.\d")
+#: sources whose releases are containers of NVIDIA, beside rows that name a recipe
+_CONTAINERS = ("dgxc-benchmarking", "megatron-bridge")
 
 #: sources that tune on SQuAD 1.1, packed to the sequence length (NVIDIA/NeMo, docs/source/performance/performance_summary.md)
 _PACKS_SQUAD = ("nvidia/nemo@",)
@@ -66,7 +74,8 @@ def _task_of(row: Row, assumed: list[str]) -> str:
     if is_tuned and row.text("task") == "pretrain" and row.text("release", "9") < before:
         assumed.append("task lora: the section of its page")
         return "lora"
-    return row.text("task").lower()
+    text = row.text("task").lower()
+    return _TASK_SYNONYMS.get(text, text)
 
 
 def read_task(row: Row, assumed: list[str]) -> dict[str, Any]:
@@ -141,10 +150,13 @@ def recipe_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any
     fields: dict[str, Any] = {"pipeline_layout": row.text("pp_layout") or None} | _offloaded(row, assumed)
     if row.flag("fused_grouped_mlp"):
         fields["moe_fused_experts"] = True
-    release = row.text("release").removeprefix("v")
-    is_container = row.text("recipe") or "dgxc-benchmarking" in row.text("source").lower()
-    if re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", release) and is_container:
+    release = container_of(row)
+    if release and (row.text("recipe") or any(word in row.text("source").lower() for word in _CONTAINERS)):
         fields["release"] = release
+    elif row.text("release") and not _RELEASE.fullmatch(row.text("release")):
+        assumed.append(
+            f"release {row.text('release')}: neither a container (26.06) nor a month, current software taken"
+        )
     month = re.fullmatch(r"20(\d\d)-(\d\d)", row.text("release"))
     has_own_modules = FRAMEWORKS[framework].gates_fused_since and not FRAMEWORKS[framework].calls_modules
     if month and (has_own_modules or "nvidia/megatron-lm" in row.text("source").lower() or row.text("task") == "lora"):
@@ -156,19 +168,57 @@ def recipe_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any
             "moe_dispatcher", dispatcher, "dispatcher", dispatcher, assumed, stands_in="deepep"
         )
     fields |= _whole_iterations(row, assumed) or _graphs(row, assumed)
-    fields |= _fp8_flags(row) | _torchao_flags(row)
-    assumed += [f"{column} 1: without {what}" for column, what in _LEFT_OUT.items() if row.flag(column)]
-    return fields
+    return (
+        fields | _fp8_flags(row) | _torchao_flags(row) | _dropped(row, assumed) | _registered(row, framework, assumed)
+    )
+
+
+def megatron_word(row: Row) -> str:
+    """Return a cell of a row that only Megatron-Core has a meaning for; empty where there is none.
+
+    Tensor and pipeline parallelism in block-scaled precisions are Transformer Engine's; torchtitan's MXFP8 is named by its sources.
+    """
+    for column in ("dispatcher", "pp_layout"):
+        if row.text(column):
+            return f"{column} {row.text(column)}"
+    for column in ("fused_grouped_mlp", "moe_a2a_overlap", "nccl_ub"):
+        if row.flag(column):
+            return column
+    scaled, is_split = row.text("precision").lower(), any(row.integer(axis, 1) > 1 for axis in ("tp", "pp"))
+    return f"{scaled} beside tensor or pipeline parallelism" if scaled in _BLOCK_SCALED and is_split else ""
+
+
+def container_of(row: Row) -> str:
+    """Return the container that a row's release names (``v25.05`` is 25.05); empty where it is a month, a round or a word."""
+    found = re.fullmatch(_CONTAINER, row.text("release").lower())
+    return found[1] if found else ""
+
+
+def _dropped(row: Row, assumed: list[str]) -> dict[str, Any]:
+    """Return how tokens are dropped where they are: as ``MegatronTokenDropCallback`` of NeMo and its heirs do it."""
+    if not row.flag("token_drop"):
+        return {}
+    assumed.append("moe_capacity_factor 1.0, moe_pad_to_capacity: token_drop 1, as NVIDIA's recipes drop")
+    return {"moe_capacity_factor": 1.0, "moe_pad_to_capacity": True}
+
+
+def _registered(row: Row, framework: str, assumed: list[str]) -> dict[str, Any]:
+    if not row.flag("nccl_ub"):
+        return {}
+    if FRAMEWORKS[framework].data_parallel.registers_buffers:
+        return {"nccl_user_buffers": True}
+    assumed.append(f"nccl_ub 1: without them, which {framework} does not register")
+    return {}
 
 
 def _offloaded(row: Row, assumed: list[str]) -> dict[str, Any]:
-    """Return how many layers wait in host memory: as stated, or as the row's recipe has it."""
+    """Return which modules, or how many layers, wait in host memory: as stated, or as the row's recipe has it."""
     text = row.text("offload_modules").lower()
     stated = re.fullmatch(r"(\d+) layers", text)
-    if text and not stated:
-        raise ConfigError(f"offload_modules '{text}' is not simulated")
     if stated:
         return {"offload_layers": int(stated[1])}
+    if text:
+        return {} if text == "none" else {"offload_modules": SETTINGS["offload_modules"].parse(text)}
     recipe = re.sub(r"_(BASE_CONFIG|V\d)$", "", row.text("recipe"))
     layers = PUBLISHED["offloaded_layers"].get(recipe, 0) if row.flag("fsdp") else 0
     assumed += [f"offload_layers {layers}: cpu_offloading_num_layers of {recipe}"] if layers else []
@@ -187,7 +237,7 @@ def optimizer_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, 
     model = row.text("model").lower()
     if framework != "megatron-bridge" or row.text("task") == "lora":
         return {}
-    if row.text("release").startswith("24."):
+    if container_of(row).startswith("24."):
         assumed.append("master_bytes 2: apex's distributed fused Adam keeps the remainders of master weights (NeMo 1)")
         return {"master_bytes": 2}
     if not model.startswith(_NARROW_MOMENTS):
@@ -198,7 +248,7 @@ def optimizer_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, 
 
 def _whole_iteration_words(row: Row) -> str:
     """Return the ``fp8_modules`` of a recipe in MXFP8 that captures whole iterations; nothing of any other."""
-    model, release = row.text("model").lower(), row.text("release")
+    model, release = row.text("model").lower(), container_of(row)
     found = {machine: words for (name, machine), words in _FP8_MODULES.items() if model.startswith(name)}
     is_said = row.text("cuda_graph_impl").lower() == "full_iteration" or release >= _IN_FUNCTIONS
     if not (found and is_said and row.flag("recipe_matches") and row.text("precision").lower() == "mxfp8"):
@@ -217,7 +267,7 @@ def _whole_iterations(row: Row, assumed: list[str]) -> dict[str, Any]:
         "cuda_graphs": "full_iteration",
         "moe_fused_experts": True,
     }
-    return fields | ({"moe_dispatcher": "hybridep"} if row.text("release") >= _IN_FUNCTIONS else {})
+    return fields | ({"moe_dispatcher": "hybridep"} if container_of(row) >= _IN_FUNCTIONS else {})
 
 
 def _fp8_flags(row: Row) -> dict[str, Any]:
@@ -267,7 +317,7 @@ def recomputed_modules(row: Row, layers: int, stages: int, assumed: list[str]) -
         return {"recompute": modules}
     if modules == "full block":
         count = row.integer("recompute_num_layers", 0)
-        return {"recompute": "full", "recompute_method": "block" if count else None, "recompute_layers": count or None}
+        return {"recompute": "full"} | ({"recompute_method": "block", "recompute_layers": count} if count else {})
     if modules.startswith("selective"):
         return {"recompute": "selective"}
     return {"recompute": "selective", "recompute_modules": SETTINGS["recompute_modules"].parse(modules)}

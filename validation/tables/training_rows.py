@@ -150,7 +150,8 @@ def predict(rows: Sequence[Row], tell: Tell | None = None, n_processes: int = 1)
         try:
             case, assumed = case_of(row)
         except SimulatorError as error:
-            cases.append(re.sub(rf"^{re.escape(row.file)}:{row.line}:", "", error.message))
+            reason = re.sub(rf"^{re.escape(row.file)}:{row.line}:", "", error.message)
+            cases.append(f"{reason} ({error.hint})" if error.hint else reason)
             continue
         cases.append((case, assumed))
         wanted[case] = wanted.get(case, True) and row.metric in _MEMORY_METRICS

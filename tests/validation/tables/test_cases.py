@@ -12,7 +12,7 @@ from tests.validation.tables.rows import training_row
 from validation.tables.cases import case_of
 from validation.tables.frameworks import framework_of
 from validation.tables.reader import MEASUREMENTS, read_table
-from validation.tables.training_rows import scenario_of
+from validation.tables.training_rows import predict, scenario_of
 
 
 class TestCases:
@@ -374,3 +374,92 @@ def test_a_stated_batch_is_kept_where_recomputation_is_open():
 def test_runs_of_mid_2024_had_the_libraries_of_cuda_12_4(source):
     """NGC's PyTorch containers 24.03 to 24.05 came with CUDA 12.4 (NVIDIA, frameworks support matrix)."""
     assert case_of(training_row(source=source))[0].plan.cuda == "12.4"
+
+
+def bridge_row(**cells):
+    """A row of Megatron Bridge's performance page, of which a recipe beside it sets what its cells leave blank."""
+    usual = {
+        "source": "NVIDIA-NeMo/Megatron-Bridge:docs/performance-summary.md", "framework": "", "architecture": "",
+        "model": "qwen3-30b-a3b", "layers": "", "hidden": "", "heads": "", "topology": "gb200-nvl72", "gpus": "8", "dp": "8",
+        "tp": "1", "ep": "8", "micro_batch": "4", "global_batch": "512", "precision": "mxfp8", "recompute": "", "fsdp": "0",
+        "release": "26.06",
+    }  # fmt: skip
+    return training_row(**usual | cells)
+
+
+def plan_of(**cells):
+    case, assumed = case_of(bridge_row(**cells))
+    return case.plan, assumed
+
+
+@pytest.mark.parametrize("recipe", ["", "QWEN3_30B_A3B_PRETRAIN_CONFIG_GB200_FP8_MX_V2"])
+@pytest.mark.parametrize(("release", "container"), [("26.06", "26.06"), ("v25.11", "25.11"), ("26.02.01", "26.02.01")])
+def test_a_container_is_the_release_of_the_plan_whether_or_not_a_recipe_is_named(recipe, release, container):
+    plan, _ = plan_of(recipe=recipe, release=release)
+    assert plan.release == container
+    assert plan.moe_fused_experts is (container >= "26.06")
+
+
+@pytest.mark.parametrize("word", ["26.6", "latest"])
+def test_what_is_no_release_is_said_and_counts_as_none(word):
+    plan, assumed = plan_of(release=word)
+    assert plan.release is None
+    assert any(word in text for text in assumed)
+
+
+@pytest.mark.parametrize(
+    ("cells", "settings"),
+    [
+        ({"offload_modules": "core_attn attn_proj"}, {"offload_modules": "core_attn+attn_proj", "offload_layers": None}),
+        ({"offload_modules": "none"}, {"offload_modules": None, "offload_layers": None}),
+        ({"offload_modules": "4 layers", "ep": "1"}, {"offload_modules": None, "offload_layers": 4}),
+        ({"token_drop": "1"}, {"moe_capacity_factor": 1.0, "moe_pad_to_capacity": True}),
+        ({"token_drop": "0"}, {"moe_capacity_factor": None, "moe_pad_to_capacity": False}),
+        ({"nccl_ub": "1"}, {"nccl_user_buffers": True}),
+        ({"recompute_modules": "full block"}, {"recompute": "full", "recompute_layers": None}),
+        ({"recompute_modules": "full block", "recompute_num_layers": "3"}, {"recompute_method": "block", "recompute_layers": 3}),
+        ({"precision": "FP8-MX"}, {"precision": "mxfp8"}),
+        ({"task": "peft"}, {"lora_rank": 16}),
+    ],
+)  # fmt: skip
+def test_words_of_recipes_are_those_of_the_plan(cells, settings):
+    plan, _ = plan_of(**cells)
+    assert {key: getattr(plan, key) for key in settings} == settings
+
+
+def test_a_pipeline_without_a_stated_batch_has_the_command_line_s_micro_batches():
+    """Four for each stage (docs/reference_commands.md, ``--global-batch``); without a pipeline one."""
+    piped, assumed = plan_of(model="llama3-8b", ep="1", pp="4", dp="2", virtual_pp="2", global_batch="")
+    assert piped.global_batch == 4 * 2 * 16
+    assert any("global_batch 128" in text for text in assumed)
+    assert plan_of(global_batch="")[0].global_batch == 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("source", "topology", "framework"),
+    [
+        ("mlcommons/training_results_v6.0@1:NVIDIA/results", "gb200-nvl72", "megatron-bridge"),
+        ("mlcommons/training_results_v6.0@1:AMD/results", "mi355x-8", "megatron-core"),
+        ("mlcommons/training_results_v4.1@1:NVIDIA/results", "dgx-h100", "megatron-bridge"),
+        ("a vendor's blog", "gb200-nvl72", "megatron-core"),
+    ],
+)
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+def test_block_scaled_layers_in_a_pipeline_are_megatron_s(source, topology, framework, precision):
+    cells = {"model": "llama3-8b", "ep": "1", "tp": "2", "pp": "2", "dp": "2", "release": "", "precision": precision}
+    assert plan_of(source=source, topology=topology, **cells)[0].framework == framework
+    if source == "a vendor's blog":
+        assert plan_of(source=source, topology=topology, **cells | {"precision": "bf16"})[0].framework == "torch-3d"
+
+
+def test_a_model_of_the_hub_is_known_by_its_own_name():
+    assert (
+        case_of(bridge_row(model="deepseek-ai/DeepSeek-V3", gpus="256", dp="256", ep="64"))[0].spec.name
+        == "deepseek-v3"
+    )
+
+
+def test_a_refused_word_comes_with_those_that_are_known():
+    (found,) = predict([bridge_row(task="dpo")])
+    assert "'dpo'" in found.reason
+    assert "pretrain, sft or lora" in found.reason
