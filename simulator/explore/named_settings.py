@@ -13,6 +13,7 @@ from simulator.config import did_you_mean, listed, load_yaml
 from simulator.errors import ConfigError, SimulatorError
 from simulator.interop import open_topology
 from simulator.interop.plan_files import PLAN_FILES, needs_ranks, plan_settings
+from simulator.models.catalog import CATALOG
 from simulator.plan import SETTINGS, ParallelPlan, declared, setting_named
 from simulator.scenario import Scenario
 from simulator.topology.cluster_spec import ClusterSpec
@@ -77,7 +78,9 @@ def scenario_of(settings: Mapping[str, Any]) -> Scenario:
     plan = {name: value for name, value in settings.items() if name in SETTINGS}
     own = {name: value for name, value in settings.items() if name in SCENARIO_SETTINGS}
     rest = {name: str(value) for name, value in settings.items() if name not in plan and name not in own}
-    return Scenario(plan=ParallelPlan.of(plan), overrides=tuple(sorted(rest.items())), **own)
+    known = CATALOG.get(str(own["model"]))
+    made = ParallelPlan.of(plan, is_mixture=known.has_experts if known else None)
+    return Scenario(plan=made, overrides=tuple(sorted(rest.items())), **own)
 
 
 def given_in(settings: Mapping[str, Any]) -> set[str]:

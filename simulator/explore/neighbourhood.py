@@ -282,14 +282,16 @@ def neighbours(plan: ParallelPlan, site: Site, left_open: Collection[str] = ()) 
             other, reason = plan, error.message.splitlines()[0]
         is_same = change.same_training and n_predictions(site.spec, other) == n_predictions(site.spec, plan)
         if not _is_idle(change, plan, other, site):
-            said = {**change.settings, **_held(change, plan, other, left_open)}
+            said = {**change.settings, **_held(change, plan, other, left_open, is_mixture=site.spec.has_experts)}
             name = " ".join(SETTINGS[key].spelled(value) for key, value in said.items())
             yield Neighbour(
                 name=name, setting=setting, plan=other, same_training=is_same, ratio=change.ratio, reason=reason
             )
 
 
-def _held(change: _Change, plan: ParallelPlan, other: ParallelPlan, left_open: Collection[str]) -> dict[str, object]:
+def _held(
+    change: _Change, plan: ParallelPlan, other: ParallelPlan, left_open: Collection[str], *, is_mixture: bool
+) -> dict[str, object]:
     """Return what a command must say beside a change, or it would be derived anew: the batch, and what recipes set."""
     held: dict[str, object] = {}
     if other is plan:  # not legal
@@ -301,7 +303,7 @@ def _held(change: _Change, plan: ParallelPlan, other: ParallelPlan, left_open: C
         and other.without("global_batch").resolve(other.gpus).global_batch != other.global_batch
     ):
         held["global_batch"] = other.global_batch
-    before, after = (one.framework_spec.defaults(_named(one)) for one in (plan, other))
+    before, after = (one.framework_spec.defaults(_named(one), is_mixture=is_mixture) for one in (plan, other))
     held |= {key: getattr(other, key) for key in {**before, **after} if before.get(key) != after.get(key)}
     return {key: value for key, value in held.items() if key not in change.settings}
 

@@ -82,7 +82,7 @@ def idle_settings(
         (("rope_fusion",), not has_rotations, "the model rotates no queries and keys"),
         (
             ("release",),
-            not _depends_on_release(plan, has_expert_bias=has_experts and has_expert_bias),
+            not _depends_on_release(plan, has_experts=has_experts, has_expert_bias=has_experts and has_expert_bias),
             f"{plan.framework} runs this plan as it does in its newest release",
         ),
         (("rope_fusion",), scales_rotations, "the fused kernel knows no factor of the model's sines and cosines"),
@@ -136,7 +136,7 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
     ]
 
 
-def _depends_on_release(plan: ParallelPlan, *, has_expert_bias: bool) -> bool:
+def _depends_on_release(plan: ParallelPlan, *, has_experts: bool, has_expert_bias: bool) -> bool:
     """Whether something that a plan runs is not what it would be without its release."""
     if plan.release is None:
         return False
@@ -148,8 +148,12 @@ def _depends_on_release(plan: ParallelPlan, *, has_expert_bias: bool) -> bool:
         "bias_summing": not (has_expert_bias and plan.moe_fused_experts),
     }
     changed = (one.name for one in fields(now) if getattr(now, one.name) != getattr(newest, one.name))
-    has_feature = any(one.is_on(plan.to_dict()) for one in framework.features)
-    return has_feature or any(not unused.get(name) for name in changed)
+    settings = plan.to_dict()
+    gained = (
+        one.is_on(settings, is_mixture=has_experts) != one.is_on({**settings, "release": None}, is_mixture=has_experts)
+        for one in framework.features
+    )
+    return any(gained) or any(not unused.get(name) for name in changed)
 
 
 def _idle_axes(plan: ParallelPlan) -> Idle:

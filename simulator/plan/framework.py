@@ -209,7 +209,7 @@ class Framework:
             has_loose_squares=is_within(release, self.loose_squares),
         )
 
-    def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults(self, settings: Mapping[str, Any], *, is_mixture: bool) -> dict[str, Any]:
         """Return what the framework's recipes set beside ``settings``, which win; one replica on as many ranks has nothing to shard."""
         is_split, has_experts = (int(settings.get(axis) or 1) > 1 for axis in ("tp", "ep"))
         found = {**self.recipe, **(self.parallel_recipe if is_split else {})}
@@ -217,9 +217,9 @@ class Framework:
             found.pop("sharding", None)
         found |= self.expert_recipe if is_split and has_experts else {}
         found |= self.precision_recipes.get(settings.get("precision", "bf16"), {})
-        found |= self.dispatcher_recipes.get(settings.get("moe_dispatcher", ""), {})
         for feature in self.features:
-            found |= feature.settings if feature.is_on(settings) else {}
+            found |= feature.settings if feature.is_on(settings, is_mixture=is_mixture) else {}
+        found |= self.dispatcher_recipes.get({**found, **settings}.get("moe_dispatcher", ""), {})
         return {key: value for key, value in found.items() if key not in settings}
 
 

@@ -15,18 +15,24 @@ class Feature:
     precisions: tuple[str, ...]  #: Precisions whose recipes have it.
     settings: Mapping[str, Any] = field(hash=False)  #: What it means in a plan.
 
-    def is_on(self, settings: Mapping[str, Any]) -> bool:
-        """Tell whether it belongs to a plan of these settings."""
-        release, has_experts = str(settings.get("release") or ""), int(settings.get("ep") or 1) > 1
-        return has_experts and release >= self.since and settings.get("precision") in self.precisions
+    def is_on(self, settings: Mapping[str, Any], *, is_mixture: bool) -> bool:
+        """Tell whether it belongs to a plan of these settings for such a model; a release that is not named is the newest."""
+        is_known = str(settings.get("release") or self.since) >= self.since
+        return is_mixture and is_known and settings.get("precision") in self.precisions
 
 
 #: Transformer Engine's fused operations over all experts are for MXFP8 (NVIDIA/TransformerEngine, pull requests 2622 and 2769)
 FUSED_PRECISIONS = ("mxfp8",)
 #: Megatron Bridge 26.06 (recipes under src/megatron/bridge/perf_recipes): grouped products fused with their activation, and whole
-#: iterations as one graph over experts with paged buffers, attention in eight bits, for mixtures of experts in MXFP8
+#: iterations as one graph over experts with paged buffers, which only HybridEP fills, attention in eight bits, for mixtures of
+#: experts in MXFP8
 FUSED_EXPERTS = Feature(
     since="26.06",
     precisions=FUSED_PRECISIONS,
-    settings={"moe_fused_experts": True, "cuda_graphs": "full_iteration", "fp8_modules": "attention"},
+    settings={
+        "moe_fused_experts": True,
+        "cuda_graphs": "full_iteration",
+        "fp8_modules": "attention",
+        "moe_dispatcher": "hybridep",
+    },
 )

@@ -368,18 +368,20 @@ class ParallelPlan:
         check_words(self)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> ParallelPlan:
+    def of(cls, settings: Mapping[str, Any], *, is_mixture: bool | None = None) -> ParallelPlan:
         """Return the plan of these settings, with what the recipes of its framework turn on where nothing is said.
+
+        Those of mixtures of experts turn on more; a model that is not known is one where its experts are spread (``ep``).
 
         Examples
         --------
-        >>> ParallelPlan.of({"framework": "megatron-bridge", "tp": 2}).sequence_parallel
-        True
         >>> ParallelPlan.of({"framework": "megatron-bridge", "sharding": "none"}).sharding
         'none'
         """
         framework = FRAMEWORKS.get(settings.get("framework", SETTINGS["framework"].default))
-        return cls(**{**(framework.defaults(settings) if framework else {}), **settings})
+        if is_mixture is None:
+            is_mixture = int(settings.get("ep") or 1) > 1
+        return cls(**{**(framework.defaults(settings, is_mixture=is_mixture) if framework else {}), **settings})
 
     # -- what follows from other settings where one is left out
 
@@ -452,9 +454,10 @@ class ParallelPlan:
 
     @property
     def waits_for_counts(self) -> bool:
-        """Whether the host waits for the device to know how many tokens each expert gets, before it launches the experts."""
+        """Whether the host asks how many tokens each expert gets: fused experts do not, where what is exchanged has a static size."""
         is_static = self.moe_pad_to_capacity and self.moe_capacity_factor is not None
-        return self.framework_spec.host != "graphs" and not self.moe_fused_experts and not is_static
+        is_on_device = self.moe_fused_experts and (self.ep == 1 or self.stashes_experts)
+        return self.framework_spec.host != "graphs" and not is_static and not is_on_device
 
     @property
     def dispatcher(self) -> Dispatcher:

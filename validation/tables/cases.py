@@ -472,7 +472,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         n = 1 if degrees["pp"] == 1 else _MICRO_BATCHES_UNASKED * degrees["pp"]
         fields["global_batch"] = fields["micro_batch"] * degrees["dp"] * n
         assumed.append(f"global_batch {fields['global_batch']}: not stated, {n} micro-batches per replica")
-    plan = ParallelPlan.of(fields)
+    plan = ParallelPlan.of(fields, is_mixture=spec.has_experts)
     if limit := power_limit_of(row.text("notes"), topology):
         changes["power.gpu_cap"] = limit
     case = Case(
