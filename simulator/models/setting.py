@@ -73,6 +73,9 @@ class Setting:
     #: Whether norms are part of the modules whose products take what they make; and whether they find the largest element of it.
     merges_norms: bool = False
     norms_find_scales: bool = False
+    casts_columns_apart: bool = (
+        False  #: Whether columns that a Hadamard transform makes are quantised by a kernel of their own.
+    )
     #: Whether a narrow input with one scale that backward gathers again is waited for before its gradient is computed.
     waits_for_gathers: bool = False
     #: Whether tokens that ranks gather or reduce along the sequence are copied together or apart by a kernel of their own.

@@ -62,6 +62,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,
         repacks_experts=released.repacks_experts,
         merges_norms=framework.calls_modules, norms_find_scales=released.norms_find_scales,
+        casts_columns_apart=released.casts_columns_apart,
         waits_for_gathers=released.waits_for_gathers and not plan.asynchronous_tp,
         copies_sequence=framework.copies_sequence and not plan.asynchronous_tp, wide_adapters=released.has_wide_adapters,
         reduces_by_product=framework.parallel_by_product,

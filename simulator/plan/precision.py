@@ -24,6 +24,7 @@ class Quantisation:
     #: Launches that quantise one expert's rows where each has its own: Transformer Engine's NVFP4 takes amax, random state, rows and
     #: transformed columns one by one (``NVFP4Quantizer::quantize_impl``).
     launches: int = 1
+    transforms_columns: bool = False  #: Whether a random Hadamard transform makes what columns are quantised from.
     wide_wgrad: bool = False  #: Whether the weight gradient is computed in 16 bits nevertheless.
     #: Rows to a multiple of which an expert's tokens are padded (NVIDIA/Megatron-LM, ``moe_router_padding_for_fp8``).
     padded_rows: int = 16
@@ -100,7 +101,13 @@ PRECISIONS: dict[str, Precision] = {
             "nvfp4",
             "nvfp4",
             Quantisation(
-                kernel="quantize_nvfp4", element_bytes=0.5 + 1 / 16, reads=2, launches=4, padded_rows=32, block=16
+                kernel="quantize_nvfp4",
+                element_bytes=0.5 + 1 / 16,
+                reads=2,
+                launches=4,
+                padded_rows=32,
+                block=16,
+                transforms_columns=True,
             ),
         ),
     )

@@ -10,6 +10,8 @@ from simulator.plan.vocabularies import OptimizerImplementation
 _ENGINE_1_11, _ENGINE_2_0, _ENGINE_2_3 = "24.12", "25.03", "25.07"
 #: and of 2.7 and 2.11, and of Megatron's rotation of all packed documents at once
 _ENGINE_2_7, _ENGINE_2_11, _MEGATRON_DOCUMENTS = "25.09", "26.02", "26.08"
+#: and of 2.14
+_ENGINE_2_14 = "26.04"
 #: the container whose cuDNN sums the gradients of biases slowly
 _SLOW_BIAS_SUMS = "26.06.01"
 
@@ -50,6 +52,9 @@ class ReleaseFacts:
     has_early_modules: bool
     #: Whether norms find the largest element of what they make, for current scaling: Transformer Engine's since 2.7.
     norms_find_scales: bool
+    #: Whether a tensor is read once more for columns that a Hadamard transform makes: before Transformer Engine 2.14 a kernel of
+    #: their own cast them (NVIDIA/TransformerEngine, pull request 2555 of March 2026).
+    casts_columns_apart: bool
     #: Whether sorting tokens by expert visits all experts for every token, as Transformer Engine's kernels did before 2.7.
     permutes_by_scan: bool
     #: By what share of its time a fused product of experts sums the gradient of a bias in its epilogue (NVIDIA/cudnn-frontend, issue 256
@@ -79,6 +84,7 @@ class ReleaseFacts:
             repacks_experts=calls_modules and is_within(release, (_ENGINE_1_11, _ENGINE_2_3)),
             has_early_modules=calls_modules and is_before(release, _ENGINE_2_11),
             norms_find_scales=calls_modules and not is_before(release, _ENGINE_2_7),
+            casts_columns_apart=calls_modules and is_before(release, _ENGINE_2_14),
             permutes_by_scan=calls_modules and is_before(release, _ENGINE_2_7),
             bias_summing=(1362.8 if release == _SLOW_BIAS_SUMS else 155.6) / 139.0 - 1.0,
         )

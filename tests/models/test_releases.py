@@ -183,3 +183,22 @@ def test_frameworks_without_transformer_engine_know_no_release_of_it():
     for name in ("torch-fsdp2", "deepspeed", "hf-eager"):
         old = FRAMEWORKS[name].at("25.04")
         assert not any((old.waits_for_gathers, old.repacks_experts, old.has_loose_squares))
+
+
+@pytest.mark.parametrize("precision", ["nvfp4", "mxfp8", "fp8_current"])
+@pytest.mark.parametrize("release, is_apart", [("25.11", True), ("26.02.01", True), ("26.04", False), (None, False)])
+def test_columns_behind_a_hadamard_transform_were_read_for_themselves(precision, release, is_apart):
+    """Transformer Engine, pull request 2555 (2.14): "high precision input only needs to be read once while without this fusion, ... twice".
+
+    Of NVFP4 alone, and where columns are made: adapters' frozen products take rows.
+    """
+    for lora_rank, extra in ((None, 1), (16, 0)):
+        settings = {"topology": "gb200-nvl72", "precision": precision, "lora_rank": lora_rank}
+        found, newest = (
+            [item for item in (*layer.forward, *layer.backward) if item.name.startswith(("quantize", "dynamic"))]
+            for layer in (block("llama3-8b", release=one, **settings) for one in (release, "26.08"))
+        )
+        more = [a.read_bytes - b.read_bytes for a, b in zip(found, newest, strict=True)]
+        is_more = is_apart and precision == "nvfp4"
+        assert more == [extra * is_more * 2 * item.n_elements for item in newest]
+        assert newest

@@ -361,6 +361,7 @@ class Style(ABC):
         if operand in before_gather or not reads:
             is_turned = x.is_prepared and layouts > 1 and operand not in before_gather
             return [self._transposed(x, in_pass)] if is_turned else []
+        reads += layouts > 1 and narrowing.transforms_columns and self.setting.casts_columns_apart
         read, written = reads * x.n_bytes, layouts * x.n_elements * narrowing.element_bytes
         n_pieces *= narrowing.launches if n_pieces > 1 else 1
         cast = kernel(narrowing.kernel, x.n_elements, read, written, "fp8", in_pass=in_pass)
