@@ -40,7 +40,7 @@ def stragglers(
     **scenario: Any,
 ) -> None:
     """Play jobs whose steps differ by document lengths, slow GPUs, pauses and late data: what each cause costs."""
-    from simulator.cli.inputs import settings_of_one
+    from simulator.cli.inputs import settings_of_one, with_published
     from simulator.cli.shared import after_the_answer, progress_line, write_warnings
     from simulator.explore.named_settings import given_in, scenario_of
     from simulator.explore.stragglers import idle_causes, parse_causes, straggle
@@ -57,7 +57,7 @@ def stragglers(
     base = settings_of_one(scenario, "--gpus 8")
     write_warnings(["--unpacked has no effect without --lengths"] * (unpacked and not lengths))
     with progress_line(is_quiet=json_output) as say:
-        result = simulate(scenario_of(base), detail=True, progress=say)
+        result = simulate(scenario_of(with_published(base)), detail=True, progress=say)
         say("playing")
         found, played = straggle(result, causes, n_jobs=histories, n_steps=steps, seed=result.scenario.seed, say=say)
     write_warnings([*idle_causes(causes, result.topology.n_nodes), *result.idle_inputs(given_in(base))])

@@ -9,6 +9,7 @@ NVIDIA-NeMo/Megatron-Bridge v0.6.0, ``src/megatron/bridge/perf_recipes``: the fu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -45,6 +46,30 @@ PUBLISHED: dict[tuple[str, str, str, int], Mapping[str, Any]] = {
 _BELONG_TO = {"pp": ("virtual_pp",), "precision": ("fp8_modules",), "recompute": ("recompute_modules",)}
 
 
+#: what names a recipe
+KEY = ("framework", "model", "topology", "gpus")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What is taken of a published recipe."""
+
+    name: str  #: Whose it is: ``deepseek-v3 on 256 GPUs of gb300-nvl72 with megatron-bridge``.
+    settings: Mapping[str, Any]  #: What it sets beside what is said.
+
+
+def published_recipe(settings: Mapping[str, Any]) -> Published | None:
+    """Return what a published recipe sets beside what is said, which wins; None where no recipe is for these settings."""
+    framework = FRAMEWORK_ALIASES.get(settings.get("framework", ""), settings.get("framework", ""))
+    key = (framework, settings.get("model", ""), settings.get("topology", ""), settings.get("gpus", 0))
+    recipe = PUBLISHED.get(key)
+    if recipe is None:
+        return None
+    idle = _idle_beside(settings, recipe)
+    taken = {name: value for name, value in recipe.items() if name not in settings and name not in idle}
+    return Published(name=f"{key[1]} on {key[3]} GPUs of {key[2]} with {framework}", settings=taken)
+
+
 def published_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a published recipe sets beside what is said: framework, model, cluster and GPUs name it, the others win.
 
@@ -56,18 +81,19 @@ def published_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> published_settings({**job, "gpus": 512})
     {}
     """
-    framework = FRAMEWORK_ALIASES.get(settings.get("framework", ""), settings.get("framework", ""))
-    key = (framework, settings.get("model", ""), settings.get("topology", ""), settings.get("gpus", 0))
-    recipe = PUBLISHED.get(key)
-    if recipe is None:
-        return {}
+    found = published_recipe(settings)
+    return dict(found.settings) if found else {}
+
+
+def _idle_beside(settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> set[str]:
+    """Return what a recipe sets for its own value of a setting that is said otherwise."""
     changed = [name for name, value in recipe.items() if settings.get(name, value) != value]
     idle = {name for one in changed for name in _BELONG_TO.get(one, ())}
     if {"pp", "virtual_pp"} & set(changed) and not _is_layout_of({**recipe, **settings}, "virtual_pp" in settings):
         idle.add("pipeline_layout")
     if "dp" in settings and _n_ranks({**recipe, **settings}) != settings["gpus"]:
         idle |= {"pp", "virtual_pp", "pipeline_layout"}
-    return {name: value for name, value in recipe.items() if name not in settings and name not in idle}
+    return idle
 
 
 def _n_ranks(settings: Mapping[str, Any]) -> int:
