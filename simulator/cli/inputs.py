@@ -24,7 +24,7 @@ from simulator.interop import import_model, import_settings, import_topology, is
 from simulator.interop.format import HUB, Imported, ImportReport
 from simulator.interop.plan_files import PLAN_FILES, deepspeed_files
 from simulator.plan import SETTINGS
-from simulator.plan.published import Published
+from simulator.plan.published import LeftOut, Published
 from simulator.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -86,7 +86,18 @@ def _of_recipe(some: Sequence[Published], without: Collection[str]) -> str:
     shown = [f"{name}={value}" for name, value in taken.items() if name in shared]
     of_some = [f"{name}={value}" for name, value in taken.items() if name not in shared]
     text = f"settings of the published recipe for {some[0].name}: {', '.join(shown) or 'none that all take'}"
-    return f"{text}; where it goes with what is said: {', '.join(of_some)}" if of_some else text
+    text += f"; where it goes with what is said: {', '.join(of_some)}" if of_some else ""
+    lost = dict.fromkeys(_in_words(one, without) for found in some for one in found.left_out)
+    return "; ".join([text, *filter(None, lost)])
+
+
+def _in_words(one: LeftOut, without: Collection[str]) -> str:
+    """Say what a recipe leaves out; nothing where that is nothing that would be taken of it."""
+    lost = ", ".join(f"{name}={value}" for name, value in one.settings.items() if name not in without)
+    why = (
+        f"with {one.name}={one.said}" if one.own is None else f"it is for {one.name}={one.own}, so that with {one.said}"
+    )
+    return f"{why} it leaves out {lost}" if lost else ""
 
 
 def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:

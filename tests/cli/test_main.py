@@ -189,6 +189,16 @@ def test_each_of_several_takes_the_recipe_that_names_it_as_alone(simulate, monke
     assert ("no published recipe for " in err) is (axis != "tp")
 
 
+def test_a_note_says_what_a_recipe_is_for_and_what_it_leaves_out(simulate):
+    """Megatron Bridge fuses experts and captures whole iterations in MXFP8 alone."""
+    job = ("-t", "gb300-nvl72", "-m", "qwen3-30b-a3b", "--framework", "megatron-bridge", "--gpus", 8, "--json")
+    for words, is_said in (((), False), (("--precision", "nvfp4"), True)):
+        _, _, err = simulate(*job, *words)
+        (note,) = [line for line in err.splitlines() if "published recipe" in line]
+        assert ("it is for precision=mxfp8, so that with nvfp4 it leaves out " in note) is is_said
+        assert all((name in note) is is_said for name in ("moe_fused_experts=True", "cuda_graphs=full_iteration"))
+
+
 def test_sides_of_a_comparison_take_their_recipes(simulate, monkeypatch):
     monkeypatch.setitem(PUBLISHED, *next(iter(RECIPE.items())))
     job = ("-t", "bigred200", *OF_RECIPE, "--json")
