@@ -92,6 +92,7 @@ class Provenance(TypedDict):
     n_events: int  #: Events that the engine processed.
     chosen: dict[str, str]  #: Settings that were left open, and how each was chosen.
     not_modelled: list[str]  #: What the answer leaves out because an input does not say it.
+    warnings: list[str]  #: What the framework itself would refuse of what is simulated, and what to set instead.
 
 
 class Answer(TypedDict):
@@ -182,6 +183,12 @@ class Result:
         """The documented answer, as ``--json`` prints it."""
         return to_json(self)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the framework itself would refuse of what is simulated, and what to set instead."""
+        doubt = capture_doubt(self.plan, has_experts=self.spec.has_experts)
+        return [doubt] if doubt else []
+
     def idle_inputs(self, given: Collection[str] = (), beside: Collection[Beside] = ()) -> list[str]:
         """Name the inputs that have no effect on this result, nor on what is asked for ``beside`` it.
 
@@ -234,6 +241,7 @@ def to_json(result: Result) -> Answer:
             n_events=result.timeline.n_events,
             chosen=result.chosen,
             not_modelled=not_modelled(result),
+            warnings=result.warnings,
         ),
     )
 
@@ -284,8 +292,6 @@ def not_modelled(result: Result) -> list[str]:
         left_out.append("reading data: the cluster file has no storage section")
     if isinstance(spec, ModelSpec) and spec.positions == "learned" and plan.sequence_length > spec.max_positions:
         left_out.append(f"positions beyond {spec.max_positions}: the model's learned table ends there")
-    if doubt := capture_doubt(plan, has_experts=spec.has_experts):
-        left_out.append(doubt)
     return left_out
 
 

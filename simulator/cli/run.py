@@ -66,6 +66,7 @@ def run_main(options: dict[str, Any]) -> None:
         nearby = _nearby(options, results[-1], request, say)
     idle = [result.idle_inputs(given, _beside(options, results, request)) for result in results]
     write_warnings((text for text in idle[-1] if all(text in each for each in idle)), said=said)
+    write_warnings((text for result in results for text in result.warnings), said=said)
     write_warnings(_left_out_of_searches(results[-1]), said=said, kind="note")
     if request and options["flapping"] and len(results) > 1:
         write_warnings(

@@ -71,7 +71,8 @@ class Side:
 
     answer: Answer
     exposed_s: Mapping[str, float] | None  #: Exposed communication by axis; None where only the answer is known.
-    #: Settings that were given and change nothing, one sentence each; None where only the answer is known.
+    #: Settings that were given and change nothing, and what its framework would refuse, one sentence each; None where only the
+    #: answer is known.
     idle: Sequence[str] | None = None
     settings: Mapping[str, Any] | None = None  #: What it was simulated from; None where only the answer is known.
 
@@ -127,11 +128,12 @@ def _simulated(settings: Mapping[str, Any], say: Callable[[str], None]) -> Side:
 
 def side_of_result(result: Result, given: Collection[str] = ()) -> Side:
     """Return a simulated result as a side; ``given`` are the settings of its plan that the user made."""
-    return Side(answer=result.answer, exposed_s=exposed_by_axis(result.timeline), idle=tuple(result.idle_inputs(given)))
+    said = (*result.idle_inputs(given), *result.warnings)
+    return Side(answer=result.answer, exposed_s=exposed_by_axis(result.timeline), idle=said)
 
 
 def idle_of_sides(shared: Mapping[str, Any], a: Side, b: Side) -> list[str]:
-    """Name the settings that change nothing: of a side by its letter, or of both; all that are shared, where both are answers."""
+    """Name what changes nothing or would be refused: of a side by its letter, or of both; all that are shared, where both are answers."""
     if a.idle is None and b.idle is None:
         return [f"--{name.replace('_', '-')} has no effect: both sides are answers" for name in shared]
     mine, theirs = a.idle or (), b.idle or ()

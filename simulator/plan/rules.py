@@ -238,13 +238,21 @@ def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
     required for buffers of experts whose sizes the host need not ask for; else tokens are padded to a capacity.
     """
     is_padded = plan.moe_capacity_factor and plan.moe_pad_to_capacity
-    is_free = plan.moe_fused_experts and (plan.ep == 1 or plan.dispatcher.counts_on_device)
-    if plan.cuda_graphs != "full_iteration" or not has_experts or is_padded or is_free:
+    lacks_dispatcher = plan.ep > 1 and not plan.dispatcher.counts_on_device
+    if plan.cuda_graphs != "full_iteration" or not has_experts or is_padded:
         return ""
     known = " or ".join(name for name, one in DISPATCHERS.items() if one.counts_on_device)
+    missing = [f"--set moe_dispatcher={known}"] * lacks_dispatcher
+    missing += ["--set moe_fused_experts=true"] * (not plan.moe_fused_experts)
+    if not missing:
+        return ""
+    precisions = plan.framework_spec.fused_experts
+    if "moe_fused_experts" in missing[-1] and plan.precision not in precisions:
+        missing.append(f"--precision {' or '.join(precisions)}")
     return (
-        "how many tokens each expert gets, which the host must not ask for in a graph of the whole iteration: Megatron-Core captures "
-        f"one with moe_dispatcher={known} and moe_fused_experts, or with experts padded to a capacity"
+        "Megatron-Core cannot capture this iteration as one graph (cuda_graphs=full_iteration): its host must ask how many tokens each "
+        f"expert gets, which is not simulated; give {' '.join(missing)}, or pad experts with --set moe_capacity_factor=1 "
+        "--set moe_pad_to_capacity=true, or capture less with --set cuda_graphs=attn+moe_router+moe_preprocess"
     )
 
 

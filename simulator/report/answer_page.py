@@ -102,6 +102,7 @@ def _headline(answer: Answer, scenario: Scenario) -> Markup:
     return Markup(
         element("p", describe_plan(scenario.plan), class_="plan")
         + (element("p", describe_chosen(answer), class_="plan") if answer["provenance"]["chosen"] else "")
+        + "".join(element("p", f"Warning: {text}.", class_="plan") for text in answer["provenance"].get("warnings", ()))
         + element("div", big, interval, class_="answer")
         + element("p", describe_support(answer["support"]), class_="plan")
         + boxes(_figures(answer))

@@ -33,6 +33,31 @@ def test_a_terminal_breaks_complaints_between_words_and_a_log_keeps_them_whole(m
     ]
 
 
+def test_a_graph_that_megatron_cannot_capture_is_a_warning_of_its_own(simulate):
+    """On standard error and in the answer, not among what is not modelled."""
+    job = (
+        "-t",
+        "dgx-b200",
+        "-m",
+        "qwen3-30b-a3b-4layers",
+        "--gpus",
+        8,
+        "--ep",
+        8,
+        "--micro-batch",
+        1,
+        "--sequence-length",
+        512,
+    )
+    set_ = ("--framework", "megatron-core", "--set", "cuda_graphs=full_iteration", "--precision", "mxfp8")
+    _, out, err = simulate(*job, *set_, "--set", "moe_fused_experts=true", "--json")
+    said = json.loads(out)["provenance"]["warnings"]
+    assert len(said) == 1 and f"warning: {said[0]}\n" in err
+    assert "Megatron-Core cannot capture" in err and "give --set moe_dispatcher=hybridep, or" in err
+    _, out, err = simulate(*job, *set_, "--set", "moe_fused_experts=true", "--set", "moe_dispatcher=hybridep", "--json")
+    assert json.loads(out)["provenance"]["warnings"] == [] and "cannot capture" not in err
+
+
 # -- what other commands are given and do not use -------------------------------------------------------------------
 
 DENSE = ("-t", "bigred200", "-m", "gpt2", "--micro-batch", 2)
