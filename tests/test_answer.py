@@ -228,6 +228,18 @@ def test_what_a_graph_of_the_iteration_lacks_is_what_to_set(settings, missing):
     assert not capture_doubt(ParallelPlan(**{**asked, **missing}), has_experts=True)
 
 
+def test_layers_of_stages_are_those_of_the_layout(simulated):
+    """Megatron Bridge's words for 12 layers over 2 x 3: 3 + 2 + 2 and 2 + 2 + 1; without a pipeline there is nothing to say."""
+    from simulator.answer import describe_stages
+
+    layout = {"pipeline_layout": "Et*3|(t*2|)*4tL", "schedule": "1f1b-interleaved"}
+    asked = {"gpus": 2, "micro_batch": 1, "global_batch": 4, "framework": "megatron-core", "sequence_length": 128}
+    found = simulated("dgx-h100", "gpt2", **asked, pp=2, **layout)
+    assert found.answer["stages"] == [[3, 2, 2], [2, 2, 1]]
+    assert describe_stages(found.plan, found.answer["stages"]) == "stages: 7 + 5 layers, in chunks of 3 + 4 x 2 + 1"
+    assert simulated("dgx-h100", "gpt2", **asked).answer["stages"] == []
+
+
 def test_models_without_tokens_have_samples_only():
     torch = pytest.importorskip("torch")
     from simulator.answer import describe_throughput

@@ -58,6 +58,34 @@ def test_a_graph_that_megatron_cannot_capture_is_a_warning_of_its_own(simulate):
     assert json.loads(out)["provenance"]["warnings"] == [] and "cannot capture" not in err
 
 
+@pytest.mark.parametrize(
+    ("pp", "more", "is_refused"),
+    [
+        (5, (), True),
+        (4, ("--virtual-pp", 2), True),
+        (4, (), False),
+        (5, ("--set", "first_stage_layers=2", "--set", "last_stage_layers=1"), False),
+        (5, ("--set", "first_stage_layers=2", "--set", "last_stage_layers=2"), True),
+    ],
+)
+def test_layers_that_do_not_divide_are_refused_by_megatron_core_unless_a_layout_is_said(simulate, pp, more, is_refused):
+    """GPT-2 has 12; they must divide over ``pipeline_model_parallel_size``. The layout that is named takes the very same time."""
+    job = ("-t", "dgx-h100", "-m", "gpt2", "--gpus", pp, "--pp", pp, "--framework", "megatron-core", "--micro-batch", 1)
+    job = (*job, "--global-batch", 16, "--sequence-length", 256, "--json")
+    _, out, err = simulate(*job, *more)
+    answer = json.loads(out)
+    said = [text for text in answer["provenance"]["warnings"] if "Megatron-Core itself refuses 12 layers" in text]
+    assert len(said) == is_refused == ("warning: Megatron-Core itself refuses" in err)
+    assert sum(map(sum, answer["stages"])) == 12
+    if is_refused:
+        chunks = more if "--virtual-pp" in more else ()
+        layout = said[0].rpartition("pipeline_layout='")[2].rstrip("'")
+        _, out, err = simulate(*job, *chunks, "--set", f"pipeline_layout={layout}")
+        again = json.loads(out)
+        assert (again["iteration_time_s"], again["stages"]) == (answer["iteration_time_s"], answer["stages"])
+        assert not again["provenance"]["warnings"] and "refuses" not in err
+
+
 # -- what other commands are given and do not use -------------------------------------------------------------------
 
 DENSE = ("-t", "bigred200", "-m", "gpt2", "--micro-batch", 2)
