@@ -127,6 +127,20 @@ def test_work_says_how_far_it_is_after_two_seconds_and_then_every_ten(monkeypatc
     assert [line.partition(" ")[0] for line in capsys.readouterr().err.splitlines()] == ["2/100", "5/100"]
 
 
+def test_the_time_that_is_left_is_told_when_it_is_known(monkeypatch):
+    """A first job of little weight that loads what all need, then equal ones: 100 jobs in 20 + 99 s."""
+    now_s, lines = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    progress = Progress(print)
+    monkeypatch.setattr(progress, "show", lambda line, **_: lines.append(line))
+    for n_done in range(1, 101):
+        now_s[0] = 19.0 + n_done
+        progress.jobs("predicting", n_done, 100, (n_done - 0.9) / 99.1)
+    told = {n_done: line.partition(", about ")[2] for n_done, line in enumerate(lines, start=1)}
+    assert not any(told[n_done] for n_done in (1, 2, 3, 4, 100))
+    assert (told[10], told[41]) == ("1:30 left", "0:59 left")
+
+
 def test_a_file_of_free_nodes_is_named_with_its_line(monkeypatch, capsys, tmp_path):
     path = tmp_path / "free"
     path.write_text("n[000-003]\nn[9999999999-0]\n")
