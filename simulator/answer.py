@@ -28,7 +28,7 @@ from simulator.models.spec import ModelSpec
 from simulator.parallel.lower import blocks_of_parts
 from simulator.plan import ParallelPlan
 from simulator.plan.fields import in_words
-from simulator.plan.rules import capture_doubt, layout_doubt
+from simulator.plan.rules import adapter_doubt, capture_doubt, layout_doubt
 from simulator.plan.stage_layout import in_runs
 from simulator.scenario import Scenario
 from simulator.schedules import find_schedule, placement_of
@@ -94,7 +94,8 @@ class Provenance(TypedDict):
     n_events: int  #: Events that the engine processed.
     chosen: dict[str, str]  #: Settings that were left open, and how each was chosen.
     not_modelled: list[str]  #: What the answer leaves out because an input does not say it.
-    warnings: list[str]  #: What the framework itself would refuse of what is simulated, and what to set instead.
+    #: What the framework itself would refuse of what is simulated, or what is out of all proportion, and what to set instead.
+    warnings: list[str]
 
 
 class Answer(TypedDict):
@@ -189,11 +190,12 @@ class Result:
 
     @property
     def warnings(self) -> list[str]:
-        """What the framework itself would refuse of what is simulated, and what to set instead."""
+        """What the framework itself would refuse of what is simulated, or is out of all proportion, and what to set instead."""
         plan, n_predictions = self.plan, sum(layer.role == "prediction" for layer in self.model.layers)
         doubts = (
             capture_doubt(plan, has_experts=self.spec.has_experts),
             layout_doubt(plan, self.blocks_of_parts, n_predictions),
+            adapter_doubt(plan, getattr(self.spec, "hidden", 0)),
         )
         return [doubt for doubt in doubts if doubt]
 

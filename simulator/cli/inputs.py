@@ -108,6 +108,7 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
     options = _with_arguments(options)
     found: dict[str, Any] = {name: options[name] for name in PLAN_FILES if options.get(name)}
     changes = _changes(options.get("set_") or ())
+    _refuse_powers(changes)
     found |= changes
     if options.get("power_cap"):
         watts, _, part = options["power_cap"].partition("/")
@@ -197,6 +198,17 @@ def _changes(items: Sequence[str]) -> dict[str, Any]:
             write_warnings([f"--set {name}={found[name]} has no effect: --set {item} stands behind it"])
         found[name] = value
     return found
+
+
+def _refuse_powers(changes: Mapping[str, Any]) -> None:
+    """Refuse a power of a GPU where a cluster file has none, and name the flag that is meant."""
+    for name, value in changes.items():
+        section, _, rest = name.partition(".")
+        if section != "power" and any(word in rest.lower() for word in ("power", "watt", "tdp")):
+            raise ConfigError(
+                f"--set {name}={value}: a cluster file has no such key",
+                hint=f"--power-cap {str(value).replace(' ', '')} for what a GPU may draw, --set power.gpu_compute for what it draws",
+            )
 
 
 def _warn_of_two(changes: Mapping[str, Any], flags: Mapping[str, Any]) -> None:

@@ -257,6 +257,16 @@ def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
     )
 
 
+def adapter_doubt(plan: ParallelPlan, hidden: int) -> str:
+    """Say that adapters are larger than a rank is meant to make them; nothing where they are not, or the width is not known (0)."""
+    if not plan.lora_rank or not hidden or plan.lora_rank <= hidden:
+        return ""
+    return (
+        f"lora_rank={plan.lora_rank} is above the model's hidden size of {hidden}: adapters are larger than the weights beside which they "
+        "are trained; give a low rank, such as --lora-rank 16"
+    )
+
+
 def layout_doubt(plan: ParallelPlan, blocks: Sequence[int], n_predictions: int = 0) -> str:
     """Say that Megatron-Core would refuse a split of layers, and which setting says the one that is simulated; or nothing.
 

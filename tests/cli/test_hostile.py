@@ -141,6 +141,24 @@ def test_the_time_that_is_left_is_told_when_it_is_known(monkeypatch):
     assert (told[10], told[41]) == ("1:30 left", "0:59 left")
 
 
+def test_a_power_of_a_gpu_is_set_by_a_flag(monkeypatch, capsys):
+    """No cluster file has such a key: the way is named, and no other key that is spelled like it."""
+    for key in ("node.gpu.power_limit", "node.device.tdp_w"):
+        said = refused(monkeypatch, capsys, *JOB, "--set", f"{key}=500 W")
+        assert f"--set {key}=500 W" in said and "--power-cap 500W" in said and "Did you mean" not in said
+
+
+def test_a_device_is_no_cluster_and_says_how_one_names_it(monkeypatch, capsys):
+    """A shipped cluster of it, where there is one (``dgx-h200.yaml`` has ``device: h200-sxm``), or another one's nodes."""
+    said = refused(monkeypatch, capsys, "--topology", "h20", *JOB[2:])
+    assert (
+        "h20: is a device, not a cluster" in said
+        and "--set node.device=h20" in said
+        and "shipped clusters:" not in said
+    )
+    assert "dgx-h200" in refused(monkeypatch, capsys, "--topology", "h200-sxm", *JOB[2:])
+
+
 def test_a_file_of_free_nodes_is_named_with_its_line(monkeypatch, capsys, tmp_path):
     path = tmp_path / "free"
     path.write_text("n[000-003]\nn[9999999999-0]\n")

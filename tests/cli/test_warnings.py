@@ -86,6 +86,15 @@ def test_layers_that_do_not_divide_are_refused_by_megatron_core_unless_a_layout_
         assert not again["provenance"]["warnings"] and "refuses" not in err
 
 
+@pytest.mark.parametrize(("rank", "is_warned"), [(16, False), (768, False), (769, True)])
+def test_adapters_above_the_hidden_size_are_warned_of(simulate, rank, is_warned):
+    """GPT-2 is 768 wide: of a higher rank, an adapter is larger than what it adapts."""
+    job = ("-t", "dgx-h100", "-m", "gpt2", "--gpus", 1, "--micro-batch", 1, "--sequence-length", 128, "--json")
+    _, out, err = simulate(*job, "--lora-rank", rank)
+    assert (f"lora_rank={rank} is above the model's hidden size of 768" in err) is is_warned
+    assert len(json.loads(out)["provenance"]["warnings"]) == is_warned
+
+
 # -- what other commands are given and do not use -------------------------------------------------------------------
 
 DENSE = ("-t", "bigred200", "-m", "gpt2", "--micro-batch", 2)
