@@ -25,11 +25,13 @@ from simulator.memory import CATEGORIES, MemoryReport
 from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
+from simulator.parallel.lower import blocks_of_parts
 from simulator.plan import ParallelPlan
 from simulator.plan.fields import in_words
-from simulator.plan.rules import capture_doubt
+from simulator.plan.rules import adapter_doubt, capture_doubt, layout_doubt
+from simulator.plan.stage_layout import in_runs
 from simulator.scenario import Scenario
-from simulator.schedules import find_schedule
+from simulator.schedules import find_schedule, placement_of
 from simulator.timeline import MemoryPoint, Timeline
 from simulator.topology import Topology
 from simulator.units import format_bandwidth, format_bytes, format_number, format_time
@@ -92,6 +94,8 @@ class Provenance(TypedDict):
     n_events: int  #: Events that the engine processed.
     chosen: dict[str, str]  #: Settings that were left open, and how each was chosen.
     not_modelled: list[str]  #: What the answer leaves out because an input does not say it.
+    #: What the framework itself would refuse of what is simulated, or what is out of all proportion, and what to set instead.
+    warnings: list[str]
 
 
 class Answer(TypedDict):
@@ -114,6 +118,8 @@ class Answer(TypedDict):
     communication_fraction: float  #: Exposed communication as a share of the iteration.
     communication: list[CommunicationRow]  #: One row per collective, axis and group size.
     memory: Memory  #: Of the rank that needs most.
+    #: Blocks of every chunk of every pipeline stage, embedding and head not counted; none without a pipeline.
+    stages: list[list[int]]
     bottleneck: Bottleneck | None  #: The busiest link; null where no link carries anything.
     confidence: Confidence  #: The 80 % interval of the iteration.
     support: Support  #: Whether measured runs validate it.
@@ -182,6 +188,22 @@ class Result:
         """The documented answer, as ``--json`` prints it."""
         return to_json(self)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the framework itself would refuse of what is simulated, or is out of all proportion, and what to set instead."""
+        plan, n_predictions = self.plan, sum(layer.role == "prediction" for layer in self.model.layers)
+        doubts = (
+            capture_doubt(plan, has_experts=self.spec.has_experts),
+            layout_doubt(plan, self.blocks_of_parts, n_predictions),
+            adapter_doubt(plan, getattr(self.spec, "hidden", 0)),
+        )
+        return [doubt for doubt in doubts if doubt]
+
+    @cached_property
+    def blocks_of_parts(self) -> list[int]:
+        """Blocks of every virtual stage, in the order of the model; none without a pipeline."""
+        return blocks_of_parts(self.model, self.plan) if self.plan.pp > 1 else []
+
     def idle_inputs(self, given: Collection[str] = (), beside: Collection[Beside] = ()) -> list[str]:
         """Name the inputs that have no effect on this result, nor on what is asked for ``beside`` it.
 
@@ -222,6 +244,7 @@ def to_json(result: Result) -> Answer:
         communication_fraction=metrics.communication_fraction,
         communication=metrics.communication,
         memory=_memory(result.memory, result.memory_margin),
+        stages=_stages(result),
         bottleneck=bottleneck(result),
         confidence=confidence_of(plan, device, seconds, experts=experts),
         support=support_of(features_of(plan, device, experts=experts, family=family)),
@@ -234,6 +257,7 @@ def to_json(result: Result) -> Answer:
             n_events=result.timeline.n_events,
             chosen=result.chosen,
             not_modelled=not_modelled(result),
+            warnings=result.warnings,
         ),
     )
 
@@ -245,6 +269,17 @@ def _memory(report: MemoryReport, margin: float) -> Memory:
     }
     found["is_tight"] = is_tight(report.peak_bytes, report.capacity_bytes, margin)
     return cast(Memory, {**found, "margin": margin})
+
+
+def _stages(result: Result) -> list[list[int]]:
+    plan, blocks = result.plan, result.blocks_of_parts
+    if not blocks:
+        return []
+    placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
+    return [
+        [blocks[placement.part(placement.virtual_stage(stage, chunk))] for chunk in range(placement.n_chunks)]
+        for stage in range(placement.n_stages)
+    ]
 
 
 def memory_over_time(result: Result, *, whole: bool = False) -> dict[int, list[MemoryPoint]]:
@@ -284,8 +319,6 @@ def not_modelled(result: Result) -> list[str]:
         left_out.append("reading data: the cluster file has no storage section")
     if isinstance(spec, ModelSpec) and spec.positions == "learned" and plan.sequence_length > spec.max_positions:
         left_out.append(f"positions beyond {spec.max_positions}: the model's learned table ends there")
-    if doubt := capture_doubt(plan, has_experts=spec.has_experts):
-        left_out.append(doubt)
     return left_out
 
 
@@ -354,6 +387,24 @@ def abbreviate_plan(plan: ParallelPlan) -> str:
     'dp16 tp8 pp8 mb2 zero1'
     """
     return " ".join(short for _, short in _said(plan) if short)
+
+
+def describe_stages(plan: ParallelPlan, stages: Sequence[Sequence[int]]) -> str:
+    """Say how layers lie on pipeline stages, and on their chunks in the order of the model; nothing without a pipeline.
+
+    Examples
+    --------
+    >>> describe_stages(ParallelPlan(pp=4), [[7], [8], [8], [7]])
+    'stages: 7 + 2 x 8 + 7 layers'
+    >>> describe_stages(ParallelPlan(pp=2, virtual_pp=2), [[4, 4], [4, 1]])
+    'stages: 8 + 5 layers, in chunks of 3 x 4 + 1'
+    """
+    if not stages:
+        return ""
+    place = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
+    parts = [stages[place.stage(virtual)][place.chunk(virtual)] for virtual in range(place.n_parts)]
+    chunks = f", in chunks of {in_runs(parts)}" if place.n_chunks > 1 else ""
+    return f"stages: {in_runs([sum(chunks) for chunks in stages])} layers{chunks}"
 
 
 def throughput(answer: Answer) -> tuple[float, str]:

@@ -202,15 +202,42 @@ def test_a_graph_of_the_iteration_says_that_dropless_experts_need_counts(simulat
         "sequence_length": 1024,
         "framework": "megatron-core",
     }
-    found = simulated("dgx-b200", "qwen3-30b-a3b-4layers", **asked, **settings)
-    left_out = found.answer["provenance"]["not_modelled"]
-    assert any("moe_fused_experts" in what and "capacity" in what for what in left_out) == is_said
-    assert not any(
-        "moe_fused_experts" in what
-        for what in simulated(
-            "dgx-b200", "gpt2", gpus=1, micro_batch=1, cuda_graphs="full_iteration", framework="megatron-core"
-        ).answer["provenance"]["not_modelled"]
+    origin = simulated("dgx-b200", "qwen3-30b-a3b-4layers", **asked, **settings).answer["provenance"]
+    assert bool(origin["warnings"]) == is_said == any("moe_capacity_factor=1" in text for text in origin["warnings"])
+    assert not any("expert" in what for what in origin["not_modelled"])
+    dense = {"gpus": 1, "micro_batch": 1, "cuda_graphs": "full_iteration", "framework": "megatron-core"}
+    assert not simulated("dgx-b200", "gpt2", **dense).answer["provenance"]["warnings"]
+
+
+@pytest.mark.parametrize(("settings", "missing"), [
+    ({"precision": "mxfp8"}, {"moe_dispatcher": "hybridep", "moe_fused_experts": True}),
+    ({"precision": "mxfp8", "moe_fused_experts": True}, {"moe_dispatcher": "hybridep"}),
+    ({"precision": "mxfp8", "moe_dispatcher": "hybridep"}, {"moe_fused_experts": True}),
+    ({}, {"moe_dispatcher": "hybridep", "moe_fused_experts": True, "precision": "mxfp8"}),
+])  # fmt: skip
+def test_what_a_graph_of_the_iteration_lacks_is_what_to_set(settings, missing):
+    """The guide's requirements, less those that are met: with what is named, nothing is left to say."""
+    from simulator.plan.rules import capture_doubt
+
+    asked = {"framework": "megatron-core", "ep": 8, "cuda_graphs": "full_iteration", **settings}
+    said = capture_doubt(ParallelPlan(**asked), has_experts=True)
+    assert all(
+        (f"{name}=" in said or f"--{name} " in said) == (name in missing)
+        for name in ("moe_dispatcher", "moe_fused_experts", "precision")
     )
+    assert not capture_doubt(ParallelPlan(**{**asked, **missing}), has_experts=True)
+
+
+def test_layers_of_stages_are_those_of_the_layout(simulated):
+    """Megatron Bridge's words for 12 layers over 2 x 3: 3 + 2 + 2 and 2 + 2 + 1; without a pipeline there is nothing to say."""
+    from simulator.answer import describe_stages
+
+    layout = {"pipeline_layout": "Et*3|(t*2|)*4tL", "schedule": "1f1b-interleaved"}
+    asked = {"gpus": 2, "micro_batch": 1, "global_batch": 4, "framework": "megatron-core", "sequence_length": 128}
+    found = simulated("dgx-h100", "gpt2", **asked, pp=2, **layout)
+    assert found.answer["stages"] == [[3, 2, 2], [2, 2, 1]]
+    assert describe_stages(found.plan, found.answer["stages"]) == "stages: 7 + 5 layers, in chunks of 3 + 4 x 2 + 1"
+    assert simulated("dgx-h100", "gpt2", **asked).answer["stages"] == []
 
 
 def test_models_without_tokens_have_samples_only():

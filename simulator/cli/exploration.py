@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,7 +59,7 @@ def sweep(
 ) -> None:
     """Simulate every combination of some settings; if interrupted, the same command resumes."""
     from simulator.answer import margin_of
-    from simulator.cli.inputs import clusters_of, settings_of, warn_of_axes
+    from simulator.cli.inputs import clusters_of, say_recipes, settings_of, warn_of_axes
     from simulator.cli.whole_run_flags import run_request
     from simulator.explore.evaluation import open_store
     from simulator.explore.named_settings import Sweep, merge_sweeps, parse_axes, read_sweep
@@ -73,7 +74,10 @@ def sweep(
     if clusters := clusters_of(base):
         axes = {"topology": clusters} | axes
     request = run_request(scenario, set(), of_rows=True)
-    given = merge_sweeps(read_sweep(spec) if spec else Sweep(), Sweep(base=base, axes=axes))
+    given = replace(
+        merge_sweeps(read_sweep(spec) if spec else Sweep(), Sweep(base=base, axes=axes)), takes_recipes=True
+    )
+    say_recipes({**given.base, **values} for values in given.combinations())
     check_output(formats, plot, out, name="sweep")
     say_who_works(scheduler, jobs)
     store = open_store(out)
@@ -146,7 +150,7 @@ def search(
 ) -> None:
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
     from simulator.answer import abbreviate_plan, margin_of
-    from simulator.cli.inputs import clusters_of, settings_of, warn_of_axes, with_published
+    from simulator.cli.inputs import clusters_of, settings_of, warn_of_axes
     from simulator.cli.whole_run_flags import run_request
     from simulator.config import listed
     from simulator.explore.evaluation import open_store
@@ -163,7 +167,7 @@ def search(
     if clusters := clusters_of(base):
         axes["topology"], base["topology"] = clusters, clusters[0]
     counts = axes.pop("gpus", counts)
-    base = with_published(base, counts or clusters, searches=True)
+    _say_recipes(base, {**axes, "gpus": counts})
     request = run_request(scenario, set(), of_rows=True)
     _check_objective(objective, base, request)
     check_output(tables_in, plot, out, emit, name="search")
@@ -183,6 +187,16 @@ def search(
     tables = lambda: [*write_search(answer, out, tables_in, plot), *(judged.close() if judged else ())]  # noqa: E731
     _remark_on(plans[0], base, answer, request, space)
     _show_search(answer, lambda: emission(Path(emit)) if emit else [], tables, is_json=json_output)
+
+
+def _say_recipes(base: dict[str, Any], axes: dict[str, Sequence[Any]]) -> None:
+    """Say what the searches on every cluster and number of GPUs take of published recipes."""
+    from simulator.cli.inputs import say_recipes
+    from simulator.explore.named_settings import Sweep
+    from simulator.explore.space import CHOSEN
+
+    sizes = Sweep(axes={name: tuple(axes[name]) for name in ("topology", "gpus") if axes.get(name)})
+    say_recipes(({**base, **values} for values in sizes.combinations()), without=CHOSEN)
 
 
 def _check_objective(objective: str, base: dict[str, Any], request: RunRequest) -> None:
@@ -207,8 +221,6 @@ def _remark_on(
     plan: ParallelPlan, base: dict[str, Any], answer: SearchAnswer, request: RunRequest, space: Space
 ) -> None:
     """Name what is given and changes nothing in the best plan, and the rule that it breaks because its user asked for it."""
-    from dataclasses import replace
-
     from simulator.explore.named_settings import scenario_of
     from simulator.explore.neighbourhood import objection
     from simulator.explore.shared_idle import SharedIdle, beside_rows
@@ -252,7 +264,7 @@ def compare(
     **scenario: Any,
 ) -> None:
     """Compare two plans, clusters or sizes: what differs, and which part of the time explains the difference."""
-    from simulator.cli.inputs import keep_files, settings_of_one
+    from simulator.cli.inputs import keep_files, say_recipes, settings_of_one
     from simulator.explore.comparison import compare as run
     from simulator.explore.comparison import idle_of_sides, side_of
     from simulator.report.page import check_page
@@ -265,6 +277,7 @@ def compare(
     with progress_line(is_quiet=json_output) as say:
         one, other = side_of(a, shared, say=say), side_of(b, shared, say=say)
         found = run(one, other)
+    say_recipes(side.settings for side in (one, other) if side.settings is not None)
     write_warnings(idle_of_sides(shared, one, other))
     if json_output:
         print_json(found)
@@ -310,7 +323,7 @@ def requirements(
     **scenario: Any,
 ) -> None:
     """Find the least bandwidth between nodes, and the largest latency, with which a plan scales to N GPUs."""
-    from simulator.cli.inputs import keep_files, settings_of
+    from simulator.cli.inputs import keep_files, say_left_out, settings_of, with_published
     from simulator.cli.whole_run_flags import run_request
     from simulator.explore.named_settings import scenario_of
     from simulator.explore.network_needs import requirements as solve
@@ -324,8 +337,10 @@ def requirements(
     if plot:
         check_page(plot)
         keep_files(scenario, {"--plot": plot})
+    started = base if counts else with_published(base)
+    say_left_out({**base, "gpus": count} for count in counts)
     with progress_line() as say:
-        found = solve(scenario_of(base), counts, target=target, request=request, say=say)
+        found = solve(scenario_of(started), counts, target=target, request=request, say=say)
     idle = SharedIdle(base, beside=beside_rows(request))
     for one in found:
         idle.meet(one.scenario)

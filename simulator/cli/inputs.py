@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.cli.shared import write_warnings
 from simulator.config import keep_inputs
 from simulator.errors import ConfigError
-from simulator.explore.named_settings import SCENARIO_SETTINGS, canonical_name, convert, parse_axis
+from simulator.explore.named_settings import (
+    SCENARIO_SETTINGS,
+    canonical_name,
+    convert,
+    parse_axis,
+    recipe_of,
+    with_recipe,
+)
 from simulator.interop import import_model, import_settings, import_topology, is_foreign, recognise_settings
 from simulator.interop.format import HUB, Imported, ImportReport
 from simulator.interop.plan_files import PLAN_FILES, deepspeed_files
 from simulator.plan import SETTINGS
-from simulator.plan.published import published_settings
+from simulator.plan.published import LeftOut, Published
 from simulator.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -24,30 +32,72 @@ if TYPE_CHECKING:
 
 #: flags of the collectives -> settings of the scenario
 _FORCED = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
+#: scenarios of a sweep that are asked for their recipes, and those without one that a note names
+_MOST_ASKED, _MOST_NAMED = 10_000, 4
 
 
 # -- settings ----------------------------------------------------------------------------------------------------
 
 
-def with_published(
-    settings: Mapping[str, Any], several: Sequence[object], *, said: set[str] | None = None, searches: bool = False
-) -> dict[str, Any]:
-    """Add what a published recipe sets beside what is said, and say so, unless a plan's file, or several sizes or clusters are given.
+def with_published(settings: Mapping[str, Any], *, said: set[str] | None = None) -> dict[str, Any]:
+    """Add what the published recipe for these settings sets beside them, and say so."""
+    say_recipes([settings], said=said)
+    return with_recipe(settings)
 
-    A search takes none of the choices that it makes.
-    """
-    has_plan = bool(several) or any(name in settings for name in PLAN_FILES)
-    published = {} if has_plan else published_settings(settings)
-    if published and searches:
-        from simulator.explore.space import AXES
 
-        published = {name: value for name, value in published.items() if name not in {*AXES, "pipeline_layout"}}
-    if published:
-        shown = ", ".join(f"{name}={value}" for name, value in published.items())
-        write_warnings(
-            [f"settings of the published recipe for this model, cluster and framework: {shown}"], said=said, kind="note"
+def say_recipes(
+    scenarios: Iterable[Mapping[str, Any]], *, without: Collection[str] = (), said: set[str] | None = None
+) -> None:
+    """Say once for each published recipe what scenarios take of it, but for some settings, and which scenarios have none."""
+    by_name: dict[str, list[Published]] = {}
+    others: dict[str, None] = {}
+    for settings in itertools.islice(scenarios, _MOST_ASKED):
+        if (found := recipe_of(settings)) is not None:
+            by_name.setdefault(found.name, []).append(found)
+        else:
+            others[f"{settings.get('gpus') or 'all'} GPUs of {settings.get('topology', 'no cluster')}"] = None
+    notes = [_of_recipe(some, without) for some in by_name.values()]
+    if by_name and others:
+        named = [*list(others)[:_MOST_NAMED], *["others"] * (len(others) > _MOST_NAMED)]
+        notes.append(
+            f"no published recipe for {', '.join(named)}, where the framework's own defaults hold; to compare alike, give the "
+            "settings of the recipe as flags"
         )
-    return {**settings, **published}
+    write_warnings(notes, said=said, kind="note")
+
+
+def say_left_out(scenarios: Iterable[Mapping[str, Any]]) -> None:
+    """Say which published recipes a command leaves out that has one plan for several sizes, and how to keep what they set."""
+    write_warnings(
+        (
+            f"the published recipe for {found.name} is left out, as one plan is for all sizes: give this --gpus alone, or its "
+            f"settings as flags: {', '.join(f'{name}={value}' for name, value in found.settings.items())}"
+            for settings in scenarios
+            if (found := recipe_of(settings)) is not None
+        ),
+        kind="note",
+    )
+
+
+def _of_recipe(some: Sequence[Published], without: Collection[str]) -> str:
+    """Return the note on a recipe of which several scenarios take something: what all take, and what only some do."""
+    taken = {name: value for one in some for name, value in one.settings.items() if name not in without}
+    shared = {name for name in taken if all(name in one.settings for one in some)}
+    shown = [f"{name}={value}" for name, value in taken.items() if name in shared]
+    of_some = [f"{name}={value}" for name, value in taken.items() if name not in shared]
+    text = f"settings of the published recipe for {some[0].name}: {', '.join(shown) or 'none that all take'}"
+    text += f"; where it goes with what is said: {', '.join(of_some)}" if of_some else ""
+    lost = dict.fromkeys(_in_words(one, without) for found in some for one in found.left_out)
+    return "; ".join([text, *filter(None, lost)])
+
+
+def _in_words(one: LeftOut, without: Collection[str]) -> str:
+    """Say what a recipe leaves out; nothing where that is nothing that would be taken of it."""
+    lost = ", ".join(f"{name}={value}" for name, value in one.settings.items() if name not in without)
+    why = (
+        f"with {one.name}={one.said}" if one.own is None else f"it is for {one.name}={one.own}, so that with {one.said}"
+    )
+    return f"{why} it leaves out {lost}" if lost else ""
 
 
 def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -58,6 +108,7 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
     options = _with_arguments(options)
     found: dict[str, Any] = {name: options[name] for name in PLAN_FILES if options.get(name)}
     changes = _changes(options.get("set_") or ())
+    _refuse_powers(changes)
     found |= changes
     if options.get("power_cap"):
         watts, _, part = options["power_cap"].partition("/")
@@ -147,6 +198,17 @@ def _changes(items: Sequence[str]) -> dict[str, Any]:
             write_warnings([f"--set {name}={found[name]} has no effect: --set {item} stands behind it"])
         found[name] = value
     return found
+
+
+def _refuse_powers(changes: Mapping[str, Any]) -> None:
+    """Refuse a power of a GPU where a cluster file has none, and name the flag that is meant."""
+    for name, value in changes.items():
+        section, _, rest = name.partition(".")
+        if section != "power" and any(word in rest.lower() for word in ("power", "watt", "tdp")):
+            raise ConfigError(
+                f"--set {name}={value}: a cluster file has no such key",
+                hint=f"--power-cap {str(value).replace(' ', '')} for what a GPU may draw, --set power.gpu_compute for what it draws",
+            )
 
 
 def _warn_of_two(changes: Mapping[str, Any], flags: Mapping[str, Any]) -> None:

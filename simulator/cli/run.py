@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulator.answer import Result, margin_of, memory_over_time
-from simulator.cli.inputs import clusters_of, keep_files, recorded_module, settings_of, with_published, write_notes
+from simulator.cli.inputs import (
+    clusters_of,
+    keep_files,
+    recorded_module,
+    say_recipes,
+    settings_of,
+    with_published,
+    write_notes,
+)
 from simulator.cli.main_flags import RUN_OPTIONS
 from simulator.cli.shared import after_the_answer, print_json, progress_line, say_written, write_warnings
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -38,7 +46,10 @@ def run_main(options: dict[str, Any]) -> None:
     if module is not None:
         settings["model"] = options["module"]
     given = given_in(settings)
-    settings = with_published(settings, counts, said=said)
+    if counts:  # each takes its own
+        say_recipes(({**settings, "gpus": count} for count in counts), said=said)
+    else:
+        settings = with_published(settings, said=said)
     faults = Faults.parse(options["slow_rank"] or (), options["slow_link"] or ())
     is_placed = any(options[name] for name in _PLACES)
     with progress_line(is_quiet=options["json_output"]) as say:
@@ -55,6 +66,7 @@ def run_main(options: dict[str, Any]) -> None:
         nearby = _nearby(options, results[-1], request, say)
     idle = [result.idle_inputs(given, _beside(options, results, request)) for result in results]
     write_warnings((text for text in idle[-1] if all(text in each for each in idle)), said=said)
+    write_warnings((text for result in results for text in result.warnings), said=said)
     write_warnings(_left_out_of_searches(results[-1]), said=said, kind="note")
     if request and options["flapping"] and len(results) > 1:
         write_warnings(
@@ -138,7 +150,9 @@ def _run_clusters(
         flag = alone[0].strip("_").replace("_", "-")
         raise ConfigError(f"--{flag} is about one answer", hint="name one --topology")
     axes = {"topology": tuple(clusters)} | ({"gpus": tuple(counts)} if counts else {})
-    sweep = Sweep(base={name: value for name, value in settings.items() if name != "topology"}, axes=axes)
+    base = {name: value for name, value in settings.items() if name != "topology"}
+    sweep = Sweep(base=base, axes=axes, takes_recipes=True)
+    say_recipes({**base, **values} for values in sweep.combinations())
     with progress_line(is_quiet=options["json_output"]) as say:
         found = run_sweep(
             sweep, request=run_request(options, set(), of_rows=True), n_jobs=1, observe=Progress(say).sweep,

@@ -164,8 +164,8 @@ def progress_line(*, is_quiet: bool = False) -> Iterator[Callable[[str], None]]:
 
 #: after which work says how far it is
 _FIRST_S = 2.0
-#: scenarios after which the time that is left can be told
-_ENOUGH = 3
+#: scenarios after which the time that is left can be told, and the least share of all work
+_ENOUGH, _ENOUGH_SHARE = 3, 0.05
 
 
 class Progress:
@@ -177,6 +177,9 @@ class Progress:
         self._is_terminal = sys.stderr.isatty()
         self._every_s = 0.1 if self._is_terminal else 10.0
         self._said_s = self._started_s - max(0.0, self._every_s - _FIRST_S)
+        self._first: tuple[float, float] | None = (
+            None  # when the first jobs were done, and which share of the work they are
+        )
 
     def sweep(self, *, n_done: int, n_failed: int, n_stored: int, n_total: int) -> None:
         """Say how many scenarios are simulated, and how long the others will take."""
@@ -204,10 +207,17 @@ class Progress:
         )
 
     def jobs(self, label: str, n_done: int, n_total: int, share: float | None = None) -> None:
-        """Say how many of some jobs are done, and how long the others will take by the share of the work that is, where jobs differ."""
-        share = max(n_done, 1) / n_total if share is None else share
-        left_s = (time.monotonic() - self._started_s) * (1.0 / share - 1.0)
-        self.show(f"{label}: {n_done} of {n_total}, about {clock(left_s)} left")
+        """Say how many of some jobs are done, and how long the others will take by the share of the work that is, where jobs differ.
+
+        The first jobs do not count: they also load what all need.
+        """
+        share, now_s = n_done / n_total if share is None else share, time.monotonic()
+        self._first = self._first or (now_s, share)
+        since_s, before = self._first
+        parts = [f"{label}: {n_done} of {n_total}"]
+        if n_done >= max(_ENOUGH, n_total // 20) and share - before >= _ENOUGH_SHARE and n_done < n_total:
+            parts.append(f"about {clock((now_s - since_s) * (1.0 - share) / (share - before))} left")
+        self.show(", ".join(parts))
 
     def show(self, line: str, *, is_last: bool = False) -> None:
         """Say a line where it is time to, or where it is the last."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from simulator.cli.options import PLAIN_JSON, Real, Text, option, report_option
-from simulator.cli.shared import print_json, say_written
+from simulator.cli.shared import after_the_answer, print_json, progress_line, say_written, write_warnings
 
 
 def stragglers(
@@ -40,8 +40,7 @@ def stragglers(
     **scenario: Any,
 ) -> None:
     """Play jobs whose steps differ by document lengths, slow GPUs, pauses and late data: what each cause costs."""
-    from simulator.cli.inputs import settings_of_one
-    from simulator.cli.shared import after_the_answer, progress_line, write_warnings
+    from simulator.cli.inputs import settings_of_one, with_published
     from simulator.explore.named_settings import given_in, scenario_of
     from simulator.explore.stragglers import idle_causes, parse_causes, straggle
     from simulator.report.page import check_page
@@ -57,10 +56,11 @@ def stragglers(
     base = settings_of_one(scenario, "--gpus 8")
     write_warnings(["--unpacked has no effect without --lengths"] * (unpacked and not lengths))
     with progress_line(is_quiet=json_output) as say:
-        result = simulate(scenario_of(base), detail=True, progress=say)
+        result = simulate(scenario_of(with_published(base)), detail=True, progress=say)
         say("playing")
         found, played = straggle(result, causes, n_jobs=histories, n_steps=steps, seed=result.scenario.seed, say=say)
-    write_warnings([*idle_causes(causes, result.topology.n_nodes), *result.idle_inputs(given_in(base))])
+    idle = *idle_causes(causes, result.topology.n_nodes), *result.idle_inputs(given_in(base))
+    write_warnings([*idle, *result.warnings])
     if json_output:
         print_json(found)
     else:

@@ -87,6 +87,13 @@ def resolve_name(name: str | Path, kind: str) -> Path:
         if stem and isfile(folder / f"{stem}.yaml"):
             return folder / f"{stem}.yaml"
     known = shipped_names(kind)
+    if kind == "clusters" and stem in shipped_names("devices"):
+        users = [name for name in known if f"device: {stem}\n" in resolve_name(name, kind).read_text(encoding="utf-8")]
+        shipped = f"{', '.join(users)}, or " if users else ""
+        raise ConfigError(
+            f"{stem}: is a device, not a cluster",
+            hint=f"{shipped}a cluster with it instead of its own: --topology dgx-h100 --set node.device={stem}",
+        )
     guess = did_you_mean(path.name.removesuffix(".yaml"), known)
     hint = f"shipped {kind}: {', '.join(known)}" if known and not guess else ""
     raise ConfigError(f"{name!s:.200}: no such file, and no shipped {kind[:-1]} of this name.{guess}", hint=hint)

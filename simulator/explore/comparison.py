@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -13,7 +13,7 @@ from simulator.analysis.metrics import PARTS, exposed_by_axis
 from simulator.answer import MEMORY_PARTS, SAME, Answer, Result, describe_plan, throughput
 from simulator.config import load_yaml
 from simulator.errors import ConfigError
-from simulator.explore.named_settings import canonical_name, convert, given_in, scenario_of
+from simulator.explore.named_settings import canonical_name, convert, given_in, scenario_of, with_recipe
 from simulator.plan import ParallelPlan
 from simulator.simulation import simulate
 from simulator.units import format_bytes, format_signed, format_time
@@ -71,8 +71,10 @@ class Side:
 
     answer: Answer
     exposed_s: Mapping[str, float] | None  #: Exposed communication by axis; None where only the answer is known.
-    #: Settings that were given and change nothing, one sentence each; None where only the answer is known.
+    #: Settings that were given and change nothing, and what its framework would refuse, one sentence each; None where only the
+    #: answer is known.
     idle: Sequence[str] | None = None
+    settings: Mapping[str, Any] | None = None  #: What it was simulated from; None where only the answer is known.
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -100,7 +102,7 @@ class Side:
 def side_of(text: str, shared: Mapping[str, Any], *, say: Callable[[str], None] = lambda _: None) -> Side:
     """Read one side, or simulate it: a file that ``--json`` printed, a plan file, or settings that differ from the shared ones.
 
-    Settings are written ``name=value,name=value``.
+    Settings are written ``name=value,name=value``; each side takes what the published recipe for it sets beside them.
     """
     if text.endswith(".json") and Path(text).is_file():
         return side_of_answer(text)
@@ -120,16 +122,18 @@ def side_of(text: str, shared: Mapping[str, Any], *, say: Callable[[str], None] 
 
 
 def _simulated(settings: Mapping[str, Any], say: Callable[[str], None]) -> Side:
-    return side_of_result(simulate(scenario_of(settings), progress=say), given_in(settings))
+    result = simulate(scenario_of(with_recipe(settings)), progress=say)
+    return replace(side_of_result(result, given_in(settings)), settings=settings)
 
 
 def side_of_result(result: Result, given: Collection[str] = ()) -> Side:
     """Return a simulated result as a side; ``given`` are the settings of its plan that the user made."""
-    return Side(answer=result.answer, exposed_s=exposed_by_axis(result.timeline), idle=tuple(result.idle_inputs(given)))
+    said = (*result.idle_inputs(given), *result.warnings)
+    return Side(answer=result.answer, exposed_s=exposed_by_axis(result.timeline), idle=said)
 
 
 def idle_of_sides(shared: Mapping[str, Any], a: Side, b: Side) -> list[str]:
-    """Name the settings that change nothing: of a side by its letter, or of both; all that are shared, where both are answers."""
+    """Name what changes nothing or would be refused: of a side by its letter, or of both; all that are shared, where both are answers."""
     if a.idle is None and b.idle is None:
         return [f"--{name.replace('_', '-')} has no effect: both sides are answers" for name in shared]
     mine, theirs = a.idle or (), b.idle or ()

@@ -10,6 +10,7 @@ idle and busy. The powers themselves are the cluster file's, or shares of the de
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,15 +52,23 @@ class Price:
     source: str = ""
 
 
+#: where a currency follows a number without a blank, or a number a currency; the ``e`` of ``1e3`` is none
+_CURRENCY = r"[A-Za-z]{2,}|[$€£¥]"
+_RUN_TOGETHER = (re.compile(rf"([\d.])({_CURRENCY})"), re.compile(rf"({_CURRENCY})([\d.])"))
+
+
 def parse_price(text: str) -> Price:
-    """Read ``2.5``, ``2.5 USD`` or ``EUR 2.5``.
+    """Read ``2.5``, ``2.5 USD``, ``2.5USD`` or ``EUR 2.5``.
 
     Examples
     --------
-    >>> parse_price("2.5 USD").gpu_hour, parse_price("EUR 2.5").currency
-    (2.5, 'EUR')
+    >>> parse_price("2.5 USD").gpu_hour, parse_price("EUR 2.5").currency, parse_price("3USD").currency
+    (2.5, 'EUR', 'USD')
     """
-    words = text.split()
+    apart = text
+    for together in _RUN_TOGETHER:
+        apart = together.sub(r"\1 \2", apart)
+    words = apart.split()
     numbers = [value for word in words if (value := _number(word)) is not None]
     others = [word for word in words if _number(word) is None]
     if len(numbers) != 1 or len(others) > 1 or not (0 < numbers[0] < math.inf):

@@ -137,7 +137,7 @@ def failure(error: Exception) -> Record:
 def evaluate(scenario: Scenario) -> Record:
     """Simulate one scenario and return what is stored: its status, a reason, a remark and the documented answer.
 
-    The remark says which rule of the search refuses a plan that can be simulated all the same.
+    The remark says which rule of the search, or what the framework, refuses of a plan that can be simulated all the same.
 
     Nothing that goes wrong inside one scenario ends a sweep or a search: it becomes the reason of its row.
     """
@@ -151,7 +151,8 @@ def _evaluate(scenario: Scenario) -> Record:
         answer = to_json(result)
     except Exception as error:
         return failure(error)
-    remark = objection(result.plan, Site(topology=result.topology, spec=result.spec))
+    refusal = objection(result.plan, Site(topology=result.topology, spec=result.spec))
+    remark = "; ".join(filter(None, (refusal, *result.warnings)))
     if result.memory.fits:
         return {"status": "ok", "reason": "", "remark": remark, "answer": answer}
     return {"status": "does not fit", "reason": result.memory.explain(), "remark": remark, "answer": answer}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from simulator.answer import Answer, Result
-from simulator.explore.named_settings import given_in, scenario_of
+from simulator.explore.named_settings import given_in, scenario_of, with_recipe
 from simulator.faults import Faults
 from simulator.models.recorded import RecordedModule, fit_plan
 from simulator.simulation import simulate
@@ -80,11 +80,12 @@ def simulate_counts(
 ) -> list[Result]:
     """Simulate settings on every number of GPUs, or on their own; all keep the micro-batch that was found for the first.
 
+    Of several numbers each takes what the published recipe for it sets beside the settings.
     A recorded module takes the place of the model; with detail, timelines hold every single kernel.
     """
     results: list[Result] = []
     for count in counts or (0,):
-        scenario = scenario_of({**settings, "gpus": count} if count else settings)
+        scenario = scenario_of(with_recipe({**settings, "gpus": count}) if count else settings)
         plan = scenario.plan
         if module is not None:
             plan = fit_plan(plan, module, has_framework="framework" in given_in(settings))

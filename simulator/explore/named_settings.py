@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from simulator.interop import open_topology
 from simulator.interop.plan_files import PLAN_FILES, needs_ranks, plan_settings
 from simulator.models.catalog import CATALOG
 from simulator.plan import SETTINGS, ParallelPlan, declared, setting_named
+from simulator.plan.published import Published, published_recipe
 from simulator.scenario import Scenario
 from simulator.topology.cluster_spec import ClusterSpec
 
@@ -116,6 +117,18 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     return plan_settings({**own, **files}, n_gpus) | own
 
 
+def recipe_of(settings: Mapping[str, Any]) -> Published | None:
+    """Return the published recipe for settings that leave anything open; None beside a file, which is the whole plan."""
+    return None if any(settings.get(name) for name in PLAN_FILES) else published_recipe(settings)
+
+
+def with_recipe(settings: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
+    """Add what a published recipe sets beside what is said, but for some settings."""
+    found = recipe_of(settings)
+    taken = {} if found is None else {name: value for name, value in found.settings.items() if name not in without}
+    return {**settings, **taken}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One combination of values."""
@@ -133,18 +146,25 @@ class Sweep:
     base: dict[str, Any] = field(default_factory=dict)
     #: Tuples of values by canonical name; every combination is a scenario.
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    #: Whether a scenario takes what its published recipe sets beside base and axes.
+    takes_recipes: bool = False
 
     @property
     def n_points(self) -> int:
         """Combinations of all axes."""
         return math.prod(map(len, self.axes.values()))
 
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """Yield the values of every combination by axis, the last axis fastest."""
+        return (dict(zip(self.axes, one, strict=True)) for one in itertools.product(*self.axes.values()))
+
     def points(self) -> Iterator[Point]:
         """Yield every combination, the last axis fastest."""
-        for combination in itertools.product(*self.axes.values()):
-            values = dict(zip(self.axes, combination, strict=True))
+        for values in self.combinations():
+            settings = {**self.base, **values}
             try:
-                yield Point(values=values, scenario=scenario_of({**self.base, **values}))
+                scenario = scenario_of(with_recipe(settings) if self.takes_recipes else settings)
+                yield Point(values=values, scenario=scenario)
             except SimulatorError as error:
                 yield Point(values=values, error=error)
 

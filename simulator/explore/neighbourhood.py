@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simulator.errors import SimulatorError
 from simulator.models.recorded import RecordedModule
@@ -259,6 +259,7 @@ class _Change(NamedTuple):
     settings: Mapping[str, object]
     ratio: float = 0.0
     same_training: bool = True
+    follows: Mapping[str, object] = {}  #: What the framework sets beside them by itself: no command has to say it.
 
 
 def neighbours(plan: ParallelPlan, site: Site, left_open: Collection[str] = ()) -> Iterator[Neighbour]:
@@ -276,7 +277,8 @@ def neighbours(plan: ParallelPlan, site: Site, left_open: Collection[str] = ()) 
     for change in _changes(plan, site):
         setting = next(iter(change.settings))
         try:
-            other = replace(plan, **change.settings).resolve(site.topology.n_gpus)  # type: ignore[arg-type]
+            changed: dict[str, Any] = {**change.follows, **change.settings}
+            other = replace(plan, **changed).resolve(site.topology.n_gpus)
             reason = objection(other, site, than=plan)
         except SimulatorError as error:
             other, reason = plan, error.message.splitlines()[0]
@@ -305,12 +307,20 @@ def _held(
         held["global_batch"] = other.global_batch
     before, after = (one.framework_spec.defaults(_named(one), is_mixture=is_mixture) for one in (plan, other))
     held |= {key: getattr(other, key) for key in {**before, **after} if before.get(key) != after.get(key)}
-    return {key: value for key, value in held.items() if key not in change.settings}
+    return {key: value for key, value in held.items() if key not in {**change.follows, **change.settings}}
 
 
 def _named(plan: ParallelPlan) -> dict[str, object]:
     """Return what recipes of frameworks look at."""
     return {key: getattr(plan, key) for key in ("gpus", "tp", "pp", "ep", "precision", "release", "moe_dispatcher")}
+
+
+def _following(plan: ParallelPlan, settings: Mapping[str, object]) -> dict[str, object]:
+    """Return what the framework sets otherwise where tensors are split or no more, of settings that a plan has as it sets them."""
+    named, facts = _named(plan), plan.framework_spec
+    unset = {key: SETTINGS[key].default for key in {**facts.parallel_recipe, **facts.expert_recipe}}
+    before, after = ({**unset, **facts.defaults(some, is_mixture=False)} for some in (named, {**named, **settings}))
+    return {key: after[key] for key in unset if before[key] != after[key] and getattr(plan, key) == before[key]}
 
 
 def nearest(plan: ParallelPlan, site: Site, left_open: Collection[str] = ()) -> Iterator[Neighbour]:
@@ -430,7 +440,10 @@ def _degrees(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
                 without = {"virtual_pp": 1}
             elif axis == "tp" and plan.sequence_parallel and other == 1:
                 without = {"sequence_parallel": False}
-            yield _Change(settings | without, other / degree)
+            is_split_anew = axis == "tp" and 1 in (degree, other) and isinstance(site.spec, ModelSpec)
+            follows = _following(plan, settings) if is_split_anew else {}
+            without = {key: value for key, value in without.items() if key not in follows}
+            yield _Change(settings | without, other / degree, follows=follows)
     if site.spec.has_experts:
         for other in divisors(plan.expert_dp * plan.ep):
             if other != plan.ep:

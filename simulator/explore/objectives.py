@@ -15,7 +15,8 @@ from simulator.explore.best_plans import Observer, Ranked, SearchResult, search
 from simulator.explore.energy import price_of
 from simulator.explore.evaluation import Store
 from simulator.explore.judged_plans import JudgedPlans
-from simulator.explore.space import Space, search_space
+from simulator.explore.named_settings import with_recipe
+from simulator.explore.space import CHOSEN, Space, search_space
 from simulator.explore.spending import Spending, spending
 from simulator.explore.training_run import RunRequest
 from simulator.interop.plan_files import PLAN_FILES
@@ -245,7 +246,7 @@ def search_counts(
     objective: str = "time",
     judged: JudgedPlans | None = None,
 ) -> list[CountResult]:
-    """Search for every number of GPUs, on every cluster.
+    """Search for every number of GPUs, on every cluster; of a published recipe each takes what a search does not choose.
 
     Parameters
     ----------
@@ -266,7 +267,7 @@ def search_counts(
     for topology, count in itertools.product(clusters, counts or (int(base.get("gpus", 0)),)):
         shared = {**base, **({"topology": topology} if topology else {}), **({"gpus": count} if count else {})}
         try:
-            scenario, space = search_space(shared, axes)
+            scenario, space = search_space(with_recipe(shared, without=CHOSEN), axes)
             given = replace(scenario.plan, gpus=space.n_gpus) if set(PLAN_FILES) & set(base) else None
             result = search(
                 scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe, store=store, given=given,

@@ -36,6 +36,8 @@ from simulator.topology import Topology
 AXES = (
     "tp", "pp", "virtual_pp", "cp", "ep", "etp", "sharding", "micro_batch", "recompute", "recompute_modules", "sequence_parallel"
 )  # fmt: skip
+#: settings that a search chooses itself, so that it takes none from a published recipe
+CHOSEN = (*AXES, "pipeline_layout")
 #: chunks per stage where chunks may differ, and the most stages of such a pipeline
 UNEVEN_CHUNKS = (1, 2, 4, 8)
 MOST_UNEVEN_STAGES = 16

@@ -44,7 +44,8 @@ class SweepRow(Figures, Breakdown, Spending, total=False):
     micro_batch: int  #: Sequences per rank and micro-batch, as resolved.
     global_batch: int  #: Sequences per optimizer step, as resolved.
     sequence_length: int  #: Tokens per sequence.
-    #: Why a search would leave this plan out, such as a sharding that the framework does not run; mostly empty.
+    #: Why a search would leave this plan out, such as a sharding that the framework does not run, and what the framework itself
+    #: would refuse; mostly empty.
     remark: str
     is_tight: bool  #: Whether it fits, and leaves less of the memory free than ``--memory-margin`` asks for.
     digest: str  #: Content address of the scenario.

@@ -114,11 +114,7 @@ class Lowered:
 
 def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tuple[tuple[tuple[Layer, ...], ...], ...]:
     """Give every virtual stage its layers: blocks evenly unless a split is named, the embedding first, the head last."""
-    first, last = 0, len(model.layers)
-    while not model.layers[first].is_block:
-        first += 1
-    while not model.layers[last - 1].is_block:
-        last -= 1
+    first, last = _blocks(model)
     known: dict[tuple[int, int], Layer] = {}
     spans = [
         offloaded(checkpointed(model.layers[begin:stop], plan, known), plan)
@@ -134,6 +130,22 @@ def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tupl
         shares = tuple(share(layer, placement.n_stages) for layer in ends)
         return tuple((*chunks, shares) for chunks in by_stage)
     return tuple(tuple(chunks) for chunks in by_stage)
+
+
+def blocks_of_parts(model: Model, plan: ParallelPlan) -> list[int]:
+    """Return how many blocks each run of the model's layers has that a virtual stage computes, in the order of the model."""
+    cuts = _cuts(model, plan, placement_of(plan.schedule, plan.pp, plan.virtual_pp), *_blocks(model))
+    return [sum(layer.is_block for layer in model.layers[begin:stop]) for begin, stop in cuts]
+
+
+def _blocks(model: Model) -> tuple[int, int]:
+    """Return where a model's blocks begin and end."""
+    first, last = 0, len(model.layers)
+    while not model.layers[first].is_block:
+        first += 1
+    while not model.layers[last - 1].is_block:
+        last -= 1
+    return first, last
 
 
 def _cuts(model: Model, plan: ParallelPlan, placement: Placement, first: int, last: int) -> list[tuple[int, int]]:

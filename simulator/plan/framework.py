@@ -107,6 +107,8 @@ class Framework:
     scatters_apart: bool = False
     #: Whether chunks of a pipeline may differ (Megatron-Core's ``pipeline_model_parallel_layout``).
     lays_out_pipelines: bool = False
+    #: Whether it refuses layers that do not divide over virtual stages, unless a layout says where they lie.
+    needs_layouts: bool = False
     #: Pipeline schedules that it has (:mod:`simulator.plan.framework_schedules`); none where it has no pipeline, ``None`` where that is
     #: not known.
     schedules: tuple[str, ...] | None = None
@@ -311,6 +313,7 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
+            needs_layouts=True,
             optimizers=_MEGATRON_OPTIMIZERS,
             offloads_modules=True,
             experts_need_split_tokens=True,
@@ -330,6 +333,7 @@ FRAMEWORKS: dict[str, Framework] = {
             expert_schedules=pipelines.COMBINED,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
+            needs_layouts=True,
             optimizers=_MEGATRON_OPTIMIZERS,
             offloads_modules=True,
             experts_need_split_tokens=True,

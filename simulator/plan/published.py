@@ -8,11 +8,12 @@ NVIDIA-NeMo/Megatron-Bridge v0.6.0, ``src/megatron/bridge/perf_recipes``: the fu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
-from simulator.plan.framework import FRAMEWORK_ALIASES
+from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS
 from simulator.plan.stage_layout import parse_layout
 
 _MXFP8 = {"precision": "mxfp8", "release": "26.08", "moe_dispatcher": "hybridep", "schedule": "1f1b-combined"}
@@ -45,6 +46,69 @@ PUBLISHED: dict[tuple[str, str, str, int], Mapping[str, Any]] = {
 _BELONG_TO = {"pp": ("virtual_pp",), "precision": ("fp8_modules",), "recompute": ("recompute_modules",)}
 
 
+#: what names a recipe
+KEY = ("framework", "model", "topology", "gpus")
+
+
+class LeftOut(NamedTuple):
+    """What a recipe does not set because one setting is said otherwise."""
+
+    name: str  #: The setting that is said.
+    said: Any  #: Its value.
+    own: Any  #: The recipe's value of it; None where it has none.
+    settings: Mapping[str, Any]  #: What belongs to the recipe's, by what it or its framework sets.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What is taken of a published recipe."""
+
+    name: str  #: Whose it is: ``deepseek-v3 on 256 GPUs of gb300-nvl72 with megatron-bridge``.
+    settings: Mapping[str, Any]  #: What it sets beside what is said.
+    left_out: tuple[LeftOut, ...]  #: What it leaves out because other settings are not its own.
+
+
+def published_recipe(settings: Mapping[str, Any]) -> Published | None:
+    """Return what a published recipe sets beside what is said, which wins; None where no recipe is for these settings."""
+    framework = FRAMEWORK_ALIASES.get(settings.get("framework", ""), settings.get("framework", ""))
+    key = (framework, settings.get("model", ""), settings.get("topology", ""), settings.get("gpus", 0))
+    recipe = PUBLISHED.get(key)
+    if recipe is None:
+        return None
+    job = dict(zip(KEY, key, strict=True))
+    return Published(
+        name=f"{key[1]} on {key[3]} GPUs of {key[2]} with {framework}",
+        settings=_taken(settings, recipe),
+        left_out=tuple(_left_out(job, settings, recipe)),
+    )
+
+
+def _taken(settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    idle = _idle_beside(settings, recipe)
+    return {name: value for name, value in recipe.items() if name not in settings and name not in idle}
+
+
+def _left_out(job: Mapping[str, Any], settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> Iterator[LeftOut]:
+    """Yield what each setting that is said otherwise takes from a recipe, what the framework turns on beside it included."""
+
+    def whole(said: Mapping[str, Any]) -> dict[str, Any]:
+        plan = {**_taken(said, recipe), **said}
+        return FRAMEWORKS[job["framework"]].defaults(plan, is_mixture=recipe["ep"] > 1) | plan
+
+    own, now = whole(job), whole({**settings, **job})
+    for name, value in settings.items():
+        if name in job or recipe.get(name) == value:
+            continue
+        alone = whole({**job, name: value})
+        lost = {
+            one: theirs
+            for one, theirs in own.items()
+            if one not in settings and theirs not in (alone.get(one), now.get(one))
+        }
+        if lost:
+            yield LeftOut(name, value, recipe.get(name), lost)
+
+
 def published_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a published recipe sets beside what is said: framework, model, cluster and GPUs name it, the others win.
 
@@ -56,18 +120,19 @@ def published_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> published_settings({**job, "gpus": 512})
     {}
     """
-    framework = FRAMEWORK_ALIASES.get(settings.get("framework", ""), settings.get("framework", ""))
-    key = (framework, settings.get("model", ""), settings.get("topology", ""), settings.get("gpus", 0))
-    recipe = PUBLISHED.get(key)
-    if recipe is None:
-        return {}
+    found = published_recipe(settings)
+    return dict(found.settings) if found else {}
+
+
+def _idle_beside(settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> set[str]:
+    """Return what a recipe sets for its own value of a setting that is said otherwise."""
     changed = [name for name, value in recipe.items() if settings.get(name, value) != value]
     idle = {name for one in changed for name in _BELONG_TO.get(one, ())}
     if {"pp", "virtual_pp"} & set(changed) and not _is_layout_of({**recipe, **settings}, "virtual_pp" in settings):
         idle.add("pipeline_layout")
     if "dp" in settings and _n_ranks({**recipe, **settings}) != settings["gpus"]:
         idle |= {"pp", "virtual_pp", "pipeline_layout"}
-    return {name: value for name, value in recipe.items() if name not in settings and name not in idle}
+    return idle
 
 
 def _n_ranks(settings: Mapping[str, Any]) -> int:

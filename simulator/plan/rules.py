@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan.dispatchers import DISPATCHERS
 from simulator.plan.fields import words_of
-from simulator.plan.stage_layout import parse_layout
+from simulator.plan.stage_layout import parse_layout, written_layout
 
 if TYPE_CHECKING:
     from simulator.plan.parallel_plan import ParallelPlan
@@ -238,13 +239,60 @@ def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
     required for buffers of experts whose sizes the host need not ask for; else tokens are padded to a capacity.
     """
     is_padded = plan.moe_capacity_factor and plan.moe_pad_to_capacity
-    is_free = plan.moe_fused_experts and (plan.ep == 1 or plan.dispatcher.counts_on_device)
-    if plan.cuda_graphs != "full_iteration" or not has_experts or is_padded or is_free:
+    lacks_dispatcher = plan.ep > 1 and not plan.dispatcher.counts_on_device
+    if plan.cuda_graphs != "full_iteration" or not has_experts or is_padded:
         return ""
     known = " or ".join(name for name, one in DISPATCHERS.items() if one.counts_on_device)
+    missing = [f"--set moe_dispatcher={known}"] * lacks_dispatcher
+    missing += ["--set moe_fused_experts=true"] * (not plan.moe_fused_experts)
+    if not missing:
+        return ""
+    precisions = plan.framework_spec.fused_experts
+    if "moe_fused_experts" in missing[-1] and plan.precision not in precisions:
+        missing.append(f"--precision {' or '.join(precisions)}")
     return (
-        "how many tokens each expert gets, which the host must not ask for in a graph of the whole iteration: Megatron-Core captures "
-        f"one with moe_dispatcher={known} and moe_fused_experts, or with experts padded to a capacity"
+        "Megatron-Core cannot capture this iteration as one graph (cuda_graphs=full_iteration): its host must ask how many tokens each "
+        f"expert gets, which is not simulated; give {' '.join(missing)}, or pad experts with --set moe_capacity_factor=1 "
+        "--set moe_pad_to_capacity=true, or capture less with --set cuda_graphs=attn+moe_router+moe_preprocess"
+    )
+
+
+def adapter_doubt(plan: ParallelPlan, hidden: int) -> str:
+    """Say that adapters are larger than a rank is meant to make them; nothing where they are not, or the width is not known (0)."""
+    if not plan.lora_rank or not hidden or plan.lora_rank <= hidden:
+        return ""
+    return (
+        f"lora_rank={plan.lora_rank} is above the model's hidden size of {hidden}: adapters are larger than the weights beside which they "
+        "are trained; give a low rank, such as --lora-rank 16"
+    )
+
+
+def layout_doubt(plan: ParallelPlan, blocks: Sequence[int], n_predictions: int = 0) -> str:
+    """Say that Megatron-Core would refuse a split of layers, and which setting says the one that is simulated; or nothing.
+
+    Parameters
+    ----------
+    blocks : sequence of int
+        Blocks of every virtual stage, in the order of the model; none without a pipeline.
+    n_predictions : int
+        Modules that predict further tokens, which lie on the last one.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/transformer_block.py``, ``get_num_layers_to_build``: layers divide over pipeline stages and
+    a stage's over its chunks, unless first and last stage, a layout, or places for embedding and loss are given.
+    """
+    ends = (plan.first_stage_layers, plan.last_stage_layers)
+    rest = blocks[bool(ends[0]) : len(blocks) - bool(ends[1])]
+    is_said = plan.pipeline_layout is not None or len(set(rest)) < 2
+    counts_ends = (
+        plan.virtual_pp > 1 and (sum(blocks) + 2) % len(blocks) == 0
+    )  # account_for_embedding..., and for the loss
+    if not plan.framework_spec.needs_layouts or is_said or counts_ends:
+        return ""
+    return (
+        f"Megatron-Core itself refuses {sum(blocks)} layers over pp x virtual_pp = {plan.pp} x {plan.virtual_pp}, which do not divide; "
+        f"the layout that is simulated is said by --set pipeline_layout='{written_layout(blocks, n_predictions)}'"
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 
 from simulator.errors import ConfigError
 
@@ -51,6 +52,32 @@ def _repeated(text: str, found: re.Match[str], part: str, times: int) -> str:
     if len(part) * times > _LONGEST:
         raise ConfigError(f"pipeline_layout: '{found[0][:40]}' is longer than {_LONGEST} layers and stages")
     return text[: found.start()] + part * times + text[found.end() :]
+
+
+def written_layout(blocks: Sequence[int], n_predictions: int = 0) -> str:
+    """Write the blocks of every virtual stage as a layout.
+
+    Examples
+    --------
+    >>> written_layout([4, 4, 4, 1], 1), written_layout([0, 1, 2, 2])
+    ('Et*4|(t*4|)*2tmL', 'E|t|t*2|t*2L')
+    """
+    first, *middle, last = (f"t*{count}" if count > 1 else "t" * count for count in blocks)
+    runs = ((part, len(list(same))) for part, same in groupby(middle))
+    between = "".join(f"({part}|)*{times}" if times > 1 else f"{part}|" for part, times in runs)
+    return f"E{first}|{between}{last}{'m' * n_predictions}L"
+
+
+def in_runs(counts: Sequence[int]) -> str:
+    """Write a row of numbers as a sum in which equal neighbours stand together.
+
+    Examples
+    --------
+    >>> in_runs([7, 8, 8, 7]), in_runs([4, 4])
+    ('7 + 2 x 8 + 7', '2 x 4')
+    """
+    runs = ((count, len(list(same))) for count, same in groupby(counts))
+    return " + ".join(f"{times} x {count}" if times > 1 else f"{count}" for count, times in runs)
 
 
 def shortened_ends(blocks: int, n_virtual: int) -> list[int] | None:

@@ -24,6 +24,7 @@ from simulator.answer import (
     describe_chosen,
     describe_fit,
     describe_plan,
+    describe_stages,
     describe_support,
     memory_over_time,
 )
@@ -99,9 +100,12 @@ def _headline(answer: Answer, scenario: Scenario) -> Markup:
     level = "80 % interval: "
     interval = element("p", level, low, " to ", high, element("span", sure["basis"], class_="basis"), class_="interval")
     big = element("p", time, element("small", " per iteration"), class_="big")
+    stages = describe_stages(scenario.plan, answer.get("stages", ()))
     return Markup(
         element("p", describe_plan(scenario.plan), class_="plan")
+        + (element("p", stages, class_="plan") if stages else "")
         + (element("p", describe_chosen(answer), class_="plan") if answer["provenance"]["chosen"] else "")
+        + "".join(element("p", f"Warning: {text}.", class_="plan") for text in answer["provenance"].get("warnings", ()))
         + element("div", big, interval, class_="answer")
         + element("p", describe_support(answer["support"]), class_="plan")
         + boxes(_figures(answer))

@@ -22,6 +22,7 @@ from simulator.answer import (
     describe_link,
     describe_margin,
     describe_plan,
+    describe_stages,
     describe_support,
     describe_throughput,
     describe_utilization,
@@ -159,6 +160,8 @@ def print_answer(scenario: Scenario, answer: Answer) -> None:
     out = make_console()
     plan = scenario.plan
     out.print(f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold], {describe_plan(plan)}")
+    if stages := describe_stages(plan, answer.get("stages", ())):
+        out.print(stages)
     if answer["provenance"]["chosen"]:
         out.print(f"[dim]{describe_chosen(answer)}[/dim]")
     if scenario.faults:

@@ -127,6 +127,38 @@ def test_work_says_how_far_it_is_after_two_seconds_and_then_every_ten(monkeypatc
     assert [line.partition(" ")[0] for line in capsys.readouterr().err.splitlines()] == ["2/100", "5/100"]
 
 
+def test_the_time_that_is_left_is_told_when_it_is_known(monkeypatch):
+    """A first job of little weight that loads what all need, then equal ones: 100 jobs in 20 + 99 s."""
+    now_s, lines = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    progress = Progress(print)
+    monkeypatch.setattr(progress, "show", lambda line, **_: lines.append(line))
+    for n_done in range(1, 101):
+        now_s[0] = 19.0 + n_done
+        progress.jobs("predicting", n_done, 100, (n_done - 0.9) / 99.1)
+    told = {n_done: line.partition(", about ")[2] for n_done, line in enumerate(lines, start=1)}
+    assert not any(told[n_done] for n_done in (1, 2, 3, 4, 100))
+    assert (told[10], told[41]) == ("1:30 left", "0:59 left")
+
+
+def test_a_power_of_a_gpu_is_set_by_a_flag(monkeypatch, capsys):
+    """No cluster file has such a key: the way is named, and no other key that is spelled like it."""
+    for key in ("node.gpu.power_limit", "node.device.tdp_w"):
+        said = refused(monkeypatch, capsys, *JOB, "--set", f"{key}=500 W")
+        assert f"--set {key}=500 W" in said and "--power-cap 500W" in said and "Did you mean" not in said
+
+
+def test_a_device_is_no_cluster_and_says_how_one_names_it(monkeypatch, capsys):
+    """A shipped cluster of it, where there is one (``dgx-h200.yaml`` has ``device: h200-sxm``), or another one's nodes."""
+    said = refused(monkeypatch, capsys, "--topology", "h20", *JOB[2:])
+    assert (
+        "h20: is a device, not a cluster" in said
+        and "--set node.device=h20" in said
+        and "shipped clusters:" not in said
+    )
+    assert "dgx-h200" in refused(monkeypatch, capsys, "--topology", "h200-sxm", *JOB[2:])
+
+
 def test_a_file_of_free_nodes_is_named_with_its_line(monkeypatch, capsys, tmp_path):
     path = tmp_path / "free"
     path.write_text("n[000-003]\nn[9999999999-0]\n")

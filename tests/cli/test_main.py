@@ -149,10 +149,82 @@ def test_a_search_takes_of_a_published_recipe_what_it_does_not_choose(simulate, 
     )
     code, out, err = simulate("search", *job, "--axis", "micro_batch=1", "--axis", "recompute=none", "--json")
     assert code == 0
-    assert "published recipe for this model, cluster and framework: global_batch=8, precision=fp16\n" in err
+    assert (
+        "published recipe for gpt2 on 2 GPUs of bigred200 with megatron-core: global_batch=8, precision=fp16\n" in err
+    )
     plans = [row["plan"] for row in json.loads(out)["plans"]]
     assert {(plan["global_batch"], plan["precision"], plan["pipeline_layout"]) for plan in plans} == {(8, "fp16", None)}
     assert {plan["tp"] for plan in plans} == {1, 2}
+
+
+#: a recipe for four GPUs of one of two clusters
+RECIPE = {("megatron-core", "gpt2", "bigred200", 4): {"tp": 2, "global_batch": 8}}
+OF_RECIPE = ("--model", "gpt2", "--framework", "megatron-core", "--micro-batch", 1, "--sequence-length", 256)
+
+
+@pytest.mark.parametrize(
+    ("words", "tps"),
+    [
+        (("-t", "bigred200", "--gpus", "2,4"), {2: 1, 4: 2}),
+        (("-t", "bigred200,dgx-a100-80g", "--gpus", 4), {"bigred200": 2, "dgx-a100-80g": 1}),
+        (("sweep", "-t", "bigred200", "--axis", "gpus=2,4", "--plot", "none"), {2: 1, 4: 2}),
+        (("sweep", "-t", "bigred200", "--gpus", 4, "--axis", "tp=1,4", "--plot", "none"), {1: 1, 4: 4}),
+    ],
+)
+def test_each_of_several_takes_the_recipe_that_names_it_as_alone(simulate, monkeypatch, tmp_path, words, tps):
+    """And what an axis says wins; the note is said once, and names who has no recipe."""
+    monkeypatch.chdir(tmp_path)
+    for key, recipe in RECIPE.items():
+        monkeypatch.setitem(PUBLISHED, key, recipe)
+    code, out, err = simulate(*words, *OF_RECIPE, "--json")
+    assert code == 0
+    found = json.loads(out)
+    rows = found.get("rows") or [
+        {"gpus": row["gpus"], **row["provenance"]["scenario"]["plan"]} for row in found["scaling"]
+    ]
+    axis = next(iter(found.get("axes", {"gpus": ()})))
+    assert {row[axis]: row["tp"] for row in rows} == tps
+    assert {row["global_batch"] for row in rows if row["tp"] == 2 or axis == "tp"} == {8}
+    assert err.count("published recipe for gpt2 on 4 GPUs of bigred200 with megatron-core: ") == 1
+    assert ("no published recipe for " in err) is (axis != "tp")
+
+
+def test_a_note_says_what_a_recipe_is_for_and_what_it_leaves_out(simulate):
+    """Megatron Bridge fuses experts and captures whole iterations in MXFP8 alone."""
+    job = ("-t", "gb300-nvl72", "-m", "qwen3-30b-a3b", "--framework", "megatron-bridge", "--gpus", 8, "--json")
+    for words, is_said in (((), False), (("--precision", "nvfp4"), True)):
+        _, _, err = simulate(*job, *words)
+        (note,) = [line for line in err.splitlines() if "published recipe" in line]
+        assert ("it is for precision=mxfp8, so that with nvfp4 it leaves out " in note) is is_said
+        assert all((name in note) is is_said for name in ("moe_fused_experts=True", "cuda_graphs=full_iteration"))
+
+
+def test_sides_of_a_comparison_take_their_recipes(simulate, monkeypatch):
+    monkeypatch.setitem(PUBLISHED, *next(iter(RECIPE.items())))
+    job = ("-t", "bigred200", *OF_RECIPE, "--json")
+    code, out, err = simulate("compare", "gpus=2", "gpus=4", *job)
+    assert code == 0
+    changed = {row["setting"]: (row["a"], row["b"]) for row in json.loads(out)["inputs"]}
+    assert changed["tp"] == ("1", "2") and changed["global_batch"] == ("2", "8")
+    assert err.count("settings of the published recipe for gpt2 on 4 GPUs") == 1
+
+
+def test_a_search_over_sizes_takes_the_recipe_of_each(simulate, monkeypatch):
+    monkeypatch.setitem(PUBLISHED, ("megatron-core", "gpt2", "bigred200", 4), {"tp": 2, "precision": "fp16"})
+    job = ("search", "-t", "bigred200", "--gpus", "2,4", "--global-batch", 8, *OF_RECIPE)
+    code, out, err = simulate(*job, "--axis", "recompute=none", "--axis", "sharding=none", "--json")
+    assert code == 0
+    found = {one["gpus"]: one["best"]["plan"]["precision"] for one in json.loads(out)["searches"]}
+    assert found == {2: "bf16", 4: "fp16"}
+    assert "published recipe for gpt2 on 4 GPUs of bigred200 with megatron-core: precision=fp16\n" in err
+
+
+def test_a_command_with_one_plan_for_several_sizes_says_that_it_leaves_a_recipe_out(simulate, monkeypatch):
+    monkeypatch.setitem(PUBLISHED, ("megatron-core", "gpt2", "bigred200", 8), {"precision": "fp16"})
+    for gpus, said in (("8", "settings of the published recipe"), ("8,16", "is left out")):
+        code, _, err = simulate("requirements", "-t", "bigred200", "--gpus", gpus, *OF_RECIPE, "--json")
+        assert code == 0
+        assert said in err and "precision=fp16" in err
 
 
 def test_set_changes_the_topology(simulate):
@@ -424,7 +496,7 @@ ON_TWO_LEAVES = [
 
 
 def test_a_published_recipe_fills_what_is_left_open_but_no_plan_of_a_file(simulate, tmp_path):
-    """Megatron-Bridge runs Qwen3-30B-A3B on 8 GB200 with micro-batches of 4; a file and several sizes say the whole plan."""
+    """Megatron-Bridge runs Qwen3-30B-A3B on 8 GB200 with micro-batches of 4; a file says the whole plan."""
     job = ("-t", "gb200-nvl72", "-m", "qwen3-30b-a3b", "--framework", "megatron-bridge", "--json")
     (tmp_path / "plan.yaml").write_text("ep: 8\nmicro_batch: 2\n", encoding="utf-8")
     said = {}
@@ -432,7 +504,7 @@ def test_a_published_recipe_fills_what_is_left_open_but_no_plan_of_a_file(simula
         gpus = () if "--gpus" in more else ("--gpus", 8)
         _, _, err = simulate(*job, *gpus, *more)
         said[name] = "published recipe" in err and "micro_batch=4" in err
-    assert said == {"open": True, "file": False, "sizes": False}
+    assert said == {"open": True, "file": False, "sizes": True}
 
 
 @pytest.mark.parametrize("cap", ["300", "300 s", "6kW/room"])

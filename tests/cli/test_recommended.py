@@ -10,6 +10,8 @@ SMALL = "--topology dgx-a100-80g --model gpt2 --gpus 8 --framework hf-eager --se
 SHARED = "--topology dgx-a100-80g --model gpt2 --gpus 8 --micro-batch 1 --framework megatron-core --sequence-length 256"
 RECIPE = "--topology dgx-h100 --model gpt2 --gpus 8 --micro-batch 1 --framework megatron-bridge --sequence-length 256"
 
+TINY = "--topology dgx-h100 --model gpt2 --gpus 8 --micro-batch 1 --global-batch 8 --sequence-length 256"
+
 
 def answer(simulate, command):
     _, out, err = simulate(*command.split(), "--json")
@@ -40,6 +42,28 @@ def test_changes_carry_what_was_left_open(simulate, command, wanted):
         assert answer(simulate, f"{command} {row['change']}")["iteration_time_s"] == row["iteration_time_s"], row[
             "change"
         ]
+
+
+@pytest.mark.parametrize(
+    ("framework", "more", "degrees"),
+    [
+        (
+            "torchtitan",
+            "",
+            "--tp 2 --dp 4",
+        ),  # parallelize.py of its models: always with sequence parallelism of the norms
+        ("megatron-bridge", "", "--tp 2 --dp 4"),  # with user buffers, too
+        ("megatron-bridge", "--tp 2", "--tp 1 --dp 8"),
+        ("megatron-core", "", "--tp 2 --dp 4"),  # its user chooses
+    ],
+)
+def test_a_plan_with_other_tensor_parallelism_is_the_one_that_its_flags_give(simulate, framework, more, degrees):
+    """Nothing beside the degrees has to be said, and nothing of what was derived for the old ones is."""
+    command = f"{TINY} --framework {framework} {more}"
+    changes = answer(simulate, f"{command} --explain")["explanation"]["changes"]
+    (row,) = [row for row in changes if row["change"].startswith(degrees)]
+    assert row["change"] == degrees
+    assert row["iteration_time_s"] == answer(simulate, f"{command} {degrees}")["iteration_time_s"]
 
 
 def test_forced_collectives_run_though_some_ways_out_cannot_use_them(simulate):

@@ -33,6 +33,68 @@ def test_a_terminal_breaks_complaints_between_words_and_a_log_keeps_them_whole(m
     ]
 
 
+def test_a_graph_that_megatron_cannot_capture_is_a_warning_of_its_own(simulate):
+    """On standard error and in the answer, not among what is not modelled."""
+    job = (
+        "-t",
+        "dgx-b200",
+        "-m",
+        "qwen3-30b-a3b-4layers",
+        "--gpus",
+        8,
+        "--ep",
+        8,
+        "--micro-batch",
+        1,
+        "--sequence-length",
+        512,
+    )
+    set_ = ("--framework", "megatron-core", "--set", "cuda_graphs=full_iteration", "--precision", "mxfp8")
+    _, out, err = simulate(*job, *set_, "--set", "moe_fused_experts=true", "--json")
+    said = json.loads(out)["provenance"]["warnings"]
+    assert len(said) == 1 and f"warning: {said[0]}\n" in err
+    assert "Megatron-Core cannot capture" in err and "give --set moe_dispatcher=hybridep, or" in err
+    _, out, err = simulate(*job, *set_, "--set", "moe_fused_experts=true", "--set", "moe_dispatcher=hybridep", "--json")
+    assert json.loads(out)["provenance"]["warnings"] == [] and "cannot capture" not in err
+
+
+@pytest.mark.parametrize(
+    ("pp", "more", "is_refused"),
+    [
+        (5, (), True),
+        (4, ("--virtual-pp", 2), True),
+        (4, (), False),
+        (5, ("--set", "first_stage_layers=2", "--set", "last_stage_layers=1"), False),
+        (5, ("--set", "first_stage_layers=2", "--set", "last_stage_layers=2"), True),
+    ],
+)
+def test_layers_that_do_not_divide_are_refused_by_megatron_core_unless_a_layout_is_said(simulate, pp, more, is_refused):
+    """GPT-2 has 12; they must divide over ``pipeline_model_parallel_size``. The layout that is named takes the very same time."""
+    job = ("-t", "dgx-h100", "-m", "gpt2", "--gpus", pp, "--pp", pp, "--framework", "megatron-core", "--micro-batch", 1)
+    job = (*job, "--global-batch", 16, "--sequence-length", 256, "--json")
+    _, out, err = simulate(*job, *more)
+    answer = json.loads(out)
+    said = [text for text in answer["provenance"]["warnings"] if "Megatron-Core itself refuses 12 layers" in text]
+    assert len(said) == is_refused == ("warning: Megatron-Core itself refuses" in err)
+    assert sum(map(sum, answer["stages"])) == 12
+    if is_refused:
+        chunks = more if "--virtual-pp" in more else ()
+        layout = said[0].rpartition("pipeline_layout='")[2].rstrip("'")
+        _, out, err = simulate(*job, *chunks, "--set", f"pipeline_layout={layout}")
+        again = json.loads(out)
+        assert (again["iteration_time_s"], again["stages"]) == (answer["iteration_time_s"], answer["stages"])
+        assert not again["provenance"]["warnings"] and "refuses" not in err
+
+
+@pytest.mark.parametrize(("rank", "is_warned"), [(16, False), (768, False), (769, True)])
+def test_adapters_above_the_hidden_size_are_warned_of(simulate, rank, is_warned):
+    """GPT-2 is 768 wide: of a higher rank, an adapter is larger than what it adapts."""
+    job = ("-t", "dgx-h100", "-m", "gpt2", "--gpus", 1, "--micro-batch", 1, "--sequence-length", 128, "--json")
+    _, out, err = simulate(*job, "--lora-rank", rank)
+    assert (f"lora_rank={rank} is above the model's hidden size of 768" in err) is is_warned
+    assert len(json.loads(out)["provenance"]["warnings"]) == is_warned
+
+
 # -- what other commands are given and do not use -------------------------------------------------------------------
 
 DENSE = ("-t", "bigred200", "-m", "gpt2", "--micro-batch", 2)

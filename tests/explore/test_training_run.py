@@ -47,6 +47,16 @@ def run_of(request, gpus=16, overrides=None, **settings):
     return whole_run(request, ANSWER, plan, topology, synchronous(checkpoint_of(plan, topology, 1_000_000_000)))
 
 
+@pytest.mark.parametrize("text", ["3USD", "3 USD", "USD3", "USD 3.0", "3e0USD"])
+def test_a_price_needs_no_blank_before_its_currency(text):
+    assert (parse_price(text).gpu_hour, parse_price(text).currency) == (3.0, "USD")
+    assert (parse_price("$2.5").gpu_hour, parse_price("2.5€").currency, parse_price("1e2").gpu_hour) == (
+        2.5,
+        "€",
+        100.0,
+    )
+
+
 def test_days_gpu_hours_and_cost_without_failures():
     request = RunRequest(
         tokens=32 * 1024 * 86_400.0, mtbf=parse_mtbf("none"), write_s=0.0, price=parse_price("2.5 USD")

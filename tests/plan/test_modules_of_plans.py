@@ -5,7 +5,7 @@ import pytest
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan import ParallelPlan
 from simulator.plan.names import parse_setting
-from simulator.plan.published import PUBLISHED, published_settings
+from simulator.plan.published import PUBLISHED, published_recipe, published_settings
 from simulator.simulation import Scenario, simulate
 
 
@@ -150,6 +150,24 @@ def test_what_is_said_wins_over_a_published_recipe():
     older = {**job, "topology": "gb200-nvl72"}  # Megatron-LM's --recompute-modules belong to selective recomputation
     left_out = set(published_settings(older)) - set(published_settings({**older, "recompute": "full"}))
     assert left_out == {"recompute", "recompute_modules"}
+
+
+#: Megatron Bridge's functions ``*_fp8mx_config`` alone fuse experts, capture whole iterations and put attention in eight bits
+OF_MXFP8 = {"moe_fused_experts": True, "cuda_graphs": "full_iteration", "fp8_modules": "attention+output"}
+
+
+@pytest.mark.parametrize(("said", "wanted"), [
+    ({}, {}),
+    ({"precision": "mxfp8", "seed": 3, "global_batch": 512}, {}),
+    ({"precision": "nvfp4"}, {"precision": ("mxfp8", OF_MXFP8)}),
+    ({"precision": "nvfp4", "cuda_graphs": "none"},
+     {"precision": ("mxfp8", {name: value for name, value in OF_MXFP8.items() if name != "cuda_graphs"})}),
+    ({"dp": 256}, {"dp": (None, {"pp": 2, "virtual_pp": 8, "pipeline_layout": "Et*4|(t*4|)*14tL"})}),
+    ({"pp": 4, "virtual_pp": 4}, {}),  # another pipeline of the same 16 stages
+])  # fmt: skip
+def test_a_recipe_knows_what_it_leaves_out_and_why(said, wanted):
+    job = {"framework": "megatron-bridge", "model": "deepseek-v3", "topology": "gb300-nvl72", "gpus": 256, **said}
+    assert {one.name: (one.own, one.settings) for one in published_recipe(job).left_out} == wanted
 
 
 @pytest.mark.parametrize(("said", "has_stages"), [
