@@ -93,7 +93,7 @@ def _left_out(job: Mapping[str, Any], settings: Mapping[str, Any], recipe: Mappi
 
     def whole(said: Mapping[str, Any]) -> dict[str, Any]:
         plan = {**_taken(said, recipe), **said}
-        return FRAMEWORKS[job["framework"]].defaults(plan, is_mixture=recipe["ep"] > 1) | plan
+        return FRAMEWORKS[job["framework"]].defaults(plan, is_mixture=recipe.get("ep", 1) > 1) | plan
 
     own, now = whole(job), whole({**settings, **job})
     for name, value in settings.items():
