@@ -15,7 +15,7 @@ from simulator.calibration.kernel_rows import ALL_TOKENS, EXPERTS, KernelRow, qu
 from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
 from simulator.calibration.tables import plain_yaml, rounded
 from simulator.errors import CalibrationError
-from simulator.kernels.attention import WIDE_HEADS, AttentionConstants, attention_times_s
+from simulator.kernels.attention import LARGE_HEAD_DIM, AttentionConstants, attention_times_s
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
 from simulator.kernels.pointwise import ALIASES, PointwiseConstants, pointwise_time_s
 from simulator.kernels.roofline import ExpertConstants, KernelConstants
@@ -184,7 +184,7 @@ def _attention_name(row: KernelRow, device: Device) -> str:
     name, shape = implementation_name(row.implementation, device), row.shape
     if row.implementation != "cudnn" or not isinstance(shape, AttentionShape):
         return name
-    name = f"{name}_wide" if shape.head_dim > WIDE_HEADS else name
+    name = f"{name}_wide" if shape.head_dim > LARGE_HEAD_DIM else name
     return f"{name}_{shape.dtype}" if shape.dtype in SCALED_ELEMENTS else name
 
 

@@ -529,7 +529,7 @@ def _precision(found: Found) -> dict[str, Any]:
     precision = next((name for name in ("bf16", "fp16") if found[name]), "fp32")
     if precision == "fp32":
         found.reader.assume("precision", "fp32", "neither --bf16 nor --fp16 is given")
-    wide = precision != "fp16" or found["accumulate-allreduce-grads-in-fp32"]
+    is_fp32 = precision != "fp16" or found["accumulate-allreduce-grads-in-fp32"]
     is_fp8 = found["fp8-format"] is not None
     if is_fp8 and found["fp8-recipe"] != "delayed":
         why = "delayed scaling is taken: give --precision fp8_current, fp8_block or mxfp8"
@@ -537,7 +537,7 @@ def _precision(found: Found) -> dict[str, Any]:
     ends = (("bf16_first_layers", "start"), ("bf16_last_layers", "end")) if found["first-last-layers-bf16"] else ()
     return {name: found[f"num-layers-at-{end}-in-bf16"] for name, end in ends} | {
         "precision": "fp8" if is_fp8 else precision,
-        "gradient_bytes": 4 if wide and not found["grad-reduce-in-bf16"] else 2,
+        "gradient_bytes": 4 if is_fp32 and not found["grad-reduce-in-bf16"] else 2,
     }
 
 

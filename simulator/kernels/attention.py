@@ -40,7 +40,7 @@ FIRST_GENERATION_SPEED: Mapping[str, Mapping[str, tuple[float, float]]] = {
 #: random numbers: as easy as 1, 2, 3", SC'11; 128 lanes an SM)
 DROPOUT_CLOCKS = {"forward": 0.06, "backward": 0.12}
 #: elements of a head beyond which libraries have other kernels, and others again where keys are latent ones, which serve as values, too
-WIDE_HEADS, LATENT_HEADS = 128, 256
+LARGE_HEAD_DIM, LATENT_HEADS = 128, 256
 #: sharpness of the maximum of compute and memory time, and share of the memory bandwidth at which caches are copied: estimates, no
 #: source
 _OVERLAP_NORM, _COPY_SHARE = 4, 0.8
@@ -104,7 +104,7 @@ class AttentionFamily:
 
     def _named(self, name: str, head_dim: int, dtype: str) -> Mapping[str, AttentionConstants] | None:
         """Return the constants that a device keeps under a name, the most special ones first."""
-        classes = (("_latent", LATENT_HEADS), ("_wide", WIDE_HEADS), ("", 0))
+        classes = (("_latent", LATENT_HEADS), ("_wide", LARGE_HEAD_DIM), ("", 0))
         widths = [f"{name}{suffix}" for suffix, above in classes if head_dim > above]
         names = (*(f"{one}_{dtype}" for one in widths), *widths)
         return next((self.implementations[one] for one in names if one in self.implementations), None)

@@ -66,8 +66,8 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
         layers += [_block_layer(first, before, name="encoder_block", causal=False)] * n_blocks
         layers.append(_between_layer(spec, setting))
     decoder = spec.encoder_layers > 0
-    narrow = range(setting.wide_first, spec.layers - setting.wide_last)
-    settings = [setting if position in narrow else setting.wide for position in range(spec.layers)]
+    narrow = range(setting.unquantised_first, spec.layers - setting.unquantised_last)
+    settings = [setting if position in narrow else setting.unquantised for position in range(spec.layers)]
     known: dict[tuple[int, int, str], Layer] = {}
     for own, chosen, kind in zip(spec.specs_of_blocks, settings, spec.blocks, strict=True):
         key = (id(own), id(chosen), kind)  # to hash a hundred fields for each block takes longer than to build a layer
@@ -75,7 +75,7 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
             known[key] = _block_layer(own, chosen, kind, causal=spec.causal, decoder=decoder)
         layers.append(known[key])
     if spec.mtp_layers:
-        chosen = setting.wide if "mtp" in setting.wide_modules else setting
+        chosen = setting.unquantised if "mtp" in setting.unquantised_modules else setting
         layers += [_mtp_layer(spec, chosen)] * spec.mtp_layers
     layers.append(_head_layer(spec, setting))
     return Model(

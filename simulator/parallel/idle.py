@@ -143,7 +143,7 @@ def _depends_on_release(plan: ParallelPlan, *, has_experts: bool, has_expert_bia
     framework, now, newest = plan.framework_spec, plan.release_facts, plan.framework_spec.at(None)
     unused = {
         "optimizer_implementation": plan.optimizer_implementation is not None,
-        "has_wide_adapters": not plan.lora_rank,
+        "adapters_fp32": not plan.lora_rank,
         "rotates_by_document": not plan.document_length,
         "bias_summing": not (has_expert_bias and plan.moe_fused_experts),
     }
@@ -193,7 +193,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (("rope_fusion",), not style.fuses_rotations, f"{plan.framework} has no kernel of Megatron's"),
         (
             ("rope_fusion",),
-            plan.release_facts.has_loose_gates,
+            plan.release_facts.has_unfused_rope_and_swiglu,
             f"Megatron of {plan.release or plan.framework} has no such kernel",
         ),
         (("offload_modules",), plan.recompute == "full", "recompute=full keeps no input of a module"),

@@ -133,13 +133,13 @@ class Framework:
     gathers_logits: bool = False
     #: Month since which adapters are in fp32 beside 16-bit weights, and what enters and leaves them is cast, empty where they are in 16
     #: bits (huggingface/peft, ``autocast_adapter_dtype``, on by default since 0.11, and ``tuners/lora/layer.py``, ``Linear.forward``).
-    wide_adapters_since: str = ""
+    adapters_fp32_since: str = ""
     #: Month since which rotations and gated activations are one kernel each way, empty where they always were, or ``never``; before it they
     #: are PyTorch's operations one by one (NVIDIA/Megatron-LM, commit 8503f754 of November 2023, "add rope and swiglu fusion").
-    gates_fused_since: str = ""
+    rope_and_swiglu_fused_since: str = ""
     #: First container in which a squared ReLU runs operation by operation, and the first in which it no longer does; empty where none
     #: does (NVIDIA/NeMo, ``llm/fn/activation.py``; NeMo 1 compiled it, and Megatron Bridge calls Megatron-Core's, which is fused).
-    loose_squares: tuple[str, str] = ("", "")
+    relu2_unfused_in: tuple[str, str] = ("", "")
     #: What a pipeline shares out equally instead of blocks: ``parameters`` of all layers, embedding and head among them, or
     #: the ``products`` of blocks and head (embeddings count nothing), each stage going on until it has passed its share; or
     #: ``blocks`` with fewer for the last of four and more stages, which has the head.
@@ -155,7 +155,7 @@ class Framework:
     #: Whether weights of layers are kept and gathered in eight bits where one scale serves a tensor (``fp8_param_gather``).
     gathers_narrow: bool = False
     #: Whether the routers of its mixtures of experts compute in fp32 (``moe_router_dtype``).
-    routes_wide: bool = False
+    router_fp32: bool = False
     #: What it can capture in CUDA graphs in training, as ``cuda_graphs`` names it.
     captures: tuple[str, ...] = ()
     #: Precisions in which one kernel can serve all experts of a rank (``moe_fused_experts``).
@@ -206,9 +206,9 @@ class Framework:
             release,
             calls_modules=self.calls_modules,
             optimizer_implementation="fused" if is_fused else self.optimizer_implementation,
-            has_wide_adapters=bool(self.wide_adapters_since) and not is_before(release, self.wide_adapters_since),
-            has_loose_gates=is_before(release, self.gates_fused_since),
-            has_loose_squares=is_within(release, self.loose_squares),
+            adapters_fp32=bool(self.adapters_fp32_since) and not is_before(release, self.adapters_fp32_since),
+            has_unfused_rope_and_swiglu=is_before(release, self.rope_and_swiglu_fused_since),
+            has_unfused_relu2=is_within(release, self.relu2_unfused_in),
         )
 
     def defaults(self, settings: Mapping[str, Any], *, is_mixture: bool) -> dict[str, Any]:
@@ -264,7 +264,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     master_weights=False,
                     optimizer_implementation="foreach",
                     fused_since=_TORCH_2_8,
-                    wide_adapters_since=_PEFT_0_11,
+                    adapters_fp32_since=_PEFT_0_11,
                     sharded_by=f"hf-fsdp{under}",
                 ),
                 Framework(
@@ -277,7 +277,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     fused_since=_TORCH_2_8,
                     gathers_to_recompute=True,
                     flash="flash_attention_2",
-                    wide_adapters_since=_PEFT_0_11,
+                    adapters_fp32_since=_PEFT_0_11,
                 ),
                 Framework(
                     name=f"deepspeed{under}",
@@ -299,7 +299,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 overlap=False,
                 scatters_messages=True,
                 reduces_beside_products=beside,
-                gates_fused_since=_MEGATRON_GATES,
+                rope_and_swiglu_fused_since=_MEGATRON_GATES,
             )
             for name, facts, beside in (("megatron", MEGATRON_LM, True), ("megatron-2021", MEGATRON_2021, False))
         ),
@@ -309,7 +309,7 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=MEGATRON_CORE,
             schedules=pipelines.MEGATRON,
             expert_schedules=pipelines.COMBINED,
-            gates_fused_since=_MEGATRON_GATES,
+            rope_and_swiglu_fused_since=_MEGATRON_GATES,
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
@@ -339,8 +339,8 @@ FRAMEWORKS: dict[str, Framework] = {
             experts_need_split_tokens=True,
             calls_modules=True,
             gathers_narrow=True,  # all mixed-precision recipes of Megatron Bridge with delayed or current scaling
-            loose_squares=_NEMO_2,
-            routes_wide=True,  # providers of DeepSeek, Qwen3, Nemotron-H, OLMoE and others (src/megatron/bridge/models)
+            relu2_unfused_in=_NEMO_2,
+            router_fp32=True,  # providers of DeepSeek, Qwen3, Nemotron-H, OLMoE and others (src/megatron/bridge/models)
             captures=MEGATRON_GRAPHS,
             fused_experts=FUSED_PRECISIONS,
             margin_sms=16,  # CUDNNFE_CLUSTER_OVERLAP_MARGIN=8 clusters of two SMs (perf_plugins.py from 26.06 on)
@@ -364,7 +364,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="megatron",
             data_parallel=DEEPSPEED,
             schedules=pipelines.MEGATRON_DEEPSPEED,
-            gates_fused_since="never",  # both forks left Megatron-LM before (``megatron/model/transformer.py``)
+            rope_and_swiglu_fused_since="never",  # both forks left Megatron-LM before (``megatron/model/transformer.py``)
             gradient_bytes_bf16=4,
             overlap=False,
             scatters_messages=True,

@@ -418,7 +418,7 @@ class ParallelPlan:
         return words_of(self.fp8_modules) if self.precision_spec.quantisation is not None else ()
 
     @property
-    def wide_modules(self) -> tuple[str, ...]:
+    def unquantised_modules(self) -> tuple[str, ...]:
         """Whose products stay in 16 bits: words of :data:`~simulator.plan.module_names.BF16_MODULES`."""
         return words_of(self.bf16_modules)
 

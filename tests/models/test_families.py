@@ -400,10 +400,10 @@ def test_a_rotation_with_a_factor_runs_operation_by_operation_in_megatron():
 
 
 @pytest.mark.parametrize(
-    ("framework", "release", "is_loose"),
+    ("framework", "release", "is_unfused"),
     [("megatron", "23.08", True), ("megatron", "23.11", False), ("megatron", None, False), ("megatron-deepspeed", None, True)],
 )  # fmt: skip
-def test_gates_and_rotations_of_early_megatron_run_operation_by_operation(framework, release, is_loose):
+def test_gates_and_rotations_of_early_megatron_run_operation_by_operation(framework, release, is_unfused):
     """``F.silu(x[0]) * x[1]`` of a chunked product by hand, in passes over the gate of NVIDIA/Megatron-LM before 8503f754: forward silu (2)
     and the product (3); backward two products (3 each), silu's (3) and the concatenation of both gradients (4).
     """
@@ -411,9 +411,9 @@ def test_gates_and_rotations_of_early_megatron_run_operation_by_operation(framew
     block = next(layer for layer in model_for(small("llama2-7b"), plan).layers if "block" in layer.name)
     n = 1024 * small("llama2-7b").ffn_hidden
     found = [moved(items, ("silu", "mul", "cat"), {n, 2 * n}) for items in (block.forward, block.backward)]
-    assert found == ([2 * 5 * n, 2 * 13 * n] if is_loose else [0, 0])
+    assert found == ([2 * 5 * n, 2 * 13 * n] if is_unfused else [0, 0])
     names = [getattr(item, "name", "") for item in block.forward]
-    assert (names.count("rotary"), names.count("swiglu")) == ((0, 0) if is_loose else (2, 1))
+    assert (names.count("rotary"), names.count("swiglu")) == ((0, 0) if is_unfused else (2, 1))
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("yarn", True), ("default", False), (None, True)])
@@ -466,9 +466,9 @@ def test_a_router_in_fp32_widens_its_input_and_narrows_its_gradient_in_backward(
     spec = rename(CATALOG["qwen3-30b-a3b"], "x", layers=1)
     tokens, hidden, experts = 4096, spec.hidden, spec.n_experts
     layers = {}
-    for wide in (False, True):
-        setting = Setting(micro_batch=1, sequence_length=tokens, ep=8, kernels="fused", routes_wide=wide)
-        layers[wide] = build_model(spec, setting).layers[1]
+    for fp32 in (False, True):
+        setting = Setting(micro_batch=1, sequence_length=tokens, ep=8, kernels="fused", router_fp32=fp32)
+        layers[fp32] = build_model(spec, setting).layers[1]
     forward, *_ = [i for i in layers[True].forward if getattr(i, "name", "") == "router"]
     assert forward.dtype == "bf16" and forward.n_bytes == 2 * hidden * (tokens + experts) + 4 * tokens * experts
     backward = [i for i in layers[True].backward if getattr(i, "name", "") == "router"]

@@ -98,7 +98,9 @@ def products_of(name, **changes):
 def test_first_and_last_blocks_may_keep_16_bits():
     """Megatron-Core's ``num_layers_at_start_in_bf16`` 1 and ``num_layers_at_end_in_bf16`` 2 of four blocks."""
     narrow = products_of("llama3-8b", spec={"layers": 4})
-    found = products_of("llama3-8b", spec={"layers": 4}, wide_first=1, wide_last=2, narrow_modules=("attention",))
+    found = products_of(
+        "llama3-8b", spec={"layers": 4}, unquantised_first=1, unquantised_last=2, narrow_modules=("attention",)
+    )
     whole = {"qkv", "attention_output", "mlp_up", "mlp_down"}
     assert [names == whole for names in found[1:5]] == [True, False, True, True]
     assert found[2] == narrow[2] == set() and found[5] == narrow[5]
@@ -107,15 +109,17 @@ def test_first_and_last_blocks_may_keep_16_bits():
 def test_modules_may_keep_16_bits():
     """``te_quant.cfg`` of NVIDIA's recipe of Nemotron 3 Super: ``linear_qkv``, ``linear_proj``, ``fc[12]_latent_proj``, ``mtp.*``."""
     of_pattern = {"pattern": ("M", "E", "*"), "layers": 3}
-    found = products_of("nemotron-3-super", spec=of_pattern, wide_modules=("attention", "latent"))
+    found = products_of("nemotron-3-super", spec=of_pattern, unquantised_modules=("attention", "latent"))
     assert found[1:4] == [set(), {"router", "latent_down", "latent_up"}, {"qkv", "attention_output"}]
     # torchtitan's ``quantize.linear.mx`` and ``quantize.grouped_mm.mx`` are converters of their own
     parts = {"router": (), "grouped_gemm": ("experts",), "mlp_up": ("mlp",), "qkv": ("attention",)}
     for name, modules in parts.items():
-        wide = products_of("llama4-scout", spec={"layers": 1}, wide_modules=modules)[1]
-        assert {one for one in parts if one in wide} == {"router", name}
-    narrow, wide = (products_of("llama3-8b", spec={"layers": 1}, wide_modules=modules)[2] for modules in ((), ("mtp",)))
-    assert "mlp_up" in wide and "mlp_up" not in narrow
+        unquantised = products_of("llama4-scout", spec={"layers": 1}, unquantised_modules=modules)[1]
+        assert {one for one in parts if one in unquantised} == {"router", name}
+    narrow, unquantised = (
+        products_of("llama3-8b", spec={"layers": 1}, unquantised_modules=modules)[2] for modules in ((), ("mtp",))
+    )
+    assert "mlp_up" in unquantised and "mlp_up" not in narrow
 
 
 @pytest.mark.parametrize(("modules", "of_attention"), [((), 1), (("attention",), 2)])
@@ -127,7 +131,7 @@ def test_what_stays_in_16_bits_is_gathered_in_16_bits(modules, of_attention):
         "sequence_parallel": True,
         "kernels": "fused",
         "precision": "fp8_current",
-        "wide_modules": modules,
+        "unquantised_modules": modules,
     }
     block = build_model(spec, Setting(micro_batch=1, sequence_length=1024, **split)).layers[1]
     for items, operator in ((block.forward, "f"), (block.backward, "g")):
