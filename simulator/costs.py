@@ -16,7 +16,7 @@ from simulator.engine import Interference
 from simulator.faults import slowest_of
 from simulator.identity import ByIdentity
 from simulator.kernels import KERNEL_MODELS
-from simulator.kernels.dispatcher import Dispatcher
+from simulator.kernels.dispatcher import DispatcherKernels
 from simulator.kernels.host import (
     COPY_LATENCY_S,
     SYNCHRONIZE_S,
@@ -32,7 +32,7 @@ from simulator.parallel.mesh import CROSSING, Groups, Mesh
 from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, Op, Routed, Transfer
 from simulator.program.program import Block
 from simulator.scenario import Scenario
-from simulator.timeline import Inside, Span, Timeline
+from simulator.timeline import SheetSpans, Span, Timeline
 from simulator.topology.graph import Topology
 from simulator.topology.link import LINK_KINDS
 from simulator.units import to_ps
@@ -150,7 +150,7 @@ class ModelCosts:
 
     def _dispatched(self, op: Collective, routed: Routed, flow: Flow) -> Flow:
         """Bound an exchange by the kernels of its dispatcher: HybridEP's keep the links busy with the SMs that they take."""
-        plan, dispatcher = self.scenario.plan, Dispatcher.of(self.topology.device(op.groups[0][0]))
+        plan, dispatcher = self.scenario.plan, DispatcherKernels.of(self.topology.device(op.groups[0][0]))
         rate = inf
         kernel = "dispatch" if (op.name == "dispatch") == (op.phase != "backward") else "combine"
         if plan.dispatcher.copies_with_sms and op.axis == "ep:local":
@@ -317,7 +317,7 @@ def _communications(
     span: Span, known: ByIdentity[Sequence[Span], list[Collective | Transfer]]
 ) -> list[Collective | Transfer]:
     def inside(spans: Sequence[Span]) -> list[Collective | Transfer]:
-        if isinstance(spans, Inside):
+        if isinstance(spans, SheetSpans):
             return [task.op for task in spans.sheet.meetings if isinstance(task.op, COMMUNICATIONS)]
         return [op for child in spans for op in _communications(child, known)]
 

@@ -21,7 +21,7 @@ from simulator.identity import ByIdentity
 from simulator.network.base import NetworkModel, SeparableNetwork
 from simulator.program.op import COMPUTE_OPS, Collective, Kernel, KernelRun, Op
 from simulator.program.program import COMPUTE, Block, Task
-from simulator.timeline import Inside, Sheet, Span
+from simulator.timeline import Sheet, SheetSpans, Span
 
 IntArray = NDArray[np.int64]
 
@@ -293,7 +293,7 @@ class Pass:
         for lane, (part, last_ps, needed_ps) in enumerate(zip(self._parts, computed_ps, self._needed_ps, strict=True)):
             ended_ps = max(last_ps, self._met_ps[-1], part.offset_ps)
             host_ps = self._durations.host_ps(self._line.block, part.rank, part.kind)
-            spans = Inside(sheet, lane, part.rank, part.offset_ps)
+            spans = SheetSpans(sheet, lane, part.rank, part.offset_ps)
             found.append(
                 BlockResult(
                     ended_ps - part.offset_ps, needed_ps + part.lead_ps, self._detailed(spans, lane), host_ps - part.lead_ps,

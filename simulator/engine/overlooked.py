@@ -21,7 +21,7 @@ from simulator.identity import ByIdentity, distinct
 from simulator.network.base import NetworkModel, SeparableNetwork, rate_alone
 from simulator.program.op import COMMUNICATIONS, Collective, Op, Transfer
 from simulator.program.program import Block
-from simulator.timeline import Inside, IntArray, Span, Timeline
+from simulator.timeline import IntArray, SheetSpans, Span, Timeline
 
 FloatArray = NDArray[np.float64]
 _Groups = tuple[tuple[int, ...], ...]
@@ -271,7 +271,7 @@ def _groups(block: Block) -> _Groups:
 
 def _sent_inside(inner: object) -> list[tuple[Collective | Transfer, FloatArray]]:
     """Return each communication of a pass with its times."""
-    assert isinstance(inner, tuple | Inside)
+    assert isinstance(inner, tuple | SheetSpans)
     ops: dict[int, Collective | Transfer] = {}
     found: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for span in inner:

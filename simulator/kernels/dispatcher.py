@@ -50,14 +50,14 @@ _DEFAULTS: Mapping[str, Mapping[str, float]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatcher:
+class DispatcherKernels:
     """Both directions on one device."""
 
     dispatch: DispatchConstants = field(default_factory=DispatchConstants)
     combine: DispatchConstants
 
     @classmethod
-    def of(cls, device: Device) -> Dispatcher:
+    def of(cls, device: Device) -> DispatcherKernels:
         """Read the constants from ``kernels.dispatcher`` of a device file."""
         section = section_of(device, "dispatcher")
         unknown = set(section) - {*_DEFAULTS, *NOTES}

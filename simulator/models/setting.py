@@ -18,7 +18,7 @@ AttentionOperators = Attention | Literal["fused_softmax"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class RankSetting:
     """Everything beside the model that decides which kernels one rank launches for one micro-batch."""
 
     micro_batch: int  #: Sequences.
@@ -99,7 +99,7 @@ class Setting:
     gradient_bytes: int = 4  #: Of one element of the gradients that micro-batches add up.
 
     @property
-    def unquantised(self) -> Setting:
+    def unquantised(self) -> RankSetting:
         """The same where nothing is quantised."""
         return replace(self, precision=self.dtype, narrow_modules=()) if self.recipe.quantisation else self
 

@@ -8,7 +8,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.layer import DTYPE_BYTES, Model
 from simulator.models.recorded import RecordedModule
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.models.spec import ModelSpec
 from simulator.parallel.expert import expert_load, sorts_arrivals
 from simulator.plan import ParallelPlan
@@ -44,7 +44,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
             hint="use --pp 1",
         )
     framework, released = plan.framework_spec, plan.release_facts
-    setting = Setting(
+    setting = RankSetting(
         micro_batch=plan.micro_batch, sequence_length=sequence_length, document_length=plan.attended_length,
         tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,

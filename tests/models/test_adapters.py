@@ -6,7 +6,7 @@ from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.flops import forward_flops_per_token, model_flops_per_sequence
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.parallel.rank_model import model_for
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
@@ -24,7 +24,7 @@ def model(targets=(), **settings):
     rank = RANK if targets else 0
     return build_model(
         LLAMA,
-        Setting(
+        RankSetting(
             micro_batch=1, sequence_length=TOKENS, kernels="fused", lora_rank=rank, lora_targets=targets, **settings
         ),
     )

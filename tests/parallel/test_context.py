@@ -10,7 +10,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import AttentionShape, CommunicationPoint, PointwiseShape
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.stage import StageLayers, finish, items_of
@@ -28,7 +28,7 @@ def plan_of(cp, kind, **changes):
 
 
 def layer_of(plan):
-    model = build_model(SPEC, Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, tp=plan.tp, cp=plan.cp, kernels="fused",
+    model = build_model(SPEC, RankSetting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, tp=plan.tp, cp=plan.cp, kernels="fused",
                         recompute=plan.recompute, attention=plan.attention))  # fmt: skip
     return model.layers[1]
 
@@ -178,7 +178,7 @@ def test_a_window_limits_what_ranks_that_share_a_sequence_compute(window, kind, 
     """Against masks of 64 tokens in which each is 128 of the real ones, half of which its own mask hides; the mean of the ranks."""
     spec = replace(SPEC, sliding_window=window * SEQUENCE // 64, pattern=("w-",) * SPEC.layers)
     plan = plan_of(cp, kind)
-    setting = Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused")
+    setting = RankSetting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused")
     layer = build_model(spec, setting).layers[1]
     found = sum(
         item.n_flops
@@ -196,7 +196,7 @@ def test_chunks_that_end_within_a_sequence_are_no_whole_sequence(kind):
     """Llama 4's chunks (``attention_chunk_size``): pairs of one chunk alone, half of which the mask hides; shared by the ranks."""
     chunk, cp = SEQUENCE // 8, 4
     spec = replace(SPEC, attention_chunk=chunk, pattern=("c-",) * SPEC.layers)
-    setting = Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused")
+    setting = RankSetting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused")
     parts = [part for _, part in items_of(build_model(spec, setting).layers[1], "F")]
     shapes = [
         one for part in parts for one in exchange_context(part, plan_of(cp, kind)) if isinstance(one, AttentionShape)
@@ -213,7 +213,7 @@ def test_ranks_that_share_a_sequence_have_a_part_of_each_of_its_documents(kind, 
     """Pairs of eight documents, half of which the mask hides; keys and values travel as those of one document would."""
     n_documents = 8
     plain, packed = (
-        Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused", document_length=length)
+        RankSetting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused", document_length=length)
         for length in (0, SEQUENCE // n_documents)
     )
     flops, sent_bytes = [], []

@@ -14,7 +14,7 @@ from simulator.kernels.host import PIECE_S
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec, rename
 from simulator.models.layer import CommunicationPoint, GemmShape, Launch
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.expert import FP8_SHARE, exchange_experts, expected_distinct, expert_load
 from simulator.parallel.idle import idle_settings
@@ -39,7 +39,8 @@ def plan_of(ep=8, **changes):
 
 def items(plan, kind="F", spec=SPEC, gpus_per_node=8):
     model = build_model(
-        spec, Setting(micro_batch=2, sequence_length=1024, ep=plan.ep, kernels="fused", expert_load=expert_load(plan))
+        spec,
+        RankSetting(micro_batch=2, sequence_length=1024, ep=plan.ep, kernels="fused", expert_load=expert_load(plan)),
     )
     layer = next(layer for layer in model.layers if layer.name == "moe_block")
     communicators = Communicators(Mesh(plan, gpus_per_node), 0, folded=True)
@@ -132,7 +133,7 @@ def expert_products(spec, **settings):
     """Grouped products of one block of one rank, forward and backward."""
     layer = next(
         one
-        for one in build_model(spec, Setting(micro_batch=1, sequence_length=4096, **settings)).layers
+        for one in build_model(spec, RankSetting(micro_batch=1, sequence_length=4096, **settings)).layers
         if one.is_block
     )
     return [k for k in (*layer.forward, *layer.backward) if isinstance(k, GemmShape) and k.name == "grouped_gemm"]
@@ -201,7 +202,7 @@ def moved(spec, plan, **settings):
     """Collectives of experts and tensors in forward, by axis, in elements of 16 bits."""
     layer = next(
         one
-        for one in build_model(spec, Setting(micro_batch=1, sequence_length=4096, **settings)).layers
+        for one in build_model(spec, RankSetting(micro_batch=1, sequence_length=4096, **settings)).layers
         if one.is_block
     )
     template = template_of(layer, "F", plan, Communicators(Mesh(plan), 0, folded=True))
@@ -278,7 +279,7 @@ def test_qwen3_235b_runs_as_nvidia_runs_it():
 
 def waits_of(kind="F", **changes):
     plan = plan_of(**changes)
-    model = build_model(SPEC, Setting(micro_batch=2, sequence_length=1024, ep=plan.ep, kernels="fused"))
+    model = build_model(SPEC, RankSetting(micro_batch=2, sequence_length=1024, ep=plan.ep, kernels="fused"))
     layer = next(layer for layer in model.layers if layer.name == "moe_block")
     template = template_of(layer, kind, plan, Communicators(Mesh(plan, 8), 0, folded=True))
     return sum(isinstance(entry.op, HostWork) for entry in template.entries)

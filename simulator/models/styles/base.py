@@ -20,7 +20,7 @@ from simulator.models.layer import (
 )
 from simulator.models.liveness import Tensor
 from simulator.models.ops import add, batched_product, cast, copy, flash_attention, kernel, map_kernel, product, scale
-from simulator.models.setting import Setting, check_blocks
+from simulator.models.setting import RankSetting, check_blocks
 from simulator.models.spec import ModelSpec
 from simulator.models.tape import Tape
 from simulator.plan.precision import Quantisation
@@ -86,7 +86,7 @@ class Style(ABC):
         """Traffic per element of a weight gradient: read and written where it is added to a sum, else its own width (0)."""
         return 2.0 * self.setting.gradient_bytes if self.accumulates_in_product else 0.0
 
-    def __init__(self, spec: ModelSpec, setting: Setting, tape: Tape) -> None:
+    def __init__(self, spec: ModelSpec, setting: RankSetting, tape: Tape) -> None:
         self.spec = spec
         self.setting = setting
         self.tape = tape
