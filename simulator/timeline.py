@@ -8,15 +8,11 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import NamedTuple, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
+from simulator.arrays import IntArray
 from simulator.config import notebook_table
 from simulator.program.op import Op
 from simulator.program.program import Block, Task
 from simulator.units import to_s
-
-IntArray = NDArray[np.int64]
 
 
 class Span(NamedTuple):

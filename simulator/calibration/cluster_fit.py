@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from simulator.arrays import FloatArray
 from simulator.calibration.collectives import (
     Block,
     Measured,
@@ -25,7 +26,7 @@ from simulator.calibration.collectives import (
     read_table,
     with_values,
 )
-from simulator.calibration.robust import FloatArray, Residuals, standard_deviations
+from simulator.calibration.robust import Residuals, standard_deviations
 from simulator.calibration.tables import LINE, plain_yaml
 from simulator.collectives import COLLECTIVES
 from simulator.collectives.constants import layered, merge, shipped

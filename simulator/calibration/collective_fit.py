@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.arrays import FloatArray
 from simulator.calibration.collectives import (
     LARGE_BYTES,
     Block,
@@ -16,7 +17,7 @@ from simulator.calibration.collectives import (
     with_uncertainty,
     write_table,
 )
-from simulator.calibration.robust import FloatArray, Residuals
+from simulator.calibration.robust import Residuals
 from simulator.collectives.constants import version_key
 from simulator.collectives.nccl import RING_PASSES, is_legacy
 from simulator.collectives.ring import Ring

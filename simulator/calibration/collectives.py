@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from simulator.arrays import FloatArray
 from simulator.calibration.cells import Cells
-from simulator.calibration.robust import AT_BOUND, FloatArray, Residuals, minimise, standard_deviations
+from simulator.calibration.robust import AT_BOUND, Residuals, minimise, standard_deviations
 from simulator.calibration.row_conditions import BenchmarkConditions, benchmark_conditions
 from simulator.calibration.tables import LINE, read_rows, rounded
 from simulator.collectives import COLLECTIVES

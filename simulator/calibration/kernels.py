@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from simulator.arrays import FloatArray
 from simulator.calibration.doubtful_rows import contradictions, far_off, hopeless, possible, shortened
 from simulator.calibration.kernel_rows import ALL_TOKENS, EXPERTS, TimedKernel, quantise_name, read_kernel_rows
 from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
 from simulator.calibration.tables import plain_yaml, rounded
 from simulator.errors import CalibrationError
-from simulator.kernels.attention import LARGE_HEAD_DIM, AttentionConstants, attention_times_s
+from simulator.kernels.attention import AttentionConstants, attention_times_s, constants_names
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
 from simulator.kernels.pointwise import ALIASES, PointwiseConstants, pointwise_time_s
 from simulator.kernels.roofline import ExpertConstants, KernelConstants
 from simulator.kernels.scan import ScanConstants, scan_time_s
 from simulator.models.layer import SCALED_ELEMENTS, AttentionShape, GemmShape, PointwiseShape, ScanShape
 from simulator.topology.device import NOTES, Device, load_device
-
-FloatArray = npt.NDArray[np.float64]
 
 _GEMM_FREE = (
     Free(name="launch_s", low=0.3e-6, high=8e-6, prior=0.5),
@@ -180,12 +178,11 @@ def implementation_name(library_kernel: str, device: Device) -> str:
 
 
 def _attention_name(row: TimedKernel, device: Device) -> str:
-    """Return the implementation of an attention kernel; cuDNN's for wide heads and for eight bits are kept apart."""
+    """Return the implementation of an attention kernel; cuDNN's for large heads and for eight bits are kept apart."""
     name, shape = implementation_name(row.implementation, device), row.shape
     if row.implementation != "cudnn" or not isinstance(shape, AttentionShape):
         return name
-    name = f"{name}_wide" if shape.head_dim > LARGE_HEAD_DIM else name
-    return f"{name}_{shape.dtype}" if shape.dtype in SCALED_ELEMENTS else name
+    return constants_names(name, shape.head_dim, shape.dtype)[0]
 
 
 def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path = "") -> KernelFit:

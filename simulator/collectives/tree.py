@@ -14,9 +14,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from simulator.arrays import FloatArray, IntArray
 from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
 from simulator.collectives.groups import Groups, Phase
-from simulator.collectives.loads import FloatArray, IntArray, Scales, Traffic
+from simulator.collectives.loads import Scales, Traffic
 from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels, pipeline, rotated
 from simulator.collectives.nccl import LL, PROTOCOLS, Question, is_legacy, log_nodes, nvlink_speed
 from simulator.collectives.ring import LL_SLOT_BYTES, LL_WIRE_SHARE

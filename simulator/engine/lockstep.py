@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import IntArray
 from simulator.engine.costs import Costs
 from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations, JointResult, Part
 from simulator.identity import ByIdentity
@@ -22,8 +22,6 @@ from simulator.network.base import NetworkModel, SeparableNetwork
 from simulator.program.op import COMPUTE_OPS, Collective, Kernel, KernelRun, Op
 from simulator.program.program import COMPUTE, Block, Task
 from simulator.timeline import Sheet, SheetSpans, Span
-
-IntArray = NDArray[np.int64]
 
 
 def is_in_step(blocks: Sequence[Block]) -> bool:

@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray, IntArray
 from simulator.engine.costs import Costs
 from simulator.identity import ByIdentity, distinct
 from simulator.network.base import NetworkModel, SeparableNetwork, rate_alone
 from simulator.program.op import COMMUNICATIONS, Collective, Op, Transfer
 from simulator.program.program import Block
-from simulator.timeline import IntArray, SheetSpans, Span, Timeline
+from simulator.timeline import SheetSpans, Span, Timeline
 
-FloatArray = NDArray[np.float64]
 _Groups = tuple[tuple[int, ...], ...]
 #: a kind of traffic: who takes part, and the links of its flow
 _Place = tuple[_Groups, tuple[int, ...]]

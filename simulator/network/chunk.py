@@ -11,11 +11,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray
 from simulator.identity import ByIdentity
 from simulator.network.base import Flow, LinkSource, NetworkModel, Rounds, Step, capacities
 from simulator.network.crowd import Crowd
 from simulator.network.even import UnevenError
-from simulator.network.maxmin import FloatArray
 from simulator.network.rounds import RoundFlight, RoundPlan
 from simulator.units import PS_PER_S, to_ps
 
