@@ -36,7 +36,7 @@ from simulator.plan.data_parallelism import (
 from simulator.plan.framework_features import FUSED_EXPERTS, FUSED_PRECISIONS, Feature
 from simulator.plan.module_names import COMPILED_GRAPHS, MEGATRON_GRAPHS
 from simulator.plan.releases import ReleaseFacts, is_before, is_within
-from simulator.plan.vocabularies import ContextExchange, Optimizer, OptimizerImplementation
+from simulator.plan.vocabularies import ContextExchange, Optimizer, OptimizerImplementation, Usual
 
 #: How kernels are issued: operation by operation, from compiled code, or as captured graphs.
 Host = Literal["eager", "compiled", "graphs"]
@@ -176,6 +176,8 @@ class Framework:
     dispatcher_recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     #: What it splits, of the parts of PyTorch that run one by one: each degree and the sharding have one of their own there.
     splits: Literal["", "batch", "parameters", "tensors", "layers"] = ""
+    #: What published runs have where they do not say, beside what its recipes set.
+    usual: tuple[Usual, ...] = ()
     #: Other names that people type.
     aliases: tuple[str, ...] = ()
 
@@ -235,6 +237,8 @@ _PEFT_0_11 = "24.05"
 _TORCH_2_8 = "25.08"
 #: optimizers of Megatron-Core (NVIDIA/Megatron-LM, ``core/optimizer``, ``muon.py``)
 _MEGATRON_OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "muon")
+_USUAL_OF_CORE: tuple[Usual, ...] = ("flash", "interleaving", "parameter_gather", "padded_vocabulary")
+_USUAL_OF_TORCHTITAN: tuple[Usual, ...] = ("flash", "unbalanced_context", "local_batch")
 #: PyTorch's own parts run one by one, as this project's jobs do
 _TORCH_DDP = Framework(
     name="torch-ddp",
@@ -300,6 +304,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 scatters_messages=True,
                 reduces_beside_products=beside,
                 rope_and_swiglu_fused_since=_MEGATRON_GATES,
+                usual=("padded_vocabulary",),
             )
             for name, facts, beside in (("megatron", MEGATRON_LM, True), ("megatron-2021", MEGATRON_2021, False))
         ),
@@ -320,6 +325,7 @@ FRAMEWORKS: dict[str, Framework] = {
             calls_modules=True,
             captures=MEGATRON_GRAPHS,
             fused_experts=FUSED_PRECISIONS,
+            usual=(*_USUAL_OF_CORE, "sequence_parallel"),
             aliases=("primus",),
         ),
         Framework(
@@ -357,6 +363,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 "hybridep": {"moe_dispatcher_sms": 32},  # moe_hybridep_num_sms of all performance recipes since 25.11
             },
             fragmentation=0.0,
+            usual=_USUAL_OF_CORE,
             aliases=("nemo",),
         ),
         Framework(
@@ -369,6 +376,7 @@ FRAMEWORKS: dict[str, Framework] = {
             overlap=False,
             scatters_messages=True,
             reduces_beside_products=False,  # mpu/layers.py of both forks; deepspeedai/Megatron-DeepSpeed, issue 447
+            usual=("padded_vocabulary",),
             aliases=("gpt-neox",),
         ),
         Framework(
@@ -389,6 +397,7 @@ FRAMEWORKS: dict[str, Framework] = {
             optimizer_implementation="foreach",
             stops_recompute_early=True,
             flash="flash_attention_2",
+            usual=("flash",),
             aliases=("olmo",),
         ),
         Framework(
@@ -431,6 +440,7 @@ FRAMEWORKS: dict[str, Framework] = {
             recipe=FULLY_SHARDED,
             stops_recompute_early=True,
             flash="flash_attention_triton",
+            usual=("flash",),
             aliases=("composer",),
         ),
         Framework(
@@ -445,6 +455,7 @@ FRAMEWORKS: dict[str, Framework] = {
             cp_comm_type="all_gather",
             flash="flash_attention_2",
             copies_sequence=True,
+            usual=_USUAL_OF_TORCHTITAN,
         ),
         Framework(
             name="torchtitan-compile",
@@ -458,6 +469,7 @@ FRAMEWORKS: dict[str, Framework] = {
             stops_recompute_early=True,
             cp_comm_type="all_gather",
             flash="flash_attention_2",
+            usual=_USUAL_OF_TORCHTITAN,
             aliases=("olmo-core",),
         ),
         *(
@@ -495,6 +507,7 @@ FRAMEWORKS: dict[str, Framework] = {
             cp_comm_type="all_gather",
             recipe={"sharding": "zero3", "overlap": True},
             parallel_recipe={"sequence_parallel": True},
+            usual=("flash", "interleaving"),
         ),
         *(
             # NVIDIA-NeMo/Automodel, examples/benchmark/configs: models in bf16 under fully_shard, those of Hugging Face, as they are
@@ -514,6 +527,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 clips_gradients=False,
                 flash=flash,
                 calls_modules=kernels == "fused",
+                usual=("flash", "drained_batch"),
                 aliases=(f"nemo-{name}",),
             )
             for name, kernels, flash in (
@@ -577,6 +591,7 @@ FRAMEWORKS: dict[str, Framework] = {
             schedules=pipelines.INTERNEVO,
             flash="flash_attention_2",
             owners_broadcast="ranks",
+            usual=("flash",),
         ),
         Framework(
             # Nanotron (huggingface/nanotron at 9b0de5be): Triton's norms, FlashAttention's rotation and kernel between
@@ -591,6 +606,7 @@ FRAMEWORKS: dict[str, Framework] = {
             flash="flash_attention_2",
             balances="products",
             calls_modules=True,
+            usual=("flash",),
             parallel_recipe={"sequence_parallel": True},
         ),
         Framework(
@@ -606,6 +622,7 @@ FRAMEWORKS: dict[str, Framework] = {
             reduces_beside_products=False,
             balances="blocks",
             parallel_recipe={"overlap": False},
+            usual=("padded_vocabulary",),
         ),
         Framework(
             # trainers over JAX (MaxText, Paxml, Levanter ...): XLA compiles and schedules the whole step, gathers beside compute,
@@ -617,6 +634,7 @@ FRAMEWORKS: dict[str, Framework] = {
             ),  # MaxText: ``*_memory_host_offload``
             schedules=pipelines.JAX,
             host="compiled",
+            usual=("flash",),
             aliases=("maxtext", "paxml", "levanter", "easylm", "axlearn"),
         ),
         *(
@@ -631,6 +649,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 flash="flash_attention_2",
                 owners_broadcast=owners,  # type: ignore[arg-type]
                 sharded_by=sharded_by,
+                usual=("flash",),
             )
             for name, facts, owners, sharded_by in (
                 ("flash-attn", DDP, "tensors", "flash-attn-fsdp"),
@@ -649,7 +668,11 @@ FRAMEWORKS: dict[str, Framework] = {
             master_weights=False,
         ),
         Framework(
-            name="fused", kernels="hand-written", data_parallel=replace(DDP, copies_into_buckets=False), host="graphs"
+            name="fused",
+            kernels="hand-written",
+            data_parallel=replace(DDP, copies_into_buckets=False),
+            host="graphs",
+            usual=("flash",),
         ),
     )
 }
