@@ -16,7 +16,7 @@ from simulator.models.catalog import find_spec, rename
 from simulator.models.layer import CommunicationPoint, GemmShape, Launch
 from simulator.models.setting import RankSetting
 from simulator.parallel.context import Exchange, exchange_context
-from simulator.parallel.expert import FP8_SHARE, exchange_experts, expected_distinct, expert_load
+from simulator.parallel.expert import exchange_experts, expected_distinct, expert_load
 from simulator.parallel.idle import idle_settings
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.rank_model import model_for
@@ -70,17 +70,19 @@ def test_allgather_brings_all_tokens_to_all_ranks():
 
 
 def test_deepep_sends_one_copy_per_node_and_rank():
+    """Two draws leave out one of n places with probability (1 - 1/n)^2: of 2 nodes they hit 2 (1 - 1/4), of 8 ranks 8 (1 - 49/64)."""
     found = sent(plan_of(moe_dispatcher="deepep"), gpus_per_node=4)
-    across = round(TOKENS * TOKEN_BYTES * expected_distinct(2, SPEC.top_k))
-    inside = round(TOKENS * TOKEN_BYTES * expected_distinct(8, SPEC.top_k))
+    across, inside = TOKENS * TOKEN_BYTES * 3 // 2, TOKENS * TOKEN_BYTES * 15 // 8
     assert found == [("all_to_all", "ep:rail", across), ("all_to_all", "ep:local", inside)] * 2
     assert [axis for _, axis, _ in sent(plan_of(moe_dispatcher="deepep"), gpus_per_node=8)] == ["ep:local"] * 2
 
 
 @pytest.mark.parametrize("kind", ["F", "B"])
 def test_eight_bits_on_the_way_to_the_experts_only(kind):
-    n_bytes = TOKENS * SPEC.top_k * TOKEN_BYTES
-    assert [n for _, _, n in sent(plan_of(moe_fp8_dispatch=True), kind)] == [round(FP8_SHARE * n_bytes), n_bytes]
+    """DeepSeek-V3, arXiv:2412.19437, section 3.3.2: a byte an element and a scale of four bytes for every 128."""
+    n_tokens, hidden = TOKENS * SPEC.top_k, SPEC.hidden
+    there, back = n_tokens * (hidden + 4 * hidden // 128), n_tokens * 2 * hidden
+    assert [n for _, _, n in sent(plan_of(moe_fp8_dispatch=True), kind)] == [there, back]
 
 
 @pytest.mark.parametrize(
