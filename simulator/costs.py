@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 
-from simulator.analysis.link_use import Traffic, sent_bytes
+from simulator.analysis.link_use import LinkTraffic, sent_bytes
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.collectives.shape import shape_of
 from simulator.engine import Interference
@@ -231,7 +231,7 @@ class ModelCosts:
             self._uses_of_loads[loads_of] = float(inside / slowest) if slowest else 0.0
         return self._uses_of_loads[loads_of]
 
-    def link_use(self, timeline: Timeline) -> tuple[dict[int, float], tuple[Traffic, ...]]:
+    def link_use(self, timeline: Timeline) -> tuple[dict[int, float], tuple[LinkTraffic, ...]]:
         """Seconds that every link would need for its bytes at its own rate, over the whole timeline, and what sends them.
 
         Every participant has a span of each operation, and operations of its own where all ranks are simulated: what
@@ -277,7 +277,7 @@ class ModelCosts:
                     sent[kind][i] += value * part / whole if whole else 0.0
         used = np.flatnonzero(loads)
         busy_s = loads[used] / arrays.bandwidth_bytes_per_s[used]
-        traffic = [Traffic(*kind, *both) for kind, both in sent.items() if any(both)]
+        traffic = [LinkTraffic(*kind, *both) for kind, both in sent.items() if any(both)]
         traffic.sort(key=lambda row: (-row.nic_bytes, -row.nvlink_bytes, row.axis, row.collective))
         return dict(zip(used.tolist(), busy_s.tolist(), strict=True)), tuple(traffic)
 

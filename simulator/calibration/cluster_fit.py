@@ -16,7 +16,7 @@ import numpy as np
 
 from simulator.arrays import FloatArray
 from simulator.calibration.collectives import (
-    Block,
+    ConstantBlock,
     Measured,
     errors_of,
     fit_block,
@@ -149,7 +149,7 @@ def fit_cluster(rows: Sequence[Measured], topology: str) -> ClusterFit:
         free, reasons = determined(fitted, _candidates(fitted, part, chosen), chosen)
         undetermined |= {place_name(_short(place)): why for place, why in reasons.items()}
         if free:
-            block = Block(name=part, paths=tuple(free), rows=lambda _: True)
+            block = ConstantBlock(name=part, paths=tuple(free), rows=lambda _: True)
             fitted = fit_block(fitted, block, chosen, rows_per_cluster=math.inf).table
             places += free
     if not places:

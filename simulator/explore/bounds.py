@@ -1,6 +1,6 @@
 """Lower bounds of a plan's iteration time: what no simulation of it can undercut.
 
-A bound adds up what must happen one after the other, each part at its least duration (:class:`Durations`: a host that is always
+A bound adds up what must happen one after the other, each part at its least duration (:class:`LeastDurations`: a host that is always
 ahead, a network that carries nothing else):
 
 - *A stage's own work.* Its compute stream runs all passes of all micro-batches in order. With blocking messages every
@@ -34,7 +34,7 @@ from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.data_bounds import DataBound, data_bound
-from simulator.explore.least_durations import Durations, Message
+from simulator.explore.least_durations import LeastDurations, Message
 from simulator.identity import ByIdentity, distinct
 from simulator.memory import MemoryReport, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Model
@@ -42,7 +42,7 @@ from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
 from simulator.parallel.classes import fills_nodes
-from simulator.parallel.context import Exchange, exchange_context
+from simulator.parallel.context import LayerCollective, exchange_context
 from simulator.parallel.lower import data_parallel, split_layers
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.rank_model import boundary_bytes, model_for
@@ -149,7 +149,7 @@ class Bounds:
         self._writers: tuple[PlacedPlan, dict[int, StageLayers]] | None = None
         self._messages: dict[tuple[object, ...], Message] = {}
         self._collective_s: dict[tuple[object, ...], tuple[object, float]] = {}
-        self._evenness = Durations(self.costs).evenness
+        self._evenness = LeastDurations(self.costs).evenness
 
     # -- what a plan is made of -----------------------------------------------------------------------------------
 
@@ -179,9 +179,9 @@ class Bounds:
             self._communicators[key] = Communicators(mesh, mesh.stage_ranks(stage)[0], folded=fills_nodes(mesh))
         return self._communicators[key]
 
-    def durations(self) -> Durations:
+    def durations(self) -> LeastDurations:
         """Return a fresh memory of durations that shares those of collectives."""
-        durations = Durations(self.costs)
+        durations = LeastDurations(self.costs)
         durations.collectives = self._collective_s
         durations.evenness = self._evenness
         return durations
@@ -201,7 +201,7 @@ class Bounds:
 
     def _kernels_s(self, layer: Layer, plan: ParallelPlan, phase: str) -> tuple[float, float]:
         all_items = exchange_context(getattr(layer, phase), plan)  # which replaces the attention between its exchanges
-        items = [item for item in all_items if not isinstance(item, CommunicationPoint | Exchange)]
+        items = [item for item in all_items if not isinstance(item, CommunicationPoint | LayerCollective)]
         kernels = [Kernel(name=item.name, phase=phase, shape=item) for item in items]  # type: ignore[arg-type]
         device_ps = sum(self.costs.kernel_ps(kernel, 0) for kernel in kernels)
         issue_ps = sum(self.costs.issue_ps(kernel, 0) for kernel in kernels)
@@ -280,7 +280,7 @@ class Bounds:
             program = lower_scenario(replace(self.scenario, plan=plan), self.topology, self.spec)[1].program
         except InfeasiblePlanError:
             return 0.0
-        durations = Durations(self.costs)
+        durations = LeastDurations(self.costs)
         durations.evenness = self._evenness
         return SLACK * durations.program_s(program.ranks[0], program.n_omitted)
 
@@ -359,10 +359,10 @@ class Bounds:
         to_last = self._transfer_s(plan, stage, stage - 1) == self._transfer_s(plan, stage - 1, stage - 2)
         return to_next and to_last and chunks[stage] == chunks[stage - 1]
 
-    def _last_backward_s(self, layout: PlacedPlan, stage: int, durations: Durations) -> float:
+    def _last_backward_s(self, layout: PlacedPlan, stage: int, durations: LeastDurations) -> float:
         return self._pass_s(layout, stage, 0, "B", durations)[0] if layout.schedule.ends_with_first_chunk else 0.0
 
-    def _data(self, layout: PlacedPlan, stage: int, durations: Durations) -> DataBound:
+    def _data(self, layout: PlacedPlan, stage: int, durations: LeastDurations) -> DataBound:
         plan = layout.plan
         strategy = data_parallel(layout.stage_layers(stage), plan, self.communicators(plan, stage))
         first = [self.layer_time(layer, plan).backward_s for layer in layout.chunks[stage][0]]
@@ -372,7 +372,7 @@ class Bounds:
         )  # fmt: skip
 
     def _work_s(
-        self, layout: PlacedPlan, stage: int, durations: Durations, *, runs_passes: bool = False
+        self, layout: PlacedPlan, stage: int, durations: LeastDurations, *, runs_passes: bool = False
     ) -> tuple[float, float]:
         """Least time of all passes of a stage, one after the other, and host time to issue them."""
         plan = layout.plan
@@ -389,7 +389,7 @@ class Bounds:
         return work_s + (self._waited_s(layout, stage, counts) if sends_block(plan) else 0.0), host_s
 
     def _in_turns_s(
-        self, layout: PlacedPlan, stage: int, durations: Durations, *, runs_passes: bool
+        self, layout: PlacedPlan, stage: int, durations: LeastDurations, *, runs_passes: bool
     ) -> tuple[float, float]:
         """Least time of a stage's passes where forwards and backwards take turns, and host time to issue them.
 
@@ -468,7 +468,7 @@ class Bounds:
         return cast("tuple[Counter[What], ...]", self._counts_in[key])
 
     def _pass_s(
-        self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind, durations: Durations
+        self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind, durations: LeastDurations
     ) -> tuple[float, float]:
         """Least time of one pass through one chunk, and host time to issue it."""
         layers, key = layout.chunks[stage][chunk], self._pass_key(layout, stage, chunk, kind)
@@ -492,7 +492,7 @@ class Bounds:
         return writers[stage]
 
     def _streams_s(
-        self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind, durations: Durations
+        self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind, durations: LeastDurations
     ) -> Mapping[str, float]:
         """Least time that one pass through one chunk keeps each stream busy."""
         layers, key = layout.chunks[stage][chunk], self._pass_key(layout, stage, chunk, kind)
@@ -540,7 +540,7 @@ class Bounds:
         key = self._pass_key(layout, stage, chunk, kind)
         return self._run_s(layout, stage, key, lambda: (self._block(layout, stage, chunk, kind),))
 
-    def _pair_s(self, durations: Durations, layout: PlacedPlan, stage: int, chunks: tuple[int, int]) -> float:
+    def _pair_s(self, durations: LeastDurations, layout: PlacedPlan, stage: int, chunks: tuple[int, int]) -> float:
         """Return the least time of a forward and a backward that take turns."""
         key = self._pair_key(layout, stage, chunks)
         known = self._pairs.get(key)
@@ -604,7 +604,7 @@ class Bounds:
             self._messages[key] = self.durations().message(Transfer(n_bytes=n_bytes, pairs=pairs))
         return self._messages[key]
 
-    def _joint_s(self, layout: PlacedPlan, durations: Durations) -> tuple[float, float]:
+    def _joint_s(self, layout: PlacedPlan, durations: LeastDurations) -> tuple[float, float]:
         """Least time of the tied embedding's reduction and of the gradient norm."""
         plan, communicators = layout.plan, self.communicators(layout.plan, 0)
         embedding_s = norm_s = 0.0
@@ -617,12 +617,12 @@ class Bounds:
             norm_s = self._all_reduce_s("model", 4, communicators, durations)
         return embedding_s, norm_s
 
-    def _all_reduce_s(self, axis: str, n_bytes: int, communicators: Communicators, durations: Durations) -> float:
+    def _all_reduce_s(self, axis: str, n_bytes: int, communicators: Communicators, durations: LeastDurations) -> float:
         groups = communicators.groups(axis)
         op = Collective(collective="all_reduce", axis=axis, n_bytes=n_bytes, groups=groups, phase="optimizer")
         return durations.communication_s(op)
 
-    def _step_s(self, layout: PlacedPlan, stage: int, durations: Durations) -> float:
+    def _step_s(self, layout: PlacedPlan, stage: int, durations: LeastDurations) -> float:
         plan = layout.plan
         layers = layout.stage_layers(stage)
         dense, experts = split_parameters(layers, plan)

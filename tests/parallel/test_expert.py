@@ -15,7 +15,7 @@ from simulator.models.build import build_model
 from simulator.models.catalog import find_spec, rename
 from simulator.models.layer import CommunicationPoint, GemmShape, Launch
 from simulator.models.setting import RankSetting
-from simulator.parallel.context import Exchange, exchange_context
+from simulator.parallel.context import LayerCollective, exchange_context
 from simulator.parallel.expert import exchange_experts, expected_distinct, expert_load
 from simulator.parallel.idle import idle_settings
 from simulator.parallel.mesh import Communicators, Mesh
@@ -52,7 +52,7 @@ def items(plan, kind="F", spec=SPEC, gpus_per_node=8):
 
 
 def sent(*args, **kwargs):
-    return [(i.collective, i.axis, i.n_bytes) for i in items(*args, **kwargs) if isinstance(i, Exchange)]
+    return [(i.collective, i.axis, i.n_bytes) for i in items(*args, **kwargs) if isinstance(i, LayerCollective)]
 
 
 @pytest.mark.parametrize("kind", ["F", "B"])
@@ -117,12 +117,12 @@ def test_the_shared_expert_runs_beside_the_first_exchange(kind):
     spec = replace(SPEC, name="shared", shared_expert_hidden=4096)
     plain, beside = (items(plan_of(moe_shared_expert_overlap=on), kind, spec) for on in (False, True))
     assert not any(isinstance(i, CommunicationPoint) and i.operator == "shared" for i in plain + beside)
-    first = next(i for i, item in enumerate(beside) if isinstance(item, Exchange))
+    first = next(i for i, item in enumerate(beside) if isinstance(item, LayerCollective))
     n_shared = beside[first].overlaps
     assert n_shared >= 3
     names = [getattr(item, "name", "") for item in beside[first + 1 : first + 1 + n_shared]]
     assert {"mlp_up", "mlp_down"} <= set(names)
-    kernels = [sorted(repr(i) for i in some if not isinstance(i, Exchange)) for some in (plain, beside)]
+    kernels = [sorted(repr(i) for i in some if not isinstance(i, LayerCollective)) for some in (plain, beside)]
     assert kernels[0] == kernels[1]
 
 
