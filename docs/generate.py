@@ -37,8 +37,8 @@ from simulator.explore.objectives import PlanRow
 from simulator.explore.slurm_workers import SlurmSpec
 from simulator.explore.sweeps import SweepRow
 from simulator.interop import FORMATS
-from simulator.interop.format import Part
-from simulator.interop.key_table import Table
+from simulator.interop.format import FormatPart
+from simulator.interop.key_table import KeyTable
 from simulator.plan import GROUPS, SETTINGS, Setting
 from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.replay_answer import OperatorAnswer, PlanAnswer, ReplayAnswer, StageAnswer
@@ -437,7 +437,7 @@ def formats_page() -> str:
     return "\n".join(parts)
 
 
-def _parts_page(parts: Iterable[Part]) -> str:
+def _parts_page(parts: Iterable[FormatPart]) -> str:
     """Return what the documentation lists for a format that is no mapping of keys."""
     lines = ["| | names | decides, or why not |", "|---|---|---|"]
     for part in parts:
@@ -446,7 +446,7 @@ def _parts_page(parts: Iterable[Part]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table_page(table: Table) -> str:
+def _table_page(table: KeyTable) -> str:
     """Return what the documentation lists for a format."""
     lines = ["| key | decides | the tool's default | |", "|---|---|---|---|"]
     for key in table.keys:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict, cast
 from simulator import __version__
 from simulator.analysis.confidence import Confidence, confidence_of, features_of
 from simulator.analysis.idle_inputs import Beside, idle_inputs
-from simulator.analysis.link_use import Traffic
+from simulator.analysis.link_use import LinkTraffic
 from simulator.analysis.memory_trace import memory_points
 from simulator.analysis.metrics import AXES, PARTS, Breakdown, CommunicationRow, Metrics
 from simulator.analysis.passes import behind, passes_of, table_of
@@ -165,7 +165,9 @@ class Result:
     memory: MemoryReport
     metrics: Metrics
     link_busy_s: dict[int, float]  #: Seconds that each link needs for its bytes at its full rate, by link index.
-    traffic: tuple[Traffic, ...] = ()  #: What each kind of communication sends over NVLink, and what leaves its domain.
+    traffic: tuple[
+        LinkTraffic, ...
+    ] = ()  #: What each kind of communication sends over NVLink, and what leaves its domain.
     #: Settings that were left open and how each was chosen, by name.
     chosen: dict[str, str] = field(default_factory=dict)
     #: Share of the memory that should stay free: answers that leave less are marked.

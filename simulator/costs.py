@@ -9,14 +9,14 @@ from math import inf
 
 import numpy as np
 
-from simulator.analysis.link_use import Traffic, sent_bytes
+from simulator.analysis.link_use import LinkTraffic, sent_bytes
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.collectives.shape import shape_of
 from simulator.engine import Interference
 from simulator.faults import slowest_of
 from simulator.identity import ByIdentity
 from simulator.kernels import KERNEL_MODELS
-from simulator.kernels.dispatcher import Dispatcher
+from simulator.kernels.dispatcher import DispatcherKernels
 from simulator.kernels.host import (
     COPY_LATENCY_S,
     SYNCHRONIZE_S,
@@ -32,7 +32,7 @@ from simulator.parallel.mesh import CROSSING, Groups, Mesh
 from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, Op, Routed, Transfer
 from simulator.program.program import Block
 from simulator.scenario import Scenario
-from simulator.timeline import Inside, Span, Timeline
+from simulator.timeline import SheetSpans, Span, Timeline
 from simulator.topology.graph import Topology
 from simulator.topology.link import LINK_KINDS
 from simulator.units import to_ps
@@ -54,8 +54,7 @@ class ModelCosts:
         plan = scenario.plan
         self.kernels = KERNEL_MODELS[scenario.kernels](cuda=plan.cuda or "", is_alone=plan.gpus == 1)
         self.framework = scenario.plan.framework_spec
-        chosen = scenario.plan.attention_kernel
-        self.flash = chosen if chosen and chosen.startswith("flash") else self.framework.flash
+        self.flash = plan.flash_kernel
         self._is_quantised = scenario.plan.precision_spec.quantisation is not None
         self.slowdown = slowest_of(scenario.plan.gpus)
         self._mesh = Mesh(scenario.plan, topology.gpus_per_node)
@@ -150,7 +149,7 @@ class ModelCosts:
 
     def _dispatched(self, op: Collective, routed: Routed, flow: Flow) -> Flow:
         """Bound an exchange by the kernels of its dispatcher: HybridEP's keep the links busy with the SMs that they take."""
-        plan, dispatcher = self.scenario.plan, Dispatcher.of(self.topology.device(op.groups[0][0]))
+        plan, dispatcher = self.scenario.plan, DispatcherKernels.of(self.topology.device(op.groups[0][0]))
         rate = inf
         kernel = "dispatch" if (op.name == "dispatch") == (op.phase != "backward") else "combine"
         if plan.dispatcher.copies_with_sms and op.axis == "ep:local":
@@ -232,7 +231,7 @@ class ModelCosts:
             self._uses_of_loads[loads_of] = float(inside / slowest) if slowest else 0.0
         return self._uses_of_loads[loads_of]
 
-    def link_use(self, timeline: Timeline) -> tuple[dict[int, float], tuple[Traffic, ...]]:
+    def link_use(self, timeline: Timeline) -> tuple[dict[int, float], tuple[LinkTraffic, ...]]:
         """Seconds that every link would need for its bytes at its own rate, over the whole timeline, and what sends them.
 
         Every participant has a span of each operation, and operations of its own where all ranks are simulated: what
@@ -278,7 +277,7 @@ class ModelCosts:
                     sent[kind][i] += value * part / whole if whole else 0.0
         used = np.flatnonzero(loads)
         busy_s = loads[used] / arrays.bandwidth_bytes_per_s[used]
-        traffic = [Traffic(*kind, *both) for kind, both in sent.items() if any(both)]
+        traffic = [LinkTraffic(*kind, *both) for kind, both in sent.items() if any(both)]
         traffic.sort(key=lambda row: (-row.nic_bytes, -row.nvlink_bytes, row.axis, row.collective))
         return dict(zip(used.tolist(), busy_s.tolist(), strict=True)), tuple(traffic)
 
@@ -317,7 +316,7 @@ def _communications(
     span: Span, known: ByIdentity[Sequence[Span], list[Collective | Transfer]]
 ) -> list[Collective | Transfer]:
     def inside(spans: Sequence[Span]) -> list[Collective | Transfer]:
-        if isinstance(spans, Inside):
+        if isinstance(spans, SheetSpans):
             return [task.op for task in spans.sheet.meetings if isinstance(task.op, COMMUNICATIONS)]
         return [op for child in spans for op in _communications(child, known)]
 

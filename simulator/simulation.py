@@ -47,7 +47,7 @@ from simulator.units import to_s
 #: ranks up to which all are simulated where those of a class turn out to share links unequally
 MAX_UNFOLDED = 256
 #: tasks up to which ranks are written down one by one there, of all ranks
-MOST_TASKS = 1_000_000
+MOST_UNFOLDED_TASKS = 1_000_000
 #: how often classes are split by what their parts would get before every rank is simulated
 MOST_SPLITS = 3
 #: share of a run for which other traffic may delay passes that are computed with their links to themselves
@@ -289,7 +289,8 @@ class _Attempt:
     others take links of passes that ran alone  no pass is a block by itself, and all go on among other traffic
     a pass of several ranks is touched          such passes go on step by step; where they did or cannot, by layers
     ranks of a class share links unequally      the class in parts, :data:`MOST_SPLITS` times; then every rank, or,
-                                                beyond :data:`MOST_TASKS`, classes at the pace of the slowest group
+                                                beyond :data:`MOST_UNFOLDED_TASKS`, classes at the pace of the
+                                                slowest group
     ==========================================  ====================================================================
     """
 
@@ -318,7 +319,7 @@ class _Attempt:
         what, n_splits = "lowering parts of classes, for their ranks share links unequally", self.n_splits + 1
         if apart != self.mode.uneven and n_splits <= MOST_SPLITS:
             return replace(self, mode=replace(self.mode, uneven=apart), n_splits=n_splits), what
-        unfold = n_tasks <= MOST_TASKS
+        unfold = n_tasks <= MOST_UNFOLDED_TASKS
         mode = LoweringMode(all_micro_batches=False if unfold else None)
         return _Attempt(unfold=unfold, mode=mode, among_others=True, is_watched=False, n_splits=n_splits), what
 

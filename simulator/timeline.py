@@ -8,15 +8,11 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import NamedTuple, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
+from simulator.arrays import IntArray
 from simulator.config import notebook_table
 from simulator.program.op import Op
 from simulator.program.program import Block, Task
 from simulator.units import to_s
-
-IntArray = NDArray[np.int64]
 
 
 class Span(NamedTuple):
@@ -65,7 +61,7 @@ class Sheet:
     before: IntArray  #: Kernels and runs that have ended by the end of a collective, shape [n_meetings, n_ranks].
 
 
-class Inside(Sequence[Span]):
+class SheetSpans(Sequence[Span]):
     """The spans of one rank of a :class:`Sheet`, in order of completion; made on first access.
 
     Parameters
@@ -127,7 +123,7 @@ class Inside(Sequence[Span]):
         return Span(task.op, self.rank, task.stream, start_ps, end_ps, task.micro_batch, wait_ps, idle_ps)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Inside) and tuple(self) == tuple(other))
+        return self is other or (isinstance(other, SheetSpans) and tuple(self) == tuple(other))
 
     def __hash__(self) -> int:
         return hash(len(self))  # what else tells spans apart is in the span around them

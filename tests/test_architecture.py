@@ -133,6 +133,17 @@ def test_exceptions_to_the_size_rule_still_exist():
         assert not name or name in dict(definitions(parse(ROOT / path))), key
 
 
+def test_public_classes_have_names_of_their_own():
+    """A name says one thing in all of the package."""
+    places = {}
+    for path in SOURCES:
+        if name_of(path).startswith("simulator/"):
+            for node in parse(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(name_of(path))
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 def test_help_imports_nothing_heavy():
     done = run_python(
         "import sys\n"

@@ -23,7 +23,7 @@ NEARLY = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TrialOutcome:
     """How a trial went."""
 
     iteration_time_s: float = 0.0  #: 0 where it could not be made.
@@ -42,7 +42,7 @@ class Knob:
 
     name: str  #: As a noun: ``NIC bandwidth``.
     large: str  #: What the large change is called: ``twice the NIC bandwidth``.
-    simulate: Callable[[float], Outcome]  #: Simulates it that many times better.
+    simulate: Callable[[float], TrialOutcome]  #: Simulates it that many times better.
     #: Names of knobs that it turns at once; where one of them does nearly as much, only that one is among the best.
     parts: tuple[str, ...] = ()
     shortens: str = ""  #: What of a step it can shorten, where it is tried unasked.
@@ -53,7 +53,7 @@ class Option:
     """One other setting of the plan."""
 
     name: str  #: ``--recompute selective``.
-    simulate: Callable[[], Outcome]  #: Simulates it.
+    simulate: Callable[[], TrialOutcome]  #: Simulates it.
     #: Whether training computes the same; a change of the global batch does not, and is never among the best.
     same_training: bool = True
     ratio: float = 0.0  #: The new number over the old one, for a setting that is a number; 0 for words.
@@ -95,7 +95,7 @@ class Explanation(Ranking):
 
 
 def explain(
-    baseline: Outcome,
+    baseline: TrialOutcome,
     knobs: Sequence[Knob],
     options: Sequence[Option],
     *,
@@ -160,12 +160,12 @@ def _is_same_setting(one: Change, other: Change) -> bool:
     return is_same and math.isclose(one["iteration_time_s"], other["iteration_time_s"], rel_tol=1e-9)
 
 
-def saving(baseline: Outcome, outcome: Outcome) -> float:
+def saving(baseline: TrialOutcome, outcome: TrialOutcome) -> float:
     """Return the share of the time per sample that a change saves."""
     return 1.0 - outcome.per_sample_s / baseline.per_sample_s
 
 
-def _row(baseline: Outcome, name: str, kind: str, outcome: Outcome) -> Change:
+def _row(baseline: TrialOutcome, name: str, kind: str, outcome: TrialOutcome) -> Change:
     return {
         "change": name,
         "kind": kind,

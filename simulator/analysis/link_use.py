@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from simulator.topology import LINK_KINDS, Topology
 
 
-class Traffic(NamedTuple):
+class LinkTraffic(NamedTuple):
     """Bytes of one kind of communication of all ranks in one iteration, with what headers and protocols take of links beside them."""
 
     collective: str

@@ -22,7 +22,7 @@ from simulator.kernels.base import peak_flops_per_s
 from simulator.models.layer import AttentionShape
 from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, HOST, LOADER, Block
-from simulator.timeline import Inside, Span, Timeline, merge, subtract, total_ps
+from simulator.timeline import SheetSpans, Span, Timeline, merge, subtract, total_ps
 from simulator.topology.device import Device
 from simulator.units import PS_PER_S
 
@@ -182,7 +182,7 @@ def flops_of(op: Kernel | KernelRun, device: Device) -> dict[float, float]:
 
 def _intervals(spans: Iterable[Span]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return when compute and when communication is busy."""
-    if isinstance(spans, Inside):
+    if isinstance(spans, SheetSpans):
         return merge(spans.computing_ps), merge(spans.communicating_ps)
     return _busy_and_talking(_alike(spans))
 
@@ -209,7 +209,7 @@ _Tallies = ByIdentity[Sequence[object], _Tally]
 
 def _block_tally(span: Span, known: _Tallies, device: Device) -> _Tally:
     def inside(spans: Sequence[object]) -> _Tally:
-        if isinstance(spans, Inside):
+        if isinstance(spans, SheetSpans):
             return _tally_in_step(spans, known, device)
         return _tally_of_parts(span, known, device)
 
@@ -235,7 +235,7 @@ def _tally_of_parts(span: Span, known: _Tallies, device: Device) -> _Tally:
     return tally
 
 
-def _tally_in_step(inside: Inside, known: _Tallies, device: Device) -> _Tally:
+def _tally_in_step(inside: SheetSpans, known: _Tallies, device: Device) -> _Tally:
     """Return what :func:`_tally_of_parts` finds of a rank of a sheet, on which nothing overlaps its like."""
     sheet, lane = inside.sheet, inside.lane
 

@@ -48,3 +48,8 @@ def ranked(parts: Iterable[AnyPart]) -> list[AnyPart]:
     ['b', 'a']
     """
     return sorted(parts, key=lambda part: (-abs(part.difference_s), part.name))
+
+
+def causes_of(parts: Iterable[Part]) -> list[tuple[str, float]]:
+    """Return what each part adds to the difference, in seconds, largest magnitude first."""
+    return [(part.name, part.difference_s) for part in ranked(parts)]

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from simulator.arrays import FloatArray
 from simulator.calibration.collectives import (
-    Block,
+    ConstantBlock,
     Measured,
     errors_of,
     fit_block,
@@ -25,7 +26,7 @@ from simulator.calibration.collectives import (
     read_table,
     with_values,
 )
-from simulator.calibration.robust import FloatArray, Residuals, standard_deviations
+from simulator.calibration.robust import Residuals, standard_deviations
 from simulator.calibration.tables import LINE, plain_yaml
 from simulator.collectives import COLLECTIVES
 from simulator.collectives.constants import layered, merge, shipped
@@ -148,7 +149,7 @@ def fit_cluster(rows: Sequence[Measured], topology: str) -> ClusterFit:
         free, reasons = determined(fitted, _candidates(fitted, part, chosen), chosen)
         undetermined |= {place_name(_short(place)): why for place, why in reasons.items()}
         if free:
-            block = Block(name=part, paths=tuple(free), rows=lambda _: True)
+            block = ConstantBlock(name=part, paths=tuple(free), rows=lambda _: True)
             fitted = fit_block(fitted, block, chosen, rows_per_cluster=math.inf).table
             places += free
     if not places:

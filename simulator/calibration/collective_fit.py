@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.arrays import FloatArray
 from simulator.calibration.collectives import (
     LARGE_BYTES,
-    Block,
+    ConstantBlock,
     Measured,
     errors_of,
     fit_all,
@@ -16,7 +17,7 @@ from simulator.calibration.collectives import (
     with_uncertainty,
     write_table,
 )
-from simulator.calibration.robust import FloatArray, Residuals
+from simulator.calibration.robust import Residuals
 from simulator.collectives.constants import version_key
 from simulator.collectives.nccl import RING_PASSES, is_legacy
 from simulator.collectives.ring import Ring
@@ -142,21 +143,21 @@ def _leaves_ll_early(r: Measured) -> bool:
     )
 
 
-BLOCKS: tuple[Block, ...] = (
-    Block(name="ampere", paths=_inside_paths("ampere"), rows=_inside("ampere", False)),
-    Block(name="ampere, NCCL before 2.12", paths=_old_ampere(), rows=_inside("ampere", True)),
-    Block(name="volta", paths=_inside_paths("volta"), rows=_inside("volta", None)),
+BLOCKS: tuple[ConstantBlock, ...] = (
+    ConstantBlock(name="ampere", paths=_inside_paths("ampere"), rows=_inside("ampere", False)),
+    ConstantBlock(name="ampere, NCCL before 2.12", paths=_old_ampere(), rows=_inside("ampere", True)),
+    ConstantBlock(name="volta", paths=_inside_paths("volta"), rows=_inside("volta", None)),
     *(
-        Block(
+        ConstantBlock(
             name=generation,
             paths=(*_inside_paths(generation), *_nvls_paths(generation)),
             rows=_inside(generation, None),
         )
         for generation in ("hopper", "blackwell")
     ),
-    Block(name="cdna3", paths=_inside_paths("cdna3"), rows=_inside("cdna3", None)),
+    ConstantBlock(name="cdna3", paths=_inside_paths("cdna3"), rows=_inside("cdna3", None)),
     *(
-        Block(
+        ConstantBlock(
             name=f"{generation} messages",
             paths=_message_paths(generation),
             rows=_exchange(lambda r, g=generation: r.shape.n_nodes == 1 and r.shape.generation == g),  # type: ignore[misc]
@@ -164,8 +165,8 @@ BLOCKS: tuple[Block, ...] = (
         for generation in ("ampere", "hopper", "blackwell")
     ),
 )
-NETWORK_BLOCKS: tuple[Block, ...] = (
-    Block(
+NETWORK_BLOCKS: tuple[ConstantBlock, ...] = (
+    ConstantBlock(
         name="rdma",
         paths=_lists("between", "rdma", "ring")
         + _lists("between", "rdma", "tree", keys=("base_us", "hop_us"))
@@ -173,7 +174,7 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
         + tuple(("between", f"rdma.{g}", "tree", "efficiency", 1) for g in ("volta", "ampere")),
         rows=_between("rdma", lambda r: r.shape.generation in ("volta", "ampere")),
     ),
-    Block(
+    ConstantBlock(
         name="rdma with hopper",
         # trees have the wire of rings: the one cluster whose trees tell reaches nine tenths of it with rings, too; under LL
         # their channels are those of all GPUs that reach their NICs over PCIe switches
@@ -188,7 +189,7 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
         ),
         rows=_between("rdma", lambda r: r.shape.generation == "hopper" and CLOUD_ROCE_RUNS not in r.source),
     ),
-    Block(
+    ConstantBlock(
         name="roce with cdna",
         # chains inside nodes of a mesh are what trees between them end in, and no others run them
         paths=_network_paths("rdma.cdna3")
@@ -196,47 +197,47 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
         + _lists("inside", "cdna3", "tree", keys=("efficiency",), positions=(1, 2)),
         rows=_between("roce", lambda r: r.shape.generation in ("cdna3", "cdna4")),
     ),
-    Block(
+    ConstantBlock(
         name="slingshot",
         paths=_network_paths("slingshot") + _handshake_paths("slingshot"),
         rows=_between("slingshot", lambda r: not _new(r) and not _leaves_ll_early(r)),
     ),
-    Block(
+    ConstantBlock(
         name="slingshot from 2.21",
         paths=_lists("between", "slingshot@2.21", "ring")
         + _tree_paths("slingshot@2.21")
         + _handshake_paths("slingshot@2.21"),
         rows=_between("slingshot", _new),
     ),
-    Block(
+    ConstantBlock(
         name="tcp",
         paths=_socket_paths("tcp"),
         rows=_between("tcp", lambda r: not _new(r) and SLINGSHOT_10_RUN not in r.source),
     ),
-    Block(
+    ConstantBlock(
         name="tcp from 2.21",
         paths=_socket_paths("tcp@2.21"),
         rows=_between("tcp", _new),
     ),
-    Block(
+    ConstantBlock(
         name="efa",
         # a ring under Simple was measured where its rate rules, not its hops: those stay as on P5, for a slower network
         paths=tuple(path for path in _network_paths("efa") if path != ("between", "efa", "ring", "hop_us", 2)),
         rows=_between("efa", lambda r: r.shape.generation == "ampere"),
     ),
-    Block(
+    ConstantBlock(
         name="efa with hopper",
         paths=_lists("between", "efa.hopper", "ring", keys=("hop_us", "efficiency"))
         + _tree_paths("efa.hopper", keys=("hop_us", "efficiency")),
         rows=_between("efa", lambda r: r.shape.generation == "hopper"),
     ),
-    Block(
+    ConstantBlock(
         name="slingshot messages",
         paths=_p2p_paths("slingshot")
         + tuple(("between", "slingshot", "p2p", key) for key in ("inject_factor", "handshake_us", "handshake_kib")),
         rows=_exchange(lambda r: r.shape.transport_class == "slingshot"),
     ),
-    Block(
+    ConstantBlock(
         name="tcp messages",
         paths=_p2p_paths("tcp", "socket_gb_per_s"),
         rows=_exchange(lambda r: r.shape.transport_class == "tcp"),
@@ -244,7 +245,7 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
 )
 
 
-def all_blocks() -> tuple[Block, ...]:
+def all_blocks() -> tuple[ConstantBlock, ...]:
     """Blocks in the order in which they depend on each other: inside nodes first."""
     return BLOCKS + NETWORK_BLOCKS
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from simulator.arrays import FloatArray
 from simulator.calibration.cells import Cells
-from simulator.calibration.robust import AT_BOUND, FloatArray, Residuals, minimise, standard_deviations
+from simulator.calibration.robust import AT_BOUND, Residuals, minimise, standard_deviations
 from simulator.calibration.row_conditions import BenchmarkConditions, benchmark_conditions
 from simulator.calibration.tables import LINE, read_rows, rounded
 from simulator.collectives import COLLECTIVES
@@ -165,7 +166,7 @@ def predicted_s(rows: Sequence[Measured], table: Mapping[str, Any]) -> FloatArra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class ConstantBlock:
     """Constants that are fitted together, and the rows that determine them."""
 
     name: str
@@ -246,7 +247,11 @@ def row_weights(rows: Sequence[Measured], rows_per_cluster: float = ROWS_PER_CLU
 
 
 def fit_block(
-    table: Mapping[str, Any], block: Block, rows: Sequence[Measured], *, rows_per_cluster: float = ROWS_PER_CLUSTER
+    table: Mapping[str, Any],
+    block: ConstantBlock,
+    rows: Sequence[Measured],
+    *,
+    rows_per_cluster: float = ROWS_PER_CLUSTER,
 ) -> FittedBlock:
     """Fit a block: a class is its physical prior, moved as far as its clusters bear it out.
 
@@ -346,7 +351,7 @@ def errors_of(rows: Sequence[Measured], table: Mapping[str, Any]) -> Residuals:
     return Residuals.of(relative_errors(rows, table))
 
 
-def fit_all(table: Mapping[str, Any], blocks: Sequence[Block], rows: Sequence[Measured]) -> FittedBlock:
+def fit_all(table: Mapping[str, Any], blocks: Sequence[ConstantBlock], rows: Sequence[Measured]) -> FittedBlock:
     """Fit block after block."""
     fitted = dict(table)
     spread: dict[tuple[str | int, ...], float] = {}
@@ -356,7 +361,7 @@ def fit_all(table: Mapping[str, Any], blocks: Sequence[Block], rows: Sequence[Me
     return FittedBlock(table=fitted, spread=spread)
 
 
-def _concerned(blocks: Sequence[Block], left: Sequence[Measured]) -> list[Block]:
+def _concerned(blocks: Sequence[ConstantBlock], left: Sequence[Measured]) -> list[ConstantBlock]:
     """Return the blocks whose constants price some rows: those of their GPUs, and between nodes those of their transport."""
     classes = {("inside", row.shape.generation) for row in left}
     classes |= {("between", row.shape.transport_class) for row in left if row.shape.n_nodes > 1}
@@ -369,7 +374,7 @@ def _concerned(blocks: Sequence[Block], left: Sequence[Measured]) -> list[Block]
 
 
 def left_out_errors(
-    table: Mapping[str, Any], blocks: Sequence[Block], rows: Sequence[Measured]
+    table: Mapping[str, Any], blocks: Sequence[ConstantBlock], rows: Sequence[Measured]
 ) -> dict[str, tuple[list[Measured], FloatArray]]:
     """Fit without one cluster at a time and predict it: its rows, and ``predicted / measured - 1`` of each.
 

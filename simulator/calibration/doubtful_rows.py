@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from simulator.calibration.kernel_rows import EXPERTS, KernelRow
+from simulator.calibration.kernel_rows import EXPERTS, TimedKernel
 from simulator.calibration.robust import Residuals
 from simulator.models.layer import SCALED_ELEMENTS
 from simulator.topology.device import Device
@@ -25,7 +25,7 @@ HOPELESS = 0.5
 _MOST_NAMED = 5
 
 
-def least_time_s(row: KernelRow, device: Device) -> tuple[float, str]:
+def least_time_s(row: TimedKernel, device: Device) -> tuple[float, str]:
     """Return the time below which a device cannot have run a row's kernels, and what bounds it.
 
     That of their FLOPs at peak, or of what their operands take beyond the L2 cache, where these may have been left by the kernel
@@ -43,7 +43,7 @@ def least_time_s(row: KernelRow, device: Device) -> tuple[float, str]:
     return (arithmetic_s, peak) if arithmetic_s >= memory_s else (memory_s, rate)
 
 
-def possible(rows: Sequence[KernelRow], device: Device) -> tuple[list[KernelRow], list[str]]:
+def possible(rows: Sequence[TimedKernel], device: Device) -> tuple[list[TimedKernel], list[str]]:
     """Divide rows into those that the device can have run, and a sentence on each other one."""
     kept, left_out = [], []
     for row in rows:
@@ -58,9 +58,9 @@ def possible(rows: Sequence[KernelRow], device: Device) -> tuple[list[KernelRow]
     return kept, left_out
 
 
-def contradictions(rows: Sequence[KernelRow]) -> list[str]:
+def contradictions(rows: Sequence[TimedKernel]) -> list[str]:
     """Name rows that time one kernel in the same way, with results that are far apart."""
-    groups: dict[tuple[object, ...], list[KernelRow]] = {}
+    groups: dict[tuple[object, ...], list[TimedKernel]] = {}
     for row in rows:
         key = (row.shape, row.beside, row.less, row.conditions.name, row.implementation, row.source)
         groups.setdefault(key, []).append(row)
@@ -74,7 +74,7 @@ def contradictions(rows: Sequence[KernelRow]) -> list[str]:
     return found
 
 
-def far_off(rows: Sequence[KernelRow], predicted_s: npt.NDArray[np.float64]) -> list[str]:
+def far_off(rows: Sequence[TimedKernel], predicted_s: npt.NDArray[np.float64]) -> list[str]:
     """Name rows that are far from what was fitted to all of them."""
     found = []
     for row, fitted_s in zip(rows, predicted_s.tolist(), strict=True):

@@ -406,7 +406,7 @@ def shape_of(cells: Mapping[str, str], place: str = "") -> KernelShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRow:
+class TimedKernel:
     """One timed kernel."""
 
     source: str  #: Repository or publication, without the file.
@@ -422,7 +422,7 @@ class KernelRow:
     place: str = field(default="", compare=False)  #: File and line.
 
 
-def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
+def row_of(cells: Mapping[str, str], place: str = "") -> TimedKernel:
     """Return the kernels and conditions of one row."""
     notes, source = cells.get("notes") or "", cells.get("source") or ""
     other = _other_processor(cells["device"], notes)
@@ -446,7 +446,7 @@ def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
                 written_bytes=written, dtype=shape.dtype, row_length=shape.k,
             ),
         )  # fmt: skip
-    return KernelRow(
+    return TimedKernel(
         source=source.split("@")[0].split(",")[0],
         shape=shape,
         time_s=time_s,
@@ -483,7 +483,7 @@ def _is_one_kernel(row: Mapping[str, str]) -> bool:
     )
 
 
-def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = ("fit",)) -> list[KernelRow]:
+def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = ("fit",)) -> list[TimedKernel]:
     """Read the rows of one device.
 
     Parameters

@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from simulator.arrays import FloatArray
 from simulator.calibration.doubtful_rows import contradictions, far_off, hopeless, possible, shortened
-from simulator.calibration.kernel_rows import ALL_TOKENS, EXPERTS, KernelRow, quantise_name, read_kernel_rows
+from simulator.calibration.kernel_rows import ALL_TOKENS, EXPERTS, TimedKernel, quantise_name, read_kernel_rows
 from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
 from simulator.calibration.tables import plain_yaml, rounded
 from simulator.errors import CalibrationError
-from simulator.kernels.attention import WIDE_HEADS, AttentionConstants, attention_times_s
+from simulator.kernels.attention import AttentionConstants, attention_times_s, constants_names
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
 from simulator.kernels.pointwise import ALIASES, PointwiseConstants, pointwise_time_s
 from simulator.kernels.roofline import ExpertConstants, KernelConstants
 from simulator.kernels.scan import ScanConstants, scan_time_s
 from simulator.models.layer import SCALED_ELEMENTS, AttentionShape, GemmShape, PointwiseShape, ScanShape
 from simulator.topology.device import NOTES, Device, load_device
-
-FloatArray = npt.NDArray[np.float64]
 
 _GEMM_FREE = (
     Free(name="launch_s", low=0.3e-6, high=8e-6, prior=0.5),
@@ -89,7 +87,7 @@ class KernelFit:
     doubts: Sequence[str] = ()
 
 
-def predict_rows_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
+def predict_rows_s(rows: Sequence[TimedKernel], device: Device, constants: KernelConstants) -> FloatArray:
     """Predict the seconds of timed kernels under the conditions of their timing, of shape ``[rows]``."""
     found = _sums_s(rows, device, constants)
     for index, row in enumerate(rows):
@@ -103,10 +101,10 @@ def predict_rows_s(rows: Sequence[KernelRow], device: Device, constants: KernelC
     return np.maximum(found, [row.issue_s for row in rows])
 
 
-def _sums_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
+def _sums_s(rows: Sequence[TimedKernel], device: Device, constants: KernelConstants) -> FloatArray:
     """Sum up each row's kernels, priced one by one."""
     found = np.zeros(len(rows))
-    groups: dict[tuple[object, ...], list[tuple[int, KernelRow]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[int, TimedKernel]]] = {}
     for index, row in enumerate(rows):
         for shape in (row.shape, *row.beside):
             one = row if shape is row.shape else replace(row, shape=shape, beside=(), less=None)
@@ -117,7 +115,7 @@ def _sums_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstant
     return found
 
 
-def _block_parts_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
+def _block_parts_s(rows: Sequence[TimedKernel], device: Device, constants: KernelConstants) -> FloatArray:
     """Return what expert blocks take by part, ``[3, rows]``: products, bytes of the rows routed here, and of all tokens."""
     products = [
         replace(row, beside=tuple(shape for shape in row.beside if isinstance(shape, GemmShape))) for row in rows
@@ -130,7 +128,7 @@ def _block_parts_s(rows: Sequence[KernelRow], device: Device, constants: KernelC
     return np.vstack([_sums_s(products, device, constants), n_bytes / device.memory_bandwidth_bytes_per_s])
 
 
-def _block_times_s(rows: Sequence[KernelRow], parts_s: FloatArray, experts: ExpertConstants) -> FloatArray:
+def _block_times_s(rows: Sequence[TimedKernel], parts_s: FloatArray, experts: ExpertConstants) -> FloatArray:
     """Return the times of expert blocks from their parts; a library without constants of its own has its type's."""
     found = np.empty(len(rows))
     for index, row in enumerate(rows):
@@ -141,7 +139,7 @@ def _block_times_s(rows: Sequence[KernelRow], parts_s: FloatArray, experts: Expe
     return found
 
 
-def _group_of(row: KernelRow) -> tuple[object, ...]:
+def _group_of(row: TimedKernel) -> tuple[object, ...]:
     shape = row.shape
     if isinstance(shape, AttentionShape):
         return (row.conditions.name, "attention", shape.kernel_pass, row.implementation, shape.dtype, shape.head_dim)
@@ -149,7 +147,7 @@ def _group_of(row: KernelRow) -> tuple[object, ...]:
     return (row.conditions.name, EXPERTS if shape.name == EXPERTS else family)
 
 
-def _predict_group(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
+def _predict_group(rows: Sequence[TimedKernel], device: Device, constants: KernelConstants) -> FloatArray:
     conditions = rows[0].conditions
     first = rows[0].shape
     if isinstance(first, GemmShape):
@@ -167,7 +165,7 @@ def _predict_group(rows: Sequence[KernelRow], device: Device, constants: KernelC
     return np.array([_one_s(row, device, constants) for row in rows])
 
 
-def _one_s(row: KernelRow, device: Device, constants: KernelConstants) -> float:
+def _one_s(row: TimedKernel, device: Device, constants: KernelConstants) -> float:
     if isinstance(row.shape, ScanShape):
         return scan_time_s(row.shape, device, constants.scan)
     assert isinstance(row.shape, PointwiseShape)
@@ -179,13 +177,12 @@ def implementation_name(library_kernel: str, device: Device) -> str:
     return IMPLEMENTATIONS.get(device.architecture, {}).get(library_kernel, library_kernel or "default")
 
 
-def _attention_name(row: KernelRow, device: Device) -> str:
-    """Return the implementation of an attention kernel; cuDNN's for wide heads and for eight bits are kept apart."""
+def _attention_name(row: TimedKernel, device: Device) -> str:
+    """Return the implementation of an attention kernel; cuDNN's for large heads and for eight bits are kept apart."""
     name, shape = implementation_name(row.implementation, device), row.shape
     if row.implementation != "cudnn" or not isinstance(shape, AttentionShape):
         return name
-    name = f"{name}_wide" if shape.head_dim > WIDE_HEADS else name
-    return f"{name}_{shape.dtype}" if shape.dtype in SCALED_ELEMENTS else name
+    return constants_names(name, shape.head_dim, shape.dtype)[0]
 
 
 def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path = "") -> KernelFit:
@@ -223,7 +220,7 @@ def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path =
 
 
 def fit_kernel_rows(
-    rows: Sequence[KernelRow], test: Sequence[KernelRow], known: Device, *, start_from: Device
+    rows: Sequence[TimedKernel], test: Sequence[TimedKernel], known: Device, *, start_from: Device
 ) -> KernelFit:
     """Fit the kernel constants of a device to timed kernels; see :func:`fit_kernels`."""
     constants = KernelConstants.of(start_from)
@@ -235,7 +232,7 @@ def fit_kernel_rows(
         gemm = _fit_gemm(plain, known, constants.gemm)
         unsure |= {f"gemm.{name}": error for name, error in gemm.relative_errors.items()}
         constants = replace(constants, gemm=gemm.constants)
-    libraries: dict[tuple[str, str], list[KernelRow]] = {}
+    libraries: dict[tuple[str, str], list[TimedKernel]] = {}
     for row in gemms:
         if isinstance(row.shape, GemmShape):
             libraries.setdefault((row.shape.dtype, row.shape.library), []).append(row)
@@ -278,9 +275,9 @@ def fit_kernel_rows(
     )
 
 
-def residuals_of(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> dict[str, Residuals]:
+def residuals_of(rows: Sequence[TimedKernel], device: Device, constants: KernelConstants) -> dict[str, Residuals]:
     """Sum up errors per family, and per family and source where a family has several."""
-    groups: dict[str, list[KernelRow]] = {}
+    groups: dict[str, list[TimedKernel]] = {}
     for row in rows:
         family = str(_group_of(row)[1])
         groups.setdefault(family, []).append(row)
@@ -291,11 +288,11 @@ def residuals_of(rows: Sequence[KernelRow], device: Device, constants: KernelCon
     }
 
 
-def _measured(rows: Sequence[KernelRow]) -> FloatArray:
+def _measured(rows: Sequence[TimedKernel]) -> FloatArray:
     return np.array([r.time_s for r in rows])
 
 
-def _relative_error(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> float:
+def _relative_error(rows: Sequence[TimedKernel], device: Device, constants: KernelConstants) -> float:
     errors = np.log(predict_rows_s(rows, device, constants) / _measured(rows))
     return float(np.clip(errors, -0.3, 0.3).std())
 
@@ -305,7 +302,7 @@ def known_energy(device: Device) -> tuple[float, float]:
     return device.power_limit_w / (0.78 * device.peak("fp16")), 50e-12
 
 
-def _fit_gemm(rows: Sequence[KernelRow], device: Device, start: GemmConstants) -> Fitted[GemmConstants]:
+def _fit_gemm(rows: Sequence[TimedKernel], device: Device, start: GemmConstants) -> Fitted[GemmConstants]:
     free = [
         *_GEMM_FREE,
         *(Free(name=f"tile_efficiency.{t}", low=0.1, high=1.0, prior=0.3) for t in start.tile_efficiency),
@@ -381,7 +378,7 @@ class _Narrow:
 
 
 def _fit_scaled(
-    rows: Sequence[KernelRow],
+    rows: Sequence[TimedKernel],
     dtype: str,
     library: str,
     device: Device,
@@ -415,7 +412,7 @@ def _fit_scaled(
 
 
 def _fit_scan(
-    rows: Sequence[KernelRow], device: Device, constants: KernelConstants, unsure: dict[str, float]
+    rows: Sequence[TimedKernel], device: Device, constants: KernelConstants, unsure: dict[str, float]
 ) -> ScanConstants:
     """Fit the rate of each recurrence, and the fixed part of all."""
     names = sorted({row.shape.name for row in rows if isinstance(row.shape, ScanShape)})
@@ -430,14 +427,14 @@ def _fit_scan(
     return fitted.constants
 
 
-def _block_key(row: KernelRow) -> str:
+def _block_key(row: TimedKernel) -> str:
     """Key of the constants of an expert block: its type, and the library that ran it."""
     dtype, library = row.shape.dtype, row.implementation.replace("_nongated", "_cutlass")  # the same kernels
     return f"{dtype} {library}" if library else dtype
 
 
 def _fit_experts(
-    rows: Sequence[KernelRow], device: Device, constants: KernelConstants, unsure: dict[str, float]
+    rows: Sequence[TimedKernel], device: Device, constants: KernelConstants, unsure: dict[str, float]
 ) -> ExpertConstants:
     """Fit the parts of whole expert blocks for each type, and each library and type, with rows enough."""
     found = ExpertConstants()
@@ -452,7 +449,7 @@ def _fit_experts(
         start = replace(found, **{name: {**getattr(found, name), dtype: value} for name, value in first.items()})
 
         def predict(
-            c: ExpertConstants, members: list[KernelRow] = members, parts_s: FloatArray = parts_s
+            c: ExpertConstants, members: list[TimedKernel] = members, parts_s: FloatArray = parts_s
         ) -> FloatArray:
             return _block_times_s(members, parts_s, c)
 
@@ -463,9 +460,9 @@ def _fit_experts(
 
 
 def _fit_attention(
-    rows: Sequence[KernelRow], device: Device, constants: KernelConstants, unsure: dict[str, float]
+    rows: Sequence[TimedKernel], device: Device, constants: KernelConstants, unsure: dict[str, float]
 ) -> dict[str, dict[str, AttentionConstants]]:
-    groups: dict[tuple[str, str], list[KernelRow]] = {}
+    groups: dict[tuple[str, str], list[TimedKernel]] = {}
     for row in rows:
         if isinstance(row.shape, AttentionShape):
             way = "forward" if row.shape.kernel_pass == "forward" else "backward"
@@ -501,11 +498,11 @@ def _fit_attention(
 
 
 def _fit_pointwise(
-    rows: Sequence[KernelRow], device: Device, constants: KernelConstants, unsure: dict[str, float]
+    rows: Sequence[TimedKernel], device: Device, constants: KernelConstants, unsure: dict[str, float]
 ) -> PointwiseConstants:
     """Fit operation by operation: bandwidth share, seconds per row, additional fixed time."""
     found = replace(constants.pointwise, launch_s=constants.gemm.launch_s)
-    groups: dict[str, list[KernelRow]] = {}
+    groups: dict[str, list[TimedKernel]] = {}
     for row in rows:
         assert isinstance(row.shape, PointwiseShape)
         name = ALIASES.get(row.shape.name, row.shape.name)

@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from simulator.arrays import FloatArray
 from simulator.errors import CalibrationError
 
-FloatArray = npt.NDArray[np.float64]
 ConstantsT = TypeVar("ConstantsT")
 
 #: assumed: how the minimum is searched, in logarithms of constants; other values move constants by less than their errors

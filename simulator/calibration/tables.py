@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TextTable:
     """A table as text: its columns, and its cells with the line where each row stands."""
 
     header: list[str]
@@ -28,7 +28,7 @@ class Table:
     faults: list[str]  #: Rows that have more or fewer cells than the header names.
 
 
-def table_of(text: str, file: str) -> Table:
+def table_of(text: str, file: str) -> TextTable:
     """Read comma-separated text, with or without a byte-order mark; blank lines are none of its rows.
 
     Raises
@@ -62,7 +62,7 @@ def table_of(text: str, file: str) -> Table:
                 )
     except csv.Error as error:  # a cell of more than 131,072 characters
         raise ConfigError(f"{file}:{reader.line_num}: is not a table: {error}") from None
-    return Table(header=header, rows=rows, faults=faults)
+    return TextTable(header=header, rows=rows, faults=faults)
 
 
 def check_header(header: Sequence[str], known: Sequence[str], file: str) -> None:

@@ -32,7 +32,7 @@ class LinkLatency(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class AgeFigures:
     """What the estimates of one age are made of."""
 
     ring: LinkLatency
@@ -66,7 +66,7 @@ class Figures:
     plateau_bytes: float = 0.0
 
 
-_NEWEST = Figures(
+_NEWEST = AgeFigures(
     ring=LinkLatency((6.6, 14.0, 8.4), (0.6, 1.9, 3.4), (1.0, 2.5, 5.7), (2.7, 4.0, 14.0)),
     tree=LinkLatency((6.8, 14.0, 8.4), (0.6, 1.25, 4.0), (1.0, 1.9, 4.0), (5.0, 8.5, 14.0)),
     ring_ll128=((20.0,) * 3, (20.0,) * 3, (36.7,) * 3, (40.0,) * 3),
@@ -121,7 +121,7 @@ _AGES = (
 
 
 @lru_cache(maxsize=64)
-def figures_of(nccl: str) -> Figures:
+def figures_of(nccl: str) -> AgeFigures:
     """Return the figures of a version; those of the newest where it is not known."""
     if not nccl:
         return _NEWEST

@@ -14,10 +14,10 @@ import numpy as np
 from simulator.collectives.constants import Between, Inside
 from simulator.collectives.groups import Groups, Phase
 from simulator.collectives.loads import Scales
-from simulator.collectives.nccl import LL, PROTOCOLS, Question
+from simulator.collectives.nccl import LL, PROTOCOLS, NcclQuestion
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.table import Send, Table
-from simulator.network.base import Rounds, Step
+from simulator.network.base import ChunkMessage, Rounds
 
 if TYPE_CHECKING:
     from simulator.collectives.messages import Job
@@ -160,7 +160,7 @@ class Algorithm:
         """Whether it can run a collective of its tables on a communicator."""
         return True
 
-    def estimate_us(self, question: Question, protocol: str) -> float:
+    def estimate_us(self, question: NcclQuestion, protocol: str) -> float:
         """Return the library's own estimate, by which it chooses; one without an estimate runs only if asked for."""
         raise NotImplementedError
 
@@ -210,7 +210,7 @@ class Algorithm:
         """Return what makes the messages of all groups where everybody sends the same in every round; None elsewhere."""
         return None
 
-    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
+    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[ChunkMessage, ...]:
         """Return the messages of all groups: each rank ends a round before it begins the next."""
         from simulator.collectives.messages import rounds_of_messages
 
@@ -248,7 +248,7 @@ def by_name(*makers: Maker) -> dict[str, Maker]:
 class MessagesAtOnce(Algorithm):
     """An algorithm whose messages are all under way at once: sends and receives, and switches that reduce."""
 
-    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
+    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[ChunkMessage, ...]:
         """Return the messages of all groups."""
         from simulator.collectives.messages import messages_at_once
 

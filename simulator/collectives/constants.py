@@ -101,7 +101,7 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nvls:
+class NvlsConstants:
     """In-switch reduction: start-up, share of the NVLink rate, and a pipeline that fills with size.
 
     ``across`` is the share of that rate that is left when the switches take turns with a tree between nodes.
@@ -120,7 +120,7 @@ class Inside:
 
     ring: Path
     tree: Path
-    nvls: Nvls
+    nvls: NvlsConstants
     p2p: Messages
     line_bytes_per_s: float  #: Rate at which one channel's threads fill up under LL before a second channel is used.
     tail: float  #: Chunk times that a Simple ring needs beyond its steps to drain its pipeline.
@@ -215,7 +215,7 @@ def parse_inside(data: Mapping[str, Any]) -> Inside:
         {key: value for key, value in data.items() if not isinstance(value, Mapping)},
         ring=_read(Path, data["ring"]),
         tree=_read(Path, data["tree"]),
-        nvls=_read(Nvls, data["nvls"]),
+        nvls=_read(NvlsConstants, data["nvls"]),
         p2p=_read(Messages, data["p2p"]),
         copy_reduce=float(data["copy"]["all_reduce"]),
         copy_gather=float(data["copy"]["all_gather"]),

@@ -16,7 +16,7 @@ from simulator.collectives.algorithm import Case, MessagesAtOnce, Terms, by_name
 from simulator.collectives.constants import Messages
 from simulator.collectives.groups import Groups, Phase, nothing
 from simulator.collectives.loads import Scales, Traffic, combine
-from simulator.collectives.nccl import PROTOCOLS, SIMPLE, Question
+from simulator.collectives.nccl import PROTOCOLS, SIMPLE, NcclQuestion
 from simulator.collectives.table import Send, Table
 
 #: all-to-all keeps every pair up to this many; beyond, node distances are sampled evenly
@@ -64,7 +64,7 @@ class Exchange(MessagesAtOnce):
     is_tunable = False
     tables = by_name(all_to_all, gather, scatter, send_recv)
 
-    def estimate_us(self, question: Question, protocol: str) -> float:
+    def estimate_us(self, question: NcclQuestion, protocol: str) -> float:
         """Nothing: there is nothing to choose."""
         return 0.0
 

@@ -20,7 +20,7 @@ from functools import lru_cache
 from simulator.collectives import exchange, ring
 from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
 from simulator.collectives.loads import Scales
-from simulator.collectives.nccl import Question
+from simulator.collectives.nccl import NcclQuestion
 from simulator.collectives.table import Send, Table
 from simulator.config import load_yaml, resolve_name
 
@@ -104,7 +104,7 @@ class Gloo(Algorithm):
         """Return ``gloo``: there are no protocols to tell apart."""
         return self.name
 
-    def estimate_us(self, question: Question, protocol: str) -> float:
+    def estimate_us(self, question: NcclQuestion, protocol: str) -> float:
         """Nothing: there is nothing to choose."""
         return 0.0
 

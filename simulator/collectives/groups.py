@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.collectives.loads import FloatArray, IntArray, Traffic, combine
+from simulator.arrays import FloatArray, IntArray
+from simulator.collectives.loads import Traffic, combine
 from simulator.collectives.shape import GroupShape, link_matrix
 from simulator.errors import ConfigError
 from simulator.topology.graph import Topology

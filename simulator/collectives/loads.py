@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray, IntArray
 from simulator.topology.graph import Topology
 from simulator.topology.layout import RegularLayout
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 _FEW_PAIRS = 32
 
 

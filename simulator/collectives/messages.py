@@ -17,7 +17,7 @@ from simulator.collectives.loads import Scales
 from simulator.collectives.shape import GroupShape, link_matrix
 from simulator.collectives.table import Send, Table
 from simulator.errors import ConfigError
-from simulator.network.base import Step
+from simulator.network.base import ChunkMessage
 from simulator.network.rounds import MOST_MESSAGES
 from simulator.topology.graph import Topology
 from simulator.topology.link import LINK_KINDS
@@ -87,9 +87,9 @@ class Placed:
     #: the sends of one round before those of the next.
     streams: bool = False
 
-    def steps(self, first: int = 0) -> list[Step]:
+    def steps(self, first: int = 0) -> list[ChunkMessage]:
         """Return messages that wait for their data; ``first`` is the position of the first one among those of others."""
-        steps: list[Step] = []
+        steps: list[ChunkMessage] = []
         arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)
         last_of: dict[tuple[int, int], list[int]] = {}
         between: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -107,7 +107,7 @@ class Placed:
                     before.update(between[send.target, send.source])
                 links, weights = self.loads(self.ranks[send.source], self.ranks[send.target])
                 steps.append(
-                    Step(
+                    ChunkMessage(
                         latency_s=self.latency_s,
                         n_bytes=self.table.bytes_of(send, self.n_bytes),
                         links=links,
@@ -130,7 +130,7 @@ class Placed:
 
 def on_channels(
     job: Job, groups: Sequence[Sequence[int]], place: Callable[[Job, Nodes, int, int], Sequence[Placed]]
-) -> tuple[Step, ...]:
+) -> tuple[ChunkMessage, ...]:
     """Expand a collective that several groups run at the same time, channel by channel.
 
     Parameters
@@ -138,7 +138,7 @@ def on_channels(
     place : callable
         Makes the tables of one channel of so many, from the ranks of each node.
     """
-    steps: list[Step] = []
+    steps: list[ChunkMessage] = []
     for group in groups:
         nodes = by_node(group, job.topology.gpus_per_node)
         n_channels = channels_of(nodes)
@@ -154,12 +154,14 @@ def channels_of(nodes: Nodes) -> int:
     return len(nodes[0]) if len({len(members) for members in nodes}) == 1 else 1
 
 
-def rounds_of_messages(job: Job, groups: Sequence[Sequence[int]], make: Callable[[int], Table]) -> tuple[Step, ...]:
+def rounds_of_messages(
+    job: Job, groups: Sequence[Sequence[int]], make: Callable[[int], Table]
+) -> tuple[ChunkMessage, ...]:
     """Expand a table that several groups run; each rank ends a round before it begins the next."""
     table = make(len(groups[0]))
     job.check(len(groups) * table.n_sends)
     n_rounds = sum(1 for sends in table.rounds if sends)
-    steps: list[Step] = []
+    steps: list[ChunkMessage] = []
     for group in groups:
         placed = Placed(
             table=table, n_bytes=job.n_bytes, ranks=group, loads=lambda a, b: job.load(a, b, job.terms.scales),
@@ -170,9 +172,9 @@ def rounds_of_messages(job: Job, groups: Sequence[Sequence[int]], make: Callable
     return tuple(steps)
 
 
-def messages_at_once(job: Job, phases: Iterable[Phase]) -> tuple[Step, ...]:
+def messages_at_once(job: Job, phases: Iterable[Phase]) -> tuple[ChunkMessage, ...]:
     """Expand traffic whose messages all start at once."""
-    steps: list[Step] = []
+    steps: list[ChunkMessage] = []
     traffic = [part for phase in phases for part in (phase.inside, phase.between)]
     job.check(sum(len(part.source) for part in traffic))
     for part in traffic:
@@ -183,7 +185,7 @@ def messages_at_once(job: Job, phases: Iterable[Phase]) -> tuple[Step, ...]:
                 continue
             links, weights = job.load(source, target, job.terms.scales)
             steps.append(
-                Step(
+                ChunkMessage(
                     latency_s=job.terms.latency_s,
                     n_bytes=job.n_bytes * amount,
                     links=links,

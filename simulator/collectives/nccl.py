@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from simulator.collectives.ages import Figures, LinkLatency, figures_of
+from simulator.collectives.ages import AgeFigures, LinkLatency, figures_of
 from simulator.collectives.constants import version_key
 from simulator.collectives.shape import GroupShape
 
@@ -53,7 +53,7 @@ class Channels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class NcclQuestion:
     """A collective for which NCCL compares algorithms."""
 
     collective: str
@@ -76,7 +76,7 @@ class Question:
         return min(self.shape.n_nodes, 3) - 1
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> AgeFigures:
         """Those of the communicator's NCCL."""
         return figures_of(self.shape.nccl)
 

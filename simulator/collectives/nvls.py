@@ -21,7 +21,7 @@ from simulator.collectives.messages import Job, Nodes, Placed, on_channels, rota
 from simulator.collectives.nccl import (
     PROTOCOLS,
     SIMPLE,
-    Question,
+    NcclQuestion,
     log_nodes,
     n_steps,
     net_speed,
@@ -29,7 +29,7 @@ from simulator.collectives.nccl import (
 )
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.table import Send, Table
-from simulator.network.base import Step
+from simulator.network.base import ChunkMessage
 
 #: GPUs among which the switches of a node divide a buffer at most (NVIDIA/nccl, src/include/device.h: NCCL_MAX_NVLS_ARITY)
 MOST_HEADS = 32
@@ -92,19 +92,19 @@ class Nvls(MessagesAtOnce):
         """It needs NVSwitches that multicast, and all GPUs of a node."""
         return shape.multicast and (shape.n_nodes == 1 or shape.collnet) and shape.full_node
 
-    def estimate_us(self, question: Question, protocol: str) -> float:
+    def estimate_us(self, question: NcclQuestion, protocol: str) -> float:
         """NCCL's estimate: what the switch leaves of the NVLinks, or the network."""
         n, bus = question.shape.n_ranks, self._bus(question)
         if question.collective == "all_reduce":  # gathers and scatters keep the bus bandwidth
             bus *= n / n_steps("all_reduce", n)
         return question.time_us(self.latency_of(question), bus)
 
-    def latency_of(self, question: Question) -> float:
+    def latency_of(self, question: NcclQuestion) -> float:
         """Microseconds: through the switch, and through the network if there is one."""
         inter_us = question.inter_us(self.latency_us, "simple") if question.shape.n_nodes > 1 else 0.0
         return question.intra_us(self.latency_us, "simple") + inter_us
 
-    def _bus(self, question: Question) -> float:
+    def _bus(self, question: NcclQuestion) -> float:
         shape, row, m = question.shape, question.row, question.shape.ranks_per_node
         n_channels = min(m, MOST_HEADS)  # the search finds one for each head, however many run
         intra = _head_speed(shape, n_channels) * _EFFICIENCY[row] * (n_channels - 1) / n_channels
@@ -163,7 +163,7 @@ class NvlsTree(Nvls):
         """It needs several nodes besides; Google's environment for GPUDirect-TCPXO has ``NCCL_ALGO=Ring,Tree``."""
         return shape.multicast and shape.n_nodes > 1 and shape.full_node and shape.transport_class != "tcpxo"
 
-    def latency_of(self, question: Question) -> float:
+    def latency_of(self, question: NcclQuestion) -> float:
         """Microseconds: through the switch, and up and down the tree."""
         inter_us = question.inter_us(self.latency_us, "simple")
         return question.intra_us(self.latency_us, "simple") + 2.0 * log_nodes(question.shape) * inter_us
@@ -184,7 +184,7 @@ class NvlsTree(Nvls):
         """One byte from every GPU to the switch and back; between nodes as the tree."""
         return [Phase(groups.inside_ring(), groups.between(*tree.node_edges(groups.shape.n_nodes)))]
 
-    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
+    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[ChunkMessage, ...]:
         """Return the messages of both trees of all channels of all groups."""
         return on_channels(job, groups, self._channel)
 
@@ -249,7 +249,7 @@ class CollNetDirect(CollNet):
         """One, straight to the GPU that owns the share."""
         return min(1, ranks_per_node - 1)
 
-    def estimate_us(self, question: Question, protocol: str) -> float:
+    def estimate_us(self, question: NcclQuestion, protocol: str) -> float:
         """NCCL's estimate."""
         shape, channels, m = question.shape, question.channels, question.shape.ranks_per_node
         inside_us = min(1, m - 1) * question.intra_us(self.latency_us, "simple") + 0.4 * (m - 1)
@@ -273,7 +273,7 @@ class CollNetChain(CollNet):
         """All GPUs, one after the other."""
         return ranks_per_node - 1
 
-    def estimate_us(self, question: Question, protocol: str) -> float:
+    def estimate_us(self, question: NcclQuestion, protocol: str) -> float:
         """NCCL's estimate."""
         m = question.shape.ranks_per_node
         inside_us = 2.0 * (m - 1) * question.intra_us(self.latency_us, "simple")

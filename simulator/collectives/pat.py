@@ -16,10 +16,10 @@ from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
 from simulator.collectives.groups import Groups, Phase
 from simulator.collectives.loads import Scales
 from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels
-from simulator.collectives.nccl import PROTOCOLS, SIMPLE, Question, log_nodes
+from simulator.collectives.nccl import PROTOCOLS, SIMPLE, NcclQuestion, log_nodes
 from simulator.collectives.ring import hop_bytes
 from simulator.collectives.shape import GroupShape
-from simulator.network.base import Step
+from simulator.network.base import ChunkMessage
 
 _LATENCY_US = LinkLatency((8.0, 8.0, 8.0), (0.0, 0.0, 4.0), (0.0, 0.0, 4.0), (0.0, 0.0, 14.0))
 
@@ -36,7 +36,7 @@ class Pat(Algorithm):
         """It needs one GPU on each of several nodes."""
         return shape.ranks_per_node == 1 and shape.n_nodes > 1
 
-    def estimate_us(self, question: Question, protocol: str) -> float:
+    def estimate_us(self, question: NcclQuestion, protocol: str) -> float:
         """NCCL's estimate."""
         latency_us = _LATENCY_US.base[SIMPLE] + 2.8 * question.shape.n_ranks
         latency_us += log_nodes(question.shape) * question.inter_us(_LATENCY_US, "simple") / 3.5
@@ -58,7 +58,7 @@ class Pat(Algorithm):
         """One byte from every node to the next: the bytes of the ring, taken to pass the same links."""
         return [Phase(groups.inside_ring(), groups.node_ring())]
 
-    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
+    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[ChunkMessage, ...]:
         """Return the messages of all groups."""
         return on_channels(job, groups, self._channel)
 

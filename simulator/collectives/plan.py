@@ -9,9 +9,10 @@ from functools import lru_cache, partial
 import numpy as np
 
 from simulator import collectives
+from simulator.arrays import FloatArray, IntArray
 from simulator.collectives.algorithm import Algorithm
 from simulator.collectives.groups import Groups, Phase
-from simulator.collectives.loads import FloatArray, IntArray, Scales, links_of, routed_traffic
+from simulator.collectives.loads import Scales, links_of, routed_traffic
 from simulator.collectives.messages import Job, messages_at_once
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import Described, describe_collective

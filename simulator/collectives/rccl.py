@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from simulator.collectives.constants import tuner_machines
-from simulator.collectives.nccl import PROTOCOLS, RING_PASSES, Question, n_steps, post_us
+from simulator.collectives.nccl import PROTOCOLS, RING_PASSES, NcclQuestion, n_steps, post_us
 from simulator.collectives.shape import GroupShape
 
 #: microseconds of any collective under LL, LL128 and Simple
@@ -24,7 +24,7 @@ def knows(shape: GroupShape) -> bool:
     return shape.n_nodes > 1 and shape.generation in tuner_machines("rccl")
 
 
-def estimate_us(algorithm: str, protocol: str, question: Question) -> float:
+def estimate_us(algorithm: str, protocol: str, question: NcclQuestion) -> float:
     """RCCL's estimate of a ring or a tree, in microseconds; infinite for others, which it has no figures for."""
     machine, shape = tuner_machines("rccl")[question.shape.generation], question.shape
     if algorithm not in ("ring", "tree"):

@@ -27,10 +27,20 @@ from simulator.collectives.messages import (
     pipeline,
     rotated,
 )
-from simulator.collectives.nccl import CHAINS, LL, REDUCING, RING_PASSES, SIMPLE, Question, is_legacy, n_steps, post_us
+from simulator.collectives.nccl import (
+    CHAINS,
+    LL,
+    REDUCING,
+    RING_PASSES,
+    SIMPLE,
+    NcclQuestion,
+    is_legacy,
+    n_steps,
+    post_us,
+)
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.table import Send, Table
-from simulator.network.base import Rounds, Step
+from simulator.network.base import ChunkMessage, Rounds
 
 #: bytes of one ring step that the threads of one channel move in one go under LL (512 threads x 8 B). NCCL takes a second channel from
 #: twice as many for each rank on (``NCCL_LL_THREAD_THRESHOLD``), and a benchmark's broadcasts wait for each other from there on
@@ -129,7 +139,7 @@ class Ring(Algorithm):
     has_one_pattern = True
     tables = by_name(all_reduce, all_gather, reduce_scatter, broadcast, reduce)
 
-    def estimate_us(self, question: Question, protocol: str) -> float:
+    def estimate_us(self, question: NcclQuestion, protocol: str) -> float:
         """NCCL's estimate; rings of more than eight ranks do not add up 8-bit floats."""
         shape, collective, channels, figures = question.shape, question.collective, question.channels, question.figures
         n, bus, row, column = shape.n_ranks, question.bus, question.row, question.column
@@ -147,7 +157,7 @@ class Ring(Algorithm):
             latency_us *= figures.plateau[min(row, 2)] if question.n_bytes / n >= first_bytes else 1.0
         return question.time_us(latency_us, bus / hop_bytes(collective, n))
 
-    def _latency_us(self, question: Question, protocol: str) -> float:
+    def _latency_us(self, question: NcclQuestion, protocol: str) -> float:
         shape, collective, figures = question.shape, question.collective, question.figures
         base = figures.ring.base[("ll", "ll128", "simple").index(protocol)]
         intra, inter = question.intra_us(figures.ring, protocol), question.inter_us(figures.ring, protocol)
@@ -261,7 +271,7 @@ class Ring(Algorithm):
             inside = Traffic(source=inside.source, target=inside.target, amount=inside.amount * share)
         return [Phase(inside, groups.node_ring())]
 
-    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
+    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[ChunkMessage, ...]:
         """Return the messages of all channels of all groups; too many are refused before they are written down."""
         if job.collective not in CHAINS:
             job.check(n_steps(job.collective, job.shape.n_ranks) * _n_lanes(job, groups))
@@ -273,7 +283,7 @@ class Ring(Algorithm):
 
     def _rounds(self, job: Job, groups: Sequence[Sequence[int]]) -> Rounds:
         job.check(REPEATED_ROUNDS * _n_lanes(job, groups))
-        lanes: list[Step] = []
+        lanes: list[ChunkMessage] = []
         before: list[int] = []
         for group in groups:
             nodes = by_node(group, job.topology.gpus_per_node)

@@ -14,14 +14,15 @@ from functools import lru_cache
 
 import numpy as np
 
+from simulator.arrays import FloatArray, IntArray
 from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
 from simulator.collectives.groups import Groups, Phase
-from simulator.collectives.loads import FloatArray, IntArray, Scales, Traffic
+from simulator.collectives.loads import Scales, Traffic
 from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels, pipeline, rotated
-from simulator.collectives.nccl import LL, PROTOCOLS, Question, is_legacy, log_nodes, nvlink_speed
+from simulator.collectives.nccl import LL, PROTOCOLS, NcclQuestion, is_legacy, log_nodes, nvlink_speed
 from simulator.collectives.ring import LL_SLOT_BYTES, LL_WIRE_SHARE
 from simulator.collectives.table import Send, Table
-from simulator.network.base import Step
+from simulator.network.base import ChunkMessage
 
 # NCCL's figures
 #: factors on its bandwidth by log2(bytes / 64); from 512 MiB on there is none (``src/graph/tuning.cc``: ``ncclTopoGetAlgoTime``)
@@ -32,7 +33,7 @@ _CORRECTION = {
 }  # fmt: skip
 
 
-def _raised(question: Question) -> float:
+def _raised(question: NcclQuestion) -> float:
     """Return how much faster than their NICs channels are taken to be inside two nodes, of which each sends a byte once only.
 
     NCCL's search raises a tree's speed inside a node, up to twice that between nodes, as long as the links there have room
@@ -146,7 +147,7 @@ class Tree(Algorithm):
     has_one_pattern = True
     tables = by_name(all_reduce)
 
-    def estimate_us(self, question: Question, protocol: str) -> float:
+    def estimate_us(self, question: NcclQuestion, protocol: str) -> float:
         """NCCL's estimate, with its dip at middle sizes."""
         shape, row, column = question.shape, question.row, question.column
         found, figures = question.channels.found, question.figures
@@ -193,7 +194,7 @@ class Tree(Algorithm):
         inside = Traffic(source=ring.source, target=ring.target, amount=ring.amount * 2.0 * (m - 1) / m)
         return [Phase(inside, groups.between(*node_edges(groups.shape.n_nodes)))]
 
-    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
+    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[ChunkMessage, ...]:
         """Return the messages of both trees of all channels of all groups."""
         return on_channels(job, groups, self._channel)
 

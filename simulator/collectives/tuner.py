@@ -12,7 +12,7 @@ from simulator import collectives
 from simulator.collectives import efa, rccl
 from simulator.collectives.algorithm import Algorithm, Case, Terms
 from simulator.collectives.constants import Between, Inside, constants_for, shipped
-from simulator.collectives.nccl import Question, find_channels, has_protocol, is_offered
+from simulator.collectives.nccl import NcclQuestion, find_channels, has_protocol, is_offered
 from simulator.collectives.shape import GroupShape
 from simulator.errors import ConfigError
 
@@ -20,7 +20,7 @@ Pair = tuple[Algorithm, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class AlgorithmChoice:
     """An algorithm and a protocol; ``n_channels`` counts the rings or trees over which the bytes are split."""
 
     algorithm: Algorithm
@@ -38,7 +38,7 @@ class Described:
     """What was decided about a collective: its communicator, the choice and the price."""
 
     shape: GroupShape
-    choice: Choice
+    choice: AlgorithmChoice
     terms: Terms
 
 
@@ -67,7 +67,7 @@ def choose(
     protocol: str | None = None,
     *,
     eight_bit_float: bool = False,
-) -> Choice:
+) -> AlgorithmChoice:
     """Choose as NCCL does: the allowed pair with the least estimate, unless a plug-in's table names one.
 
     Parameters
@@ -93,9 +93,11 @@ def choose(
 @lru_cache(
     maxsize=65_536
 )  # fits of constants ask for the same rows again and again, and the choice does not depend on them
-def _best(pairs: tuple[Pair, ...], collective: str, n_bytes: int, shape: GroupShape, eight_bit_float: bool) -> Choice:
+def _best(
+    pairs: tuple[Pair, ...], collective: str, n_bytes: int, shape: GroupShape, eight_bit_float: bool
+) -> AlgorithmChoice:
     channels = find_channels(shape)
-    question = Question(
+    question = NcclQuestion(
         collective=collective, n_bytes=n_bytes, shape=shape, channels=channels, eight_bit_float=eight_bit_float
     )
     estimates_s = [_estimate_s(algorithm, protocol, question) for algorithm, protocol in pairs]
@@ -104,10 +106,10 @@ def _best(pairs: tuple[Pair, ...], collective: str, n_bytes: int, shape: GroupSh
     if rccl.knows(shape) and algorithm.is_automatic and algorithm.is_tunable:
         by_size = rccl.protocol_of(collective, n_bytes, shape)
         protocol = by_size if by_size and (algorithm, by_size) in pairs else protocol
-    return Choice(algorithm=algorithm, protocol=protocol, n_channels=channels.n_channels)
+    return AlgorithmChoice(algorithm=algorithm, protocol=protocol, n_channels=channels.n_channels)
 
 
-def _estimate_s(algorithm: Algorithm, protocol: str, question: Question) -> float:
+def _estimate_s(algorithm: Algorithm, protocol: str, question: NcclQuestion) -> float:
     """The library's estimate; of an algorithm that it does not know, our price, which tells the protocols apart."""
     if algorithm.is_automatic:
         by_rccl = algorithm.is_tunable and rccl.knows(question.shape)

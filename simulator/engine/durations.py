@@ -47,7 +47,7 @@ class BlockResult(NamedTuple):
 RunBlock = Callable[["Durations", int, Block, int], BlockResult]
 
 
-class Part(NamedTuple):
+class PassPart(NamedTuple):
     """What one rank runs of a pass that ranks of other classes run, too.
 
     ``offset_ps`` is when it begins, counted from the first of them, and ``lead_ps`` how far its host is ahead then.
@@ -68,7 +68,7 @@ class JointResult(NamedTuple):
 
 
 #: runs a pass of several ranks: ``(durations, parts) -> result``
-RunJointly = Callable[["Durations", Sequence[Part]], JointResult]
+RunJointly = Callable[["Durations", Sequence[PassPart]], JointResult]
 
 
 class TouchedError(Exception):
@@ -185,7 +185,7 @@ class Durations:
             self._blocks[key] = between(ample, self._known(block, rank, kind, 0), lead_ps)
         return self._blocks[key]
 
-    def joint(self, parts: Sequence[Part]) -> JointResult:
+    def joint(self, parts: Sequence[PassPart]) -> JointResult:
         """Return what a pass of several ranks does, given when each begins and how far its host is ahead.
 
         As of a block, one result is kept for ample leads, and one for each other combination that occurs.
@@ -205,7 +205,7 @@ class Durations:
             known = self._touching[key] = (used, links, not used.isdisjoint(links))
         return known[2]
 
-    def _known_jointly(self, parts: Sequence[Part]) -> JointResult:
+    def _known_jointly(self, parts: Sequence[PassPart]) -> JointResult:
         key = tuple((id(part.block), part.kind, part.offset_ps, part.lead_ps) for part in parts)
         result = self._joint.get(key)
         if result is None:
@@ -217,7 +217,7 @@ class Durations:
             self._joint[key] = result
         return result
 
-    def distinct(self, parts: Sequence[Part]) -> list[int]:
+    def distinct(self, parts: Sequence[PassPart]) -> list[int]:
         """Return, for each part, the first that does the same on the same kind of rank from the same time on: one stands for all."""
         firsts: list[int] = []
         by_start: dict[tuple[int, int, int], list[int]] = {}

@@ -13,17 +13,15 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import IntArray
 from simulator.engine.costs import Costs
-from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations, JointResult, Part
+from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations, JointResult, PassPart
 from simulator.identity import ByIdentity
 from simulator.network.base import NetworkModel, SeparableNetwork
 from simulator.program.op import COMPUTE_OPS, Collective, Kernel, KernelRun, Op
 from simulator.program.program import COMPUTE, Block, Task
-from simulator.timeline import Inside, Sheet, Span
-
-IntArray = NDArray[np.int64]
+from simulator.timeline import Sheet, SheetSpans, Span
 
 
 def is_in_step(blocks: Sequence[Block]) -> bool:
@@ -94,7 +92,7 @@ class _Score(NamedTuple):
     begun_ps: IntArray  #: When the host gets to kernels and runs, shape [n_computes, n_ranks].
 
 
-def _score_of(line: _Line, parts: Sequence[Part], durations: Durations) -> _Score:
+def _score_of(line: _Line, parts: Sequence[PassPart], durations: Durations) -> _Score:
     rows = []
     for part in parts:
         costs = [_cost_of(op, part.rank, part.kind, durations) for op in line.ops]
@@ -117,7 +115,7 @@ def _cost_of(op: Op, rank: int, kind: int, durations: Durations) -> tuple[int, i
     return work_ps, host_ps, host_ps + work_ps, host_ps
 
 
-class Pass:
+class RunningPass:
     """A pass under way: its ranks compute up to a collective, and go on once they are told how long that took.
 
     Parameters
@@ -133,7 +131,7 @@ class Pass:
     """
 
     def __init__(
-        self, parts: Sequence[Part], firsts: Sequence[int], score: _Score, begin_ps: int, durations: Durations
+        self, parts: Sequence[PassPart], firsts: Sequence[int], score: _Score, begin_ps: int, durations: Durations
     ) -> None:
         self.begin_ps = begin_ps
         self.change_ps: int | None = None  #: When to ask next whether any rank computes beside the collective.
@@ -293,7 +291,7 @@ class Pass:
         for lane, (part, last_ps, needed_ps) in enumerate(zip(self._parts, computed_ps, self._needed_ps, strict=True)):
             ended_ps = max(last_ps, self._met_ps[-1], part.offset_ps)
             host_ps = self._durations.host_ps(self._line.block, part.rank, part.kind)
-            spans = Inside(sheet, lane, part.rank, part.offset_ps)
+            spans = SheetSpans(sheet, lane, part.rank, part.offset_ps)
             found.append(
                 BlockResult(
                     ended_ps - part.offset_ps, needed_ps + part.lead_ps, self._detailed(spans, lane), host_ps - part.lead_ps,
@@ -351,7 +349,7 @@ class Turns:
         self._lines: ByIdentity[Block, _Line] = ByIdentity()
         self._scores: dict[tuple[tuple[int, int], ...], _Score] = {}  # by those of blocks and the kinds of ranks
 
-    def are_taken(self, parts: Sequence[Part]) -> bool:
+    def are_taken(self, parts: Sequence[PassPart]) -> bool:
         """Whether the ranks of a pass are in step, on a network whose times can be moved."""
         key = tuple(id(part.block) for part in parts)
         if key not in self._taken:
@@ -359,7 +357,9 @@ class Turns:
             self._taken[key] = isinstance(self._new_network(), SeparableNetwork) and is_in_step(blocks)
         return self._taken[key]
 
-    def begin(self, parts: Sequence[Part], firsts: Sequence[int], begin_ps: int, durations: Durations) -> Pass:
+    def begin(
+        self, parts: Sequence[PassPart], firsts: Sequence[int], begin_ps: int, durations: Durations
+    ) -> RunningPass:
         """Return a pass that nothing has been computed of."""
         own = [parts[place] for place in sorted(set(firsts))]
         key = tuple((id(part.block), part.kind) for part in own)
@@ -367,9 +367,9 @@ class Turns:
         if score is None:
             line = self._lines.of(own[0].block, _Line)
             score = self._scores[key] = _score_of(line, own, durations)
-        return Pass(parts, firsts, score, begin_ps, durations)
+        return RunningPass(parts, firsts, score, begin_ps, durations)
 
-    def play(self, parts: Sequence[Part], durations: Durations) -> JointResult:
+    def play(self, parts: Sequence[PassPart], durations: Durations) -> JointResult:
         """Run a pass that has its links to itself."""
         one = self.begin(parts, range(len(parts)), 0, durations)
         while (met := one.go_on()) is not None:
@@ -382,7 +382,7 @@ class Turns:
                 one.meet(start_ps + self._flows_ps.of(op, self._flow_ps))
         return JointResult(one.results(), self._links_of(parts))
 
-    def _links_of(self, parts: Sequence[Part]) -> frozenset[int]:
+    def _links_of(self, parts: Sequence[PassPart]) -> frozenset[int]:
         """Return the links of a pass: one object for all passes of the same blocks, about which much is asked."""
         key = tuple(id(part.block) for part in parts)
         if key not in self._links:
@@ -390,7 +390,7 @@ class Turns:
             self._links[key] = frozenset().union(*(self._costs.flow(op).links for op in ops))
         return self._links[key]
 
-    def _slowed_ps(self, one: Pass, op: Collective, start_ps: int, factor: float) -> int:
+    def _slowed_ps(self, one: RunningPass, op: Collective, start_ps: int, factor: float) -> int:
         """Return when a collective ends that goes at a fraction of its rate while ranks compute beside it."""
         network = self._new_network()
         handle = network.start(self._costs.flow(op), start_ps)

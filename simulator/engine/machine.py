@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from simulator.engine.clock import Clock
 from simulator.engine.components import OutsideError, RankComponent, postpone
-from simulator.engine.durations import FAR_AHEAD_PS, Durations, Part, TouchedError
+from simulator.engine.durations import FAR_AHEAD_PS, Durations, PassPart, TouchedError
 from simulator.engine.interference import change_rate, slow_collectives
-from simulator.engine.lockstep import Pass, Turns
+from simulator.engine.lockstep import RunningPass, Turns
 from simulator.engine.state import Communication, Participants, RankState, Running, Stream
 from simulator.engine.steady import View, Watch
 from simulator.identity import ByIdentity
@@ -278,7 +278,7 @@ class Machine:
         for rank, _, running in states:
             assert running is not None and isinstance(running.span.op, Block)
             parts.append(
-                Part(running.span.op, rank.program.rank, rank.kind, running.since_ps - first_ps, running.left_ps)
+                PassPart(running.span.op, rank.program.rank, rank.kind, running.since_ps - first_ps, running.left_ps)
             )
         if self.turns is not None:
             self._take_turns(participants, parts, first_ps)
@@ -310,7 +310,7 @@ class Machine:
             if is_near and end_ps > self.clock.now_ps and self.durations.touches(found.links, links):
                 raise TouchedError
 
-    def _take_turns(self, participants: Participants, parts: Sequence[Part], first_ps: int) -> None:
+    def _take_turns(self, participants: Participants, parts: Sequence[PassPart], first_ps: int) -> None:
         """Begin a pass among other traffic.
 
         Raises
@@ -328,7 +328,7 @@ class Machine:
             running.turns, running.left_ps = one, 0  # the lead, until it began
         self._go_on(one, participants)
 
-    def _go_on(self, one: Pass, participants: Participants) -> None:
+    def _go_on(self, one: RunningPass, participants: Participants) -> None:
         """Let a pass compute up to its next collective, or to its end.
 
         Raises
@@ -480,7 +480,7 @@ class Machine:
                     self._look_again_when_computing(participant)
         self.set_alarm()
 
-    def _begin_beside(self, one: Pass, handle: int, communication: Communication) -> None:
+    def _begin_beside(self, one: RunningPass, handle: int, communication: Communication) -> None:
         """Let the ranks of a pass compute beside the collective that has begun, each slowing the other down."""
         assert isinstance(communication.op, Collective)
         factors = self.costs.interference(communication.op)
@@ -488,7 +488,7 @@ class Machine:
         if factors.communication != 1.0:
             self._look_beside(one, handle, communication)
 
-    def _pass_of(self, communication: Communication) -> Pass | None:
+    def _pass_of(self, communication: Communication) -> RunningPass | None:
         """Return the pass that goes on when a collective has ended, if it is one within a pass."""
         if self.turns is None:
             return None
@@ -496,7 +496,7 @@ class Machine:
         running = rank.running
         return running.turns if running is not None and running.index == index else None
 
-    def _look_beside(self, one: Pass, handle: int, communication: Communication) -> None:
+    def _look_beside(self, one: RunningPass, handle: int, communication: Communication) -> None:
         """Slow a collective down as long as any rank of its pass computes."""
         now_ps = self.clock.now_ps
         if self.in_flight.get(handle) is communication:
@@ -598,7 +598,7 @@ class Machine:
         assert isinstance(self.network, SeparableNetwork)
         now_ps = self.clock.now_ps
         calls: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
-        passes: set[Pass] = set()
+        passes: set[RunningPass] = set()
         for number in self.components[component].numbers:
             rank = self.ranks[number]
             self.moved[number] = (len(self.spans), by_ps)

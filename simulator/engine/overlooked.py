@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray, IntArray
 from simulator.engine.costs import Costs
 from simulator.identity import ByIdentity, distinct
 from simulator.network.base import NetworkModel, SeparableNetwork, rate_alone
 from simulator.program.op import COMMUNICATIONS, Collective, Op, Transfer
 from simulator.program.program import Block
-from simulator.timeline import Inside, IntArray, Span, Timeline
+from simulator.timeline import SheetSpans, Span, Timeline
 
-FloatArray = NDArray[np.float64]
 _Groups = tuple[tuple[int, ...], ...]
 #: a kind of traffic: who takes part, and the links of its flow
 _Place = tuple[_Groups, tuple[int, ...]]
@@ -271,7 +271,7 @@ def _groups(block: Block) -> _Groups:
 
 def _sent_inside(inner: object) -> list[tuple[Collective | Transfer, FloatArray]]:
     """Return each communication of a pass with its times."""
-    assert isinstance(inner, tuple | Inside)
+    assert isinstance(inner, tuple | SheetSpans)
     ops: dict[int, Collective | Transfer] = {}
     found: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for span in inner:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from simulator.engine.components import OutsideError, RankComponent, components_of
 from simulator.engine.costs import Costs
-from simulator.engine.durations import BlockResult, Durations, JointResult, Part, TouchedError
+from simulator.engine.durations import BlockResult, Durations, JointResult, PassPart, TouchedError
 from simulator.engine.lockstep import Turns
 from simulator.engine.machine import Machine
 from simulator.engine.state import RankState
@@ -27,7 +27,7 @@ GROWTH = 3
 Network = TypeVar("Network", bound=NetworkModel)
 
 
-def _result_of(machine: Machine, state: RankState, part: Part) -> BlockResult:
+def _result_of(machine: Machine, state: RankState, part: PassPart) -> BlockResult:
     """Return one rank's part of a pass, relative to when that rank began."""
     spans = tuple(
         span._replace(start_ps=span.start_ps - part.offset_ps, end_ps=span.end_ps - part.offset_ps)
@@ -71,7 +71,7 @@ def durations_of(
         (state,) = machine.ranks
         return BlockResult(machine.latest_ps, state.needed_ps + lead_ps, tuple(machine.spans), state.host_ps)
 
-    def run_jointly(durations: Durations, parts: Sequence[Part]) -> JointResult:
+    def run_jointly(durations: Durations, parts: Sequence[PassPart]) -> JointResult:
         n_tasks = sum(len(part.block.tasks) for part in parts)
         allowed.check(n_tasks)
         allowed.spend(n_tasks)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from simulator.engine.costs import Interference
 from simulator.engine.durations import FAR_AHEAD_PS
-from simulator.engine.lockstep import Pass
+from simulator.engine.lockstep import RunningPass
 from simulator.program.op import Collective, HostWork, Transfer
-from simulator.program.program import HOST, RankProgram, Stretch, Task
+from simulator.program.program import HOST, RankProgram, Repetition, Task
 from simulator.program.stretch import shifted, stretch_of
 from simulator.timeline import Span
 
@@ -59,7 +59,7 @@ class Running:
         self.end_ps = 0
         self.idle_ps = 0
         self.span = span
-        self.turns: Pass | None = None
+        self.turns: RunningPass | None = None
 
 
 class Stream:
@@ -189,7 +189,7 @@ class RankState:
         """Write down one period more; return its tasks, each behind the one of the program that it repeats."""
         _, end, length = stretch_of(self.program)
         self.n_written += 1
-        self.stretch = Stretch(stretch_of(self).start, stretch_of(self).end + length, length)
+        self.stretch = Repetition(stretch_of(self).start, stretch_of(self).end + length, length)
         own = self.program.tasks[end - length : end]
         n_tasks, n_micro_batches = self.n_written * length, self.n_written * n_micro_batches
         written = [shifted(task, n_tasks, n_micro_batches) for task in own]

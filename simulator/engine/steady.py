@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from simulator.engine.durations import FAR_AHEAD_PS
 from simulator.engine.state import Communication, Participants, RankState, Running
-from simulator.program.program import COMPUTE, Program, Stretch
+from simulator.program.program import COMPUTE, Program, Repetition
 from simulator.program.stretch import makes_host_wait, stretch_of
 
 #: Periods after which a state may come again: the cyclicity of the regime
@@ -42,7 +42,7 @@ class View(NamedTuple):
     alarm: tuple[int, int] | None  #: When the machine asks the network next, and the number of that call.
 
 
-class Found(NamedTuple):
+class Recurrence(NamedTuple):
     """Two times at which a machine is in the same state, and how many periods of its program lie between them."""
 
     start_ps: int
@@ -84,7 +84,7 @@ class Watch:
     """
 
     def __init__(self, program: Program, ranks: Sequence[RankState], *, grows: bool) -> None:
-        self.found: Found | None = None
+        self.found: Recurrence | None = None
         self.grows = grows
         self.n_omitted = program.n_omitted
         self.n_written = 0
@@ -122,7 +122,7 @@ class Watch:
         self._known = [*self._known[-MAX_PERIODS * len(self._beats) :], look]
         for n_periods in range(1, 1 + (len(self._known) - 1) // len(self._beats)):
             if self._repeats(n_periods):
-                self.found = Found(self._before(n_periods).now_ps, view.now_ps, n_periods)
+                self.found = Recurrence(self._before(n_periods).now_ps, view.now_ps, n_periods)
                 first.beat = -1
                 self._leave_out(n_periods)
                 self._known.clear()
@@ -225,7 +225,7 @@ def _running_state(running: Running, position: int, floor_ps: int, now_ps: int, 
     )  # fmt: skip
 
 
-def _rank_state(rank: RankState, stretch: Stretch, position: int, now_ps: int) -> Hashable | None:
+def _rank_state(rank: RankState, stretch: Repetition, position: int, now_ps: int) -> Hashable | None:
     oldest = position
     streams = []
     for stream in rank.streams.values():
@@ -244,7 +244,7 @@ def _rank_state(rank: RankState, stretch: Stretch, position: int, now_ps: int) -
     return (rank.host_ps - now_ps, held, tuple(streams))
 
 
-def _free_state(rank: RankState, stretch: Stretch, position: int, now_ps: int) -> Hashable | None:
+def _free_state(rank: RankState, stretch: Repetition, position: int, now_ps: int) -> Hashable | None:
     """Return the state of a rank whose host waits for nothing: where each stream stands in the periods, not when it was told."""
     streams: list[Hashable] = []
     oldest = position

@@ -15,7 +15,7 @@ import numpy as np
 from simulator.answer import Answer, abbreviate_plan
 from simulator.config import notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.bounds import Bounds, Layout
+from simulator.explore.bounds import Bounds, PlacedPlan
 from simulator.explore.energy import PowerModel, power_model
 from simulator.explore.evaluation import Record, Store, compute, look_up
 from simulator.explore.judged_plans import JudgedPlans
@@ -125,7 +125,7 @@ class Candidates:
         self._settings: list[tuple[str, Any]] = []
         self._numbers: dict[tuple[str, object], int] = {}
         self._changes, self._begins = array("H"), array("Q", [0])
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, PlacedPlan] = {}
         self._full_s, self._run_s = array("d"), array("d")  # not a number until asked for
         #: Of plans that cannot be simulated, the bound with which that was found out, and why.
         self.failed: dict[int, float] = {}
@@ -137,7 +137,7 @@ class Candidates:
     def __len__(self) -> int:
         return len(self._kinds)
 
-    def add(self, layout: Layout, peak_bytes: int) -> None:
+    def add(self, layout: PlacedPlan, peak_bytes: int) -> None:
         """Note a plan that fits."""
         if len(self._layouts) < MOST_LAYOUTS:
             self._layouts[len(self)] = layout
@@ -163,7 +163,7 @@ class Candidates:
         """Return which kind of plain data parallelism a plan is, empty for none."""
         return _KINDS[self._kinds[index]]
 
-    def __getitem__(self, index: int) -> Layout:
+    def __getitem__(self, index: int) -> PlacedPlan:
         layout = self._layouts.get(index)
         if layout is None:
             if len(self._layouts) == MOST_LAYOUTS:
@@ -239,7 +239,7 @@ class Energy:
         """Return what an answer draws."""
         return answer["iteration_time_s"] * self.power.facility_w(self.power.gpu_w(answer["breakdown"]))
 
-    def least_j(self, layout: Layout, step_s: float) -> float:
+    def least_j(self, layout: PlacedPlan, step_s: float) -> float:
         """Return a bound, given one of the step's time."""
         power = self.power
         least_w = min(power.compute_w, power.communication_w, power.idle_w)
@@ -457,7 +457,7 @@ def _fitting(
     return fitting, unfit, unfit.n + n_hopeless
 
 
-def _least_bytes(memory: MemoryReport, layout: Layout) -> int:
+def _least_bytes(memory: MemoryReport, layout: PlacedPlan) -> int:
     """Return what the fullest stage needs with any micro-batch as large or larger: states, and each chunk's activations once."""
     states = sum(memory.by_category[name] for name in ("parameters", "gradients", "optimizer"))
     return states + sum(layer.saved_bytes for chunk in layout.chunks[memory.stage] for layer in chunk)

@@ -1,6 +1,6 @@
 """Lower bounds of a plan's iteration time: what no simulation of it can undercut.
 
-A bound adds up what must happen one after the other, each part at its least duration (:class:`Durations`: a host that is always
+A bound adds up what must happen one after the other, each part at its least duration (:class:`LeastDurations`: a host that is always
 ahead, a network that carries nothing else):
 
 - *A stage's own work.* Its compute stream runs all passes of all micro-batches in order. With blocking messages every
@@ -34,7 +34,7 @@ from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.data_bounds import DataBound, data_bound
-from simulator.explore.least_durations import Durations, Message
+from simulator.explore.least_durations import LeastDurations, Message
 from simulator.identity import ByIdentity, distinct
 from simulator.memory import MemoryReport, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Model
@@ -42,7 +42,7 @@ from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
 from simulator.parallel.classes import fills_nodes
-from simulator.parallel.context import Exchange, exchange_context
+from simulator.parallel.context import LayerCollective, exchange_context
 from simulator.parallel.lower import data_parallel, split_layers
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.rank_model import boundary_bytes, model_for
@@ -94,7 +94,7 @@ class LayerTime(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class PlacedPlan:
     """A plan with its layers on their stages."""
 
     plan: ParallelPlan
@@ -144,20 +144,20 @@ class Bounds:
         self._streams: dict[tuple[object, ...], tuple[object, Mapping[str, float]]] = {}
         self._pairs: dict[tuple[object, ...], tuple[object, float]] = {}
         self._runs: dict[tuple[object, ...], tuple[object, float]] = {}
-        self._alone: dict[tuple[int, int, Kind], tuple[Layout, int]] = {}
+        self._alone: dict[tuple[int, int, Kind], tuple[PlacedPlan, int]] = {}
         self._costs_of: tuple[ParallelPlan, ModelCosts] | None = None
-        self._writers: tuple[Layout, dict[int, StageLayers]] | None = None
+        self._writers: tuple[PlacedPlan, dict[int, StageLayers]] | None = None
         self._messages: dict[tuple[object, ...], Message] = {}
         self._collective_s: dict[tuple[object, ...], tuple[object, float]] = {}
-        self._evenness = Durations(self.costs).evenness
+        self._evenness = LeastDurations(self.costs).evenness
 
     # -- what a plan is made of -----------------------------------------------------------------------------------
 
-    def layout(self, plan: ParallelPlan) -> Layout:
+    def layout(self, plan: ParallelPlan) -> PlacedPlan:
         """Give the stages of a plan their layers."""
         model = model_for(self.spec, plan, self.topology.device(0))
         placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
-        return Layout(plan=plan, model=model, placement=placement, chunks=split_layers(model, plan, placement))
+        return PlacedPlan(plan=plan, model=model, placement=placement, chunks=split_layers(model, plan, placement))
 
     def mesh(self, plan: ParallelPlan) -> Mesh:
         """Return the mesh of a plan, shared by all plans with the same groups."""
@@ -179,9 +179,9 @@ class Bounds:
             self._communicators[key] = Communicators(mesh, mesh.stage_ranks(stage)[0], folded=fills_nodes(mesh))
         return self._communicators[key]
 
-    def durations(self) -> Durations:
+    def durations(self) -> LeastDurations:
         """Return a fresh memory of durations that shares those of collectives."""
-        durations = Durations(self.costs)
+        durations = LeastDurations(self.costs)
         durations.collectives = self._collective_s
         durations.evenness = self._evenness
         return durations
@@ -201,7 +201,7 @@ class Bounds:
 
     def _kernels_s(self, layer: Layer, plan: ParallelPlan, phase: str) -> tuple[float, float]:
         all_items = exchange_context(getattr(layer, phase), plan)  # which replaces the attention between its exchanges
-        items = [item for item in all_items if not isinstance(item, CommunicationPoint | Exchange)]
+        items = [item for item in all_items if not isinstance(item, CommunicationPoint | LayerCollective)]
         kernels = [Kernel(name=item.name, phase=phase, shape=item) for item in items]  # type: ignore[arg-type]
         device_ps = sum(self.costs.kernel_ps(kernel, 0) for kernel in kernels)
         issue_ps = sum(self.costs.issue_ps(kernel, 0) for kernel in kernels)
@@ -209,7 +209,7 @@ class Bounds:
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def memory(self, layout: Layout) -> MemoryReport:
+    def memory(self, layout: PlacedPlan) -> MemoryReport:
         """Return the memory of the fullest rank, exactly as the simulator accounts for it.
 
         The schedule is looked at with at most :data:`SATURATED_GROUPS` x ``pp`` micro-batches: with more of them no
@@ -225,7 +225,7 @@ class Bounds:
         )  # fmt: skip
         return replace(report, stage=stages[report.stage])
 
-    def _peak_in_flight(self, layout: Layout) -> tuple[tuple[int, ...], ...]:
+    def _peak_in_flight(self, layout: PlacedPlan) -> tuple[tuple[int, ...], ...]:
         plan, n_chunks = layout.plan, layout.placement.n_chunks
         saturated = SATURATED_GROUPS * plan.pp if layout.schedule.saturates else plan.n_micro_batches
         key = (plan.schedule, plan.pp, min(plan.drains_every or plan.n_micro_batches, saturated), n_chunks)
@@ -235,7 +235,7 @@ class Bounds:
 
     # -- time -----------------------------------------------------------------------------------------------------
 
-    def quick_s(self, layout: Layout) -> float:
+    def quick_s(self, layout: PlacedPlan) -> float:
         """Return a bound from kernels alone: stages, filling where the schedule is known to wait for it, and the host."""
         plan, n_times = layout.plan, layout.n_times
         longest_s = fill_s = 0.0
@@ -249,16 +249,16 @@ class Bounds:
                 fill_s += sum(time.forward_s + time.backward_s for time in first)
         return SLACK * longest_s
 
-    def compute_s(self, layout: Layout) -> float:
+    def compute_s(self, layout: PlacedPlan) -> float:
         """Return what ranks compute at least in a step, the optimizer left out: the mean over all stages."""
         pp = layout.plan.pp
         return SLACK * sum(self._computed_s(layout, stage) for stage in range(pp)) / pp
 
-    def _computed_s(self, layout: Layout, stage: int) -> float:
+    def _computed_s(self, layout: PlacedPlan, stage: int) -> float:
         times = [self.layer_time(layer, layout.plan) for layer in layout.stage_layers(stage)]
         return layout.n_times * sum(time.forward_s + time.backward_s for time in times)
 
-    def run_s(self, layout: Layout, full_s: float | None = None) -> float:
+    def run_s(self, layout: PlacedPlan, full_s: float | None = None) -> float:
         """Return the full bound, where it is known already, with the engine's own time of passes that nothing outside touches.
 
         It has what compute and the collectives of a pass take from each other. Such a pass takes no less where its host
@@ -268,7 +268,7 @@ class Bounds:
         known_s = self.full_s(layout) if full_s is None else full_s
         return max(known_s, self._bound_s(layout, runs_passes=True), self._path_s(layout))
 
-    def _path_s(self, layout: Layout) -> float:
+    def _path_s(self, layout: PlacedPlan) -> float:
         """Return the longest path through the program of rank 0, where passes take turns that gathers or reductions interrupt.
 
         That is asked for without other stages only, and of what cannot be lowered nothing is known.
@@ -280,11 +280,11 @@ class Bounds:
             program = lower_scenario(replace(self.scenario, plan=plan), self.topology, self.spec)[1].program
         except InfeasiblePlanError:
             return 0.0
-        durations = Durations(self.costs)
+        durations = LeastDurations(self.costs)
         durations.evenness = self._evenness
         return SLACK * durations.program_s(program.ranks[0], program.n_omitted)
 
-    def full_s(self, layout: Layout) -> float:
+    def full_s(self, layout: PlacedPlan) -> float:
         """Return the bound with communication and the end of the step."""
         return self._bound_s(layout, runs_passes=False)
 
@@ -306,7 +306,7 @@ class Bounds:
             self._mesh_of.clear()
             self._settings.clear()
 
-    def _bound_s(self, layout: Layout, *, runs_passes: bool) -> float:
+    def _bound_s(self, layout: PlacedPlan, *, runs_passes: bool) -> float:
         self._forget()
         plan = layout.plan
         durations = self.durations()
@@ -349,7 +349,7 @@ class Bounds:
         step_s = max(self._step_s(layout, stage, durations) + data[stage].after_step_s for stage in ends)
         return SLACK * (latest_s + norm_s + step_s)
 
-    def _works_as_before(self, layout: Layout, stage: int) -> bool:
+    def _works_as_before(self, layout: PlacedPlan, stage: int) -> bool:
         """Tell whether the passes of a stage, and the messages between them, take what those of the stage before it do."""
         plan, chunks = layout.plan, layout.chunks
         is_between = 1 < stage < plan.pp - 1 and layout.placement.layout == "loop"
@@ -359,10 +359,10 @@ class Bounds:
         to_last = self._transfer_s(plan, stage, stage - 1) == self._transfer_s(plan, stage - 1, stage - 2)
         return to_next and to_last and chunks[stage] == chunks[stage - 1]
 
-    def _last_backward_s(self, layout: Layout, stage: int, durations: Durations) -> float:
+    def _last_backward_s(self, layout: PlacedPlan, stage: int, durations: LeastDurations) -> float:
         return self._pass_s(layout, stage, 0, "B", durations)[0] if layout.schedule.ends_with_first_chunk else 0.0
 
-    def _data(self, layout: Layout, stage: int, durations: Durations) -> DataBound:
+    def _data(self, layout: PlacedPlan, stage: int, durations: LeastDurations) -> DataBound:
         plan = layout.plan
         strategy = data_parallel(layout.stage_layers(stage), plan, self.communicators(plan, stage))
         first = [self.layer_time(layer, plan).backward_s for layer in layout.chunks[stage][0]]
@@ -372,7 +372,7 @@ class Bounds:
         )  # fmt: skip
 
     def _work_s(
-        self, layout: Layout, stage: int, durations: Durations, *, runs_passes: bool = False
+        self, layout: PlacedPlan, stage: int, durations: LeastDurations, *, runs_passes: bool = False
     ) -> tuple[float, float]:
         """Least time of all passes of a stage, one after the other, and host time to issue them."""
         plan = layout.plan
@@ -389,7 +389,7 @@ class Bounds:
         return work_s + (self._waited_s(layout, stage, counts) if sends_block(plan) else 0.0), host_s
 
     def _in_turns_s(
-        self, layout: Layout, stage: int, durations: Durations, *, runs_passes: bool
+        self, layout: PlacedPlan, stage: int, durations: LeastDurations, *, runs_passes: bool
     ) -> tuple[float, float]:
         """Least time of a stage's passes where forwards and backwards take turns, and host time to issue them.
 
@@ -417,13 +417,13 @@ class Bounds:
             computed_s += (layout.n_times - n_counted[kind, chunk]) * streams_s.get(COMPUTE, 0.0)
         return max(computed_s, *busy_s.values()), host_s
 
-    def _are_alone(self, layout: Layout, stage: int) -> bool:
+    def _are_alone(self, layout: PlacedPlan, stage: int) -> bool:
         """Whether nothing outside touches the passes of a stage for certain, but the first forward and the last backward."""
         strategy = data_parallel(layout.stage_layers(stage), layout.plan, self.communicators(layout.plan, stage))
         is_quiet = all(strategy.is_quiet(kind, 1, is_last=False) for kind in _PASSES)
         return is_quiet and not self.scenario.faults and fills_nodes(self.mesh(layout.plan))
 
-    def _waited_s(self, layout: Layout, stage: int, counts: Mapping[tuple[Kind, int], int]) -> float:
+    def _waited_s(self, layout: PlacedPlan, stage: int, counts: Mapping[tuple[Kind, int], int]) -> float:
         """Least time that the passes of a stage wait for messages: each sends its own, and the last one is not waited for.
 
         Interleaved passes exchange a forward's message and a backward's at the same time: as many exchanges as there are messages
@@ -452,7 +452,7 @@ class Bounds:
         latency_s = max(n_sends.values()) * min(message.latency_s for _, _, message in sends)
         return max(*alone_s.values(), latency_s + max(busy_s.values(), default=0.0)) - longest_s
 
-    def _counts(self, layout: Layout, stage: int) -> dict[tuple[Kind, int], int]:
+    def _counts(self, layout: PlacedPlan, stage: int) -> dict[tuple[Kind, int], int]:
         plan = layout.plan
         if layout.schedule.ends_with_first_chunk:
             return {(kind, c): plan.n_micro_batches for c in range(layout.placement.n_chunks) for kind in _PASSES}
@@ -467,7 +467,9 @@ class Bounds:
             self._counts_in[key] = count_in_rows(build, plan.pp, plan.n_micro_batches, count)
         return cast("tuple[Counter[What], ...]", self._counts_in[key])
 
-    def _pass_s(self, layout: Layout, stage: int, chunk: int, kind: Kind, durations: Durations) -> tuple[float, float]:
+    def _pass_s(
+        self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind, durations: LeastDurations
+    ) -> tuple[float, float]:
         """Least time of one pass through one chunk, and host time to issue it."""
         layers, key = layout.chunks[stage][chunk], self._pass_key(layout, stage, chunk, kind)
         known = self._passes.get(key)
@@ -475,11 +477,11 @@ class Bounds:
             known = self._passes[key] = (layers, durations.tasks_s(self._block(layout, stage, chunk, kind).tasks))
         return known[1]
 
-    def _block(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> Block:
+    def _block(self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind) -> Block:
         """Return one pass through one chunk as a block."""
         return self._stage_layers(layout, stage).block(chunk, kind)
 
-    def _stage_layers(self, layout: Layout, stage: int) -> StageLayers:
+    def _stage_layers(self, layout: PlacedPlan, stage: int) -> StageLayers:
         """Return what writes down the passes of a stage, kept as long as bounds of its layout are asked for."""
         if self._writers is None or self._writers[0] is not layout:
             self._writers = layout, {}
@@ -490,7 +492,7 @@ class Bounds:
         return writers[stage]
 
     def _streams_s(
-        self, layout: Layout, stage: int, chunk: int, kind: Kind, durations: Durations
+        self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind, durations: LeastDurations
     ) -> Mapping[str, float]:
         """Least time that one pass through one chunk keeps each stream busy."""
         layers, key = layout.chunks[stage][chunk], self._pass_key(layout, stage, chunk, kind)
@@ -499,7 +501,7 @@ class Bounds:
             known = self._streams[key] = (layers, durations.streams_s(self._block(layout, stage, chunk, kind).tasks))
         return known[1]
 
-    def _pass_key(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> tuple[object, ...]:
+    def _pass_key(self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind) -> tuple[object, ...]:
         """Return what the times of a pass depend on."""
         is_alike, settings = self._settings.of(layout.plan, self._settings_of)
         return (tuple(map(id, layout.chunks[stage][chunk])), kind, 0 if is_alike else stage, settings)
@@ -519,7 +521,7 @@ class Bounds:
         )  # fmt: skip
         return is_alike, settings
 
-    def _n_alone(self, layout: Layout, stage: int, kind: Kind) -> int:
+    def _n_alone(self, layout: PlacedPlan, stage: int, kind: Kind) -> int:
         """Return how many passes of a chunk nothing outside touches for certain: not the first forward and the last backward."""
         plan = layout.plan
         if self.scenario.faults or not fills_nodes(self.mesh(plan)) or not layout.schedule.ends_with_first_chunk:
@@ -533,12 +535,12 @@ class Bounds:
             self._alone[key] = layout, plan.n_micro_batches - 1 if is_quiet else 0
         return self._alone[key][1]
 
-    def _run_pass_s(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> float:
+    def _run_pass_s(self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind) -> float:
         """Return the time that a pass takes in the engine, with nothing else in the network and a host that is far ahead."""
         key = self._pass_key(layout, stage, chunk, kind)
         return self._run_s(layout, stage, key, lambda: (self._block(layout, stage, chunk, kind),))
 
-    def _pair_s(self, durations: Durations, layout: Layout, stage: int, chunks: tuple[int, int]) -> float:
+    def _pair_s(self, durations: LeastDurations, layout: PlacedPlan, stage: int, chunks: tuple[int, int]) -> float:
         """Return the least time of a forward and a backward that take turns."""
         key = self._pair_key(layout, stage, chunks)
         known = self._pairs.get(key)
@@ -547,20 +549,24 @@ class Bounds:
             known = self._pairs[key] = (layout.chunks[stage], durations.tasks_s(tasks)[0])
         return known[1]
 
-    def _run_pair_s(self, layout: Layout, stage: int, chunks: tuple[int, int]) -> float:
+    def _run_pair_s(self, layout: PlacedPlan, stage: int, chunks: tuple[int, int]) -> float:
         """Return the time in the engine of a forward and a backward that take turns."""
         key = self._pair_key(layout, stage, chunks)
         return self._run_s(layout, stage, key, lambda: self._pair(layout, stage, chunks))
 
-    def _pair_key(self, layout: Layout, stage: int, chunks: tuple[int, int]) -> tuple[object, ...]:
+    def _pair_key(self, layout: PlacedPlan, stage: int, chunks: tuple[int, int]) -> tuple[object, ...]:
         return tuple(self._pass_key(layout, stage, chunk, kind) for chunk, kind in zip(chunks, _PASSES, strict=True))
 
-    def _pair(self, layout: Layout, stage: int, chunks: tuple[int, int]) -> tuple[Block | KernelRun, ...]:
+    def _pair(self, layout: PlacedPlan, stage: int, chunks: tuple[int, int]) -> tuple[Block | KernelRun, ...]:
         both, tail = self._stage_layers(layout, stage).paired_blocks(*chunks)
         return both, *(run for run in tail if run)
 
     def _run_s(
-        self, layout: Layout, stage: int, key: tuple[object, ...], new_ops: Callable[[], tuple[Block | KernelRun, ...]]
+        self,
+        layout: PlacedPlan,
+        stage: int,
+        key: tuple[object, ...],
+        new_ops: Callable[[], tuple[Block | KernelRun, ...]],
     ) -> float:
         plan = layout.plan
         known = self._runs.get(key)
@@ -598,7 +604,7 @@ class Bounds:
             self._messages[key] = self.durations().message(Transfer(n_bytes=n_bytes, pairs=pairs))
         return self._messages[key]
 
-    def _joint_s(self, layout: Layout, durations: Durations) -> tuple[float, float]:
+    def _joint_s(self, layout: PlacedPlan, durations: LeastDurations) -> tuple[float, float]:
         """Least time of the tied embedding's reduction and of the gradient norm."""
         plan, communicators = layout.plan, self.communicators(layout.plan, 0)
         embedding_s = norm_s = 0.0
@@ -611,12 +617,12 @@ class Bounds:
             norm_s = self._all_reduce_s("model", 4, communicators, durations)
         return embedding_s, norm_s
 
-    def _all_reduce_s(self, axis: str, n_bytes: int, communicators: Communicators, durations: Durations) -> float:
+    def _all_reduce_s(self, axis: str, n_bytes: int, communicators: Communicators, durations: LeastDurations) -> float:
         groups = communicators.groups(axis)
         op = Collective(collective="all_reduce", axis=axis, n_bytes=n_bytes, groups=groups, phase="optimizer")
         return durations.communication_s(op)
 
-    def _step_s(self, layout: Layout, stage: int, durations: Durations) -> float:
+    def _step_s(self, layout: PlacedPlan, stage: int, durations: LeastDurations) -> float:
         plan = layout.plan
         layers = layout.stage_layers(stage)
         dense, experts = split_parameters(layers, plan)
@@ -645,7 +651,7 @@ def _singles_between(row: Row) -> Counter[tuple[Kind, int]]:
     return Counter((action.kind, action.chunk) for action in singles if action.kind in _PASSES)
 
 
-def _fullest(layout: Layout, in_flight: Sequence[Sequence[int]]) -> list[int]:
+def _fullest(layout: PlacedPlan, in_flight: Sequence[Sequence[int]]) -> list[int]:
     """Return the stages of which one is the fullest: among equal layers, those that hold most micro-batches."""
     kept: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for stage, chunks in enumerate(layout.chunks):

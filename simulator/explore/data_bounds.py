@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from simulator.explore.least_durations import Durations
+from simulator.explore.least_durations import LeastDurations
 from simulator.parallel.data import DataParallel
 from simulator.parallel.replicated import Replicated
 from simulator.parallel.sharded import FullySharded
@@ -58,7 +58,7 @@ class DataBound:
 def data_bound(
     strategy: DataParallel,
     plan: ParallelPlan,
-    durations: Durations,
+    durations: LeastDurations,
     first_chunk_s: Sequence[float],
     *,
     n_times: int,
@@ -83,7 +83,7 @@ def data_bound(
     return _replicated(strategy, durations, first_chunk_s, n_times)
 
 
-def _seconds(tasks: Sequence[Task], durations: Durations) -> dict[str, float]:
+def _seconds(tasks: Sequence[Task], durations: LeastDurations) -> dict[str, float]:
     """Return seconds of collectives by stream."""
     totals: dict[str, float] = {}
     for task in tasks:
@@ -92,7 +92,9 @@ def _seconds(tasks: Sequence[Task], durations: Durations) -> dict[str, float]:
     return totals
 
 
-def _replicated(strategy: Replicated, durations: Durations, first_chunk_s: Sequence[float], n_times: int) -> DataBound:
+def _replicated(
+    strategy: Replicated, durations: LeastDurations, first_chunk_s: Sequence[float], n_times: int
+) -> DataBound:
     tasks = TaskList()
     n_layers = len(strategy.layers)
     launches: list[tuple[float, float]] = []
@@ -121,14 +123,20 @@ def _replicated(strategy: Replicated, durations: Durations, first_chunk_s: Seque
     )
 
 
-def _launched(tasks: Sequence[Task], passed_s: float, durations: Durations) -> list[tuple[float, float]]:
+def _launched(tasks: Sequence[Task], passed_s: float, durations: LeastDurations) -> list[tuple[float, float]]:
     """Return collectives launched together; a second stream works behind the first and is left out."""
     main = [task for task in tasks if task.stream == "dp"]
     return [(passed_s, sum(_seconds(main, durations).values()))] if main else []
 
 
 def _sharded(
-    strategy: FullySharded, plan: ParallelPlan, durations: Durations, *, n_times: int, is_first: bool, has_last: bool
+    strategy: FullySharded,
+    plan: ParallelPlan,
+    durations: LeastDurations,
+    *,
+    n_times: int,
+    is_first: bool,
+    has_last: bool,
 ) -> DataBound:
     """Gathers and reductions of every unit in every micro-batch: two are written down, the others equal the second."""
     n_layers = len(strategy.layers)
@@ -167,11 +175,11 @@ def _sharded(
     )
 
 
-def _stream_s(tasks: Sequence[Task], stream: str, durations: Durations) -> float:
+def _stream_s(tasks: Sequence[Task], stream: str, durations: LeastDurations) -> float:
     return _seconds(tasks, durations).get(stream, 0.0)
 
 
-def _awaited_s(tasks: Sequence[Task], durations: Durations) -> float:
+def _awaited_s(tasks: Sequence[Task], durations: LeastDurations) -> float:
     """Return seconds of the last reduce-scatter before each time that the host waits for reductions."""
     awaited_s = latest_s = 0.0
     for task in tasks:

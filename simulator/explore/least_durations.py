@@ -39,7 +39,7 @@ class Message(NamedTuple):
     busy_s: dict[int, float]  #: Empty where messages do not contend.
 
 
-class Durations:
+class LeastDurations:
     """Least durations of operations and tasks, and host time to issue them, on one rank's device.
 
     Every duration that the simulator gives is at least this long: kernels take their time or, beside a collective,

@@ -139,15 +139,10 @@ def sharding_rule(plan: ParallelPlan, site: Site) -> str:
     if plan.sharding not in (facts.shardings if plan.pp == 1 else facts.pipeline_shardings):
         return sharding_refusal(plan) or f"{plan.framework} does not run {plan.sharding}"
     if plan.sharding == "hsdp":
-        group = plan.sharding_group or hybrid_group(plan, site)
+        group = plan.sharding_group or plan.replicas_in_node(site.topology.gpus_per_node)
         if replicas <= group or replicas % group:
             return f"hsdp: {replicas} data-parallel ranks are not several groups of {group}"
     return ""
-
-
-def hybrid_group(plan: ParallelPlan, site: Site) -> int:
-    """Data-parallel ranks within a node, over which hybrid sharding splits parameters."""
-    return max(1, site.topology.gpus_per_node // plan.tp)
 
 
 def sequence_rule(plan: ParallelPlan, site: Site) -> str:

@@ -29,7 +29,7 @@ HOPELESS = 4.0
 #: tasks beyond which, written down and run, a way out is large: those that are not are simulated first
 LARGE = 40_000
 #: tasks of all ways out together, those that were given up half-way included
-MOST_TASKS = 220_000
+MOST_TASKS_OF_ADVICE = 220_000
 TOO_MUCH = "simulating it is more work than advice may take"
 
 
@@ -83,7 +83,7 @@ class _Trying:
         self._trials = trials
         self._say = say
         work_per_task = NETWORKS[trials.result.scenario.network].work_per_task
-        self._large, self._most = LARGE / work_per_task, MOST_TASKS / work_per_task
+        self._large, self._most = LARGE / work_per_task, MOST_TASKS_OF_ADVICE / work_per_task
         self._n_left = self._most
 
     def all(self, ways: Sequence[tuple[float, _Way]]) -> list[tuple[_Way, _Timed]]:

@@ -15,7 +15,6 @@ from simulator.explore.neighbourhood import (
     context_rule,
     divisors,
     expert_rule,
-    hybrid_group,
     pipeline_rule,
     schedule_rule,
     sequence_rule,
@@ -151,7 +150,11 @@ class Space:
     def _partitions(self, mesh: ParallelPlan) -> Iterator[ParallelPlan]:
         """Sharding, sequence parallelism, recomputation."""
         for sharding in self._values("sharding", get_args(Sharding)):
-            group = mesh.sharding_group or hybrid_group(mesh, self.site) if sharding == "hsdp" else None
+            group = (
+                mesh.sharding_group or mesh.replicas_in_node(self.site.topology.gpus_per_node)
+                if sharding == "hsdp"
+                else None
+            )
             sharded = replace(mesh, sharding=sharding, sharding_group=group)
             if sharding_rule(sharded, self.site):
                 continue

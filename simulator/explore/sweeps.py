@@ -51,7 +51,7 @@ class SweepRow(Figures, Breakdown, Spending, total=False):
     digest: str  #: Content address of the scenario.
 
 
-class Observer(Protocol):
+class SweepObserver(Protocol):
     """Is told how a sweep goes on."""
 
     def __call__(self, *, n_done: int, n_failed: int, n_stored: int, n_total: int) -> None:
@@ -106,7 +106,7 @@ class Wishes(TypedDict, total=False):
     request: RunRequest  #: Price, power and, where it is asked for, the length of a run: what columns of money are reckoned with.
     n_jobs: int  #: Processes; 0, the default, means one per core.
     scheduler: str  #: Address of a Dask scheduler instead.
-    observe: Observer | None
+    observe: SweepObserver | None
     margin: float  #: Share of the memory that should stay free: rows that leave less are marked.
 
 
@@ -168,7 +168,7 @@ def _simulated(
     request: RunRequest = RunRequest(),  # noqa: B008 - frozen
     n_jobs: int = 0,
     scheduler: str = "",
-    observe: Observer | None = None,
+    observe: SweepObserver | None = None,
     margin: float = MEMORY_MARGIN,
 ) -> Counts:
     """Simulate a sweep, so many rows at a time, and hand them on in the order of the axes."""
@@ -201,7 +201,7 @@ def _rows_of(
     answers: Iterable[tuple[list[int], Record]],
     request: RunRequest,
     counts: Counts,
-    observe: Observer | None,
+    observe: SweepObserver | None,
     n_later: int,
 ) -> list[dict[str, Any]]:
     """Return the rows of some points; each answer is made a row when it arrives."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from simulator.analysis.critical_path import HOST_KIND, PathRow, path_rows
-from simulator.analysis.explain import NEARLY, Explanation, Knob, Option, Outcome, saving
+from simulator.analysis.explain import NEARLY, Explanation, Knob, Option, TrialOutcome, saving
 from simulator.analysis.explain import explain as rank_changes
 from simulator.answer import Result
 from simulator.changes import Improvement, MachineChange, improvements
@@ -93,11 +93,13 @@ class Trials:
         self._kernels = ModelCosts(result.topology, result.scenario).kernels
 
     @property
-    def baseline(self) -> Outcome:
+    def baseline(self) -> TrialOutcome:
         """The result itself."""
-        return Outcome(iteration_time_s=self.result.metrics.iteration_time_s, n_samples=self.result.plan.global_batch)
+        return TrialOutcome(
+            iteration_time_s=self.result.metrics.iteration_time_s, n_samples=self.result.plan.global_batch
+        )
 
-    def machine(self, change: MachineChange) -> Outcome:
+    def machine(self, change: MachineChange) -> TrialOutcome:
         """Run the same plan on a changed machine."""
         result = self.result
         topology, scenario = change.apply(result.topology), result.asked
@@ -106,7 +108,7 @@ class Trials:
         is_same_program = not (change.faults or change.changes_reading)
         return self._run(scenario, topology, change, self._parts if is_same_program else None)
 
-    def plan(self, neighbour: Neighbour, allowance: Allowance | None = None) -> Outcome:
+    def plan(self, neighbour: Neighbour, allowance: Allowance | None = None) -> TrialOutcome:
         """Run another plan on the same machine, if it can run and fits.
 
         Raises
@@ -115,13 +117,13 @@ class Trials:
             If that takes more than an allowance has.
         """
         if neighbour.reason:
-            return Outcome(reason=neighbour.reason)
+            return TrialOutcome(reason=neighbour.reason)
         scenario = replace(self.result.asked, plan=neighbour.plan)
         lowered = partial(lower_scenario, scenario, self.result.topology, self.result.spec)
         try:
             parts = lowered(allowance=allowance or Allowance(LARGE_PLAN))
         except InfeasiblePlanError as error:  # the layers or the schedule do not allow it
-            return Outcome(reason=error.message)
+            return TrialOutcome(reason=error.message)
         except TooMuchWorkError:
             if allowance is not None:
                 raise
@@ -133,18 +135,18 @@ class Trials:
             memory = parts[2]
         if not memory.fits:
             need = f"needs {format_bytes(memory.peak_bytes)} of {format_bytes(memory.capacity_bytes)} memory"
-            return Outcome(reason=need)
+            return TrialOutcome(reason=need)
         try:
             return self._run(scenario, self.result.topology, MachineChange(), parts, allowance)
         except SimulatorError as error:  # a forced algorithm does not run what the plan communicates
-            return Outcome(reason=error.message)
+            return TrialOutcome(reason=error.message)
 
-    def scenario(self, scenario: Scenario) -> Outcome:
+    def scenario(self, scenario: Scenario) -> TrialOutcome:
         """Run the same plan with other cost models or choices of the collectives."""
         try:
             return self._run(scenario, self.result.topology, MachineChange(), self._parts)
         except SimulatorError as error:  # an algorithm that does not run here
-            return Outcome(reason=error.message)
+            return TrialOutcome(reason=error.message)
 
     def _run(
         self,
@@ -153,14 +155,14 @@ class Trials:
         change: MachineChange,
         parts: tuple[Any, Lowered, Any] | None,
         allowance: Allowance | None = None,
-    ) -> Outcome:
+    ) -> TrialOutcome:
         def costs_of(topology: Topology, scenario: Scenario) -> ModelCosts:
             costs = ChangedCosts(topology, scenario, change)
             costs.kernels = self._kernels
             return costs
 
         ran = run_scenario(scenario, topology, self.result.spec, parts=parts, costs_of=costs_of, allowance=allowance)
-        return Outcome(iteration_time_s=ran.timeline.makespan_ps / 1e12, n_samples=scenario.plan.global_batch)
+        return TrialOutcome(iteration_time_s=ran.timeline.makespan_ps / 1e12, n_samples=scenario.plan.global_batch)
 
 
 def n_hops(op: Collective | Transfer, label: str, topology: Topology) -> int:
@@ -200,7 +202,7 @@ def knobs_of(trials: Trials) -> Iterator[Knob]:
     if trials.result.plan.sample_time_s:
         plan = trials.result.plan
 
-        def simulate(factor: float) -> Outcome:
+        def simulate(factor: float) -> TrialOutcome:
             faster = replace(plan, sample_time_s=plan.sample_time_s / factor)
             return trials.plan(Neighbour(name="", setting="sample_time_s", plan=faster))
 
@@ -212,7 +214,7 @@ def knobs_of(trials: Trials) -> Iterator[Knob]:
         )
 
 
-def _improved(trials: Trials, one: Improvement) -> Callable[[float], Outcome]:
+def _improved(trials: Trials, one: Improvement) -> Callable[[float], TrialOutcome]:
     return lambda factor: trials.machine(one.by(factor))
 
 
@@ -269,7 +271,7 @@ def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> E
 class _Candidate(NamedTuple):
     bound: float
     name: str
-    simulate: Callable[[], Outcome]
+    simulate: Callable[[], TrialOutcome]
     parts: tuple[str, ...] = ()
 
 
@@ -303,7 +305,7 @@ def advise(result: Result) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(trials: Trials, name: str, outcome: Outcome) -> dict[str, Any] | None:
+def _row(trials: Trials, name: str, outcome: TrialOutcome) -> dict[str, Any] | None:
     if outcome.reason:
         return None
     saves = saving(trials.baseline, outcome)

@@ -15,7 +15,7 @@ from typing import Any
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format
-from simulator.interop.key_table import Described, Found, nested, reader_of, shipped_table
+from simulator.interop.key_table import Described, FoundKeys, nested, reader_of, shipped_table
 from simulator.plan.data_parallelism import FSDP_STRATEGIES, mesh_sharding
 
 _PRECISIONS = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
@@ -25,7 +25,7 @@ _F, _D, _M, _P = "fsdp_config.", "deepspeed_config.", "megatron_lm_config.", "pa
 KEYS = shipped_table("accelerate")
 
 
-def _describe(found: Found) -> Described:
+def _describe(found: FoundKeys) -> Described:
     """Return what ``accelerate config`` wrote; a DeepSpeed file that it names is read too."""
     has_fsdp = any(name.startswith("fsdp_config") for name in found.reader.data)
     kind = found["distributed_type"] or ("FSDP" if has_fsdp else "NO")
@@ -56,7 +56,7 @@ def is_accelerate(text: str) -> bool:
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def _precision(found: Found) -> str:
+def _precision(found: FoundKeys) -> str:
     value = found["mixed_precision"]
     word = "no" if value in (None, False) else value
     if not isinstance(word, str) or word not in _PRECISIONS:
@@ -66,7 +66,7 @@ def _precision(found: Found) -> str:
     return _PRECISIONS[word]
 
 
-def _fsdp(found: Found) -> dict[str, Any]:
+def _fsdp(found: FoundKeys) -> dict[str, Any]:
     strategy, reshard = found[_F + "fsdp_sharding_strategy"], found[_F + "fsdp_reshard_after_forward"]
     known = list(FSDP_STRATEGIES)
     is_second = found[_F + "fsdp_version"] == 2
@@ -93,7 +93,7 @@ def _fsdp(found: Found) -> dict[str, Any]:
     return settings
 
 
-def _deepspeed(found: Found) -> dict[str, Any]:
+def _deepspeed(found: FoundKeys) -> dict[str, Any]:
     """Return DeepSpeed's settings of the file itself."""
     stage, steps = found[_D + "zero_stage"], found[_D + "gradient_accumulation_steps"]
     settings: dict[str, Any] = {
@@ -115,7 +115,7 @@ def _deepspeed(found: Found) -> dict[str, Any]:
     return settings
 
 
-def _named_file(found: Found, path: Path) -> dict[str, Any]:
+def _named_file(found: FoundKeys, path: Path) -> dict[str, Any]:
     """Return the settings of the DeepSpeed file that is named."""
     name = found[_D + "deepspeed_config_file"]
     file = Path(name) if Path(name).is_absolute() else path.parent / name
@@ -124,7 +124,7 @@ def _named_file(found: Found, path: Path) -> dict[str, Any]:
     return inner.settings
 
 
-def _megatron(found: Found) -> dict[str, Any]:
+def _megatron(found: FoundKeys) -> dict[str, Any]:
     count = found[_M + "megatron_lm_num_micro_batches"]
     if count:
         found.reader.assume("global_batch", f"micro-batch x {count} x dp", "megatron_lm_num_micro_batches")
@@ -141,7 +141,7 @@ def _megatron(found: Found) -> dict[str, Any]:
 _READERS = {"FSDP": _fsdp, "DEEPSPEED": _deepspeed, "MEGATRON_LM": _megatron}
 
 
-def _mesh(found: Found) -> dict[str, Any]:
+def _mesh(found: FoundKeys) -> dict[str, Any]:
     """Return the degrees of ``parallelism_config``."""
     if not any(name.startswith("parallelism_config") for name in found.reader.data):
         return {}

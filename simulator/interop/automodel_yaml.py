@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.interop.adapters import adapter_settings, optimizer_settings
 from simulator.interop.format import Format, having
-from simulator.interop.key_table import Described, Found, reader_of, shipped_table
+from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
 from simulator.interop.trainer import catalogue_model
 from simulator.plan import SETTINGS
 
@@ -30,7 +30,7 @@ def _named(data: dict[str, Any]) -> dict[str, Any]:
     return data | ({target: named} if named else {}) | told
 
 
-def _describe(found: Found) -> Described:
+def _describe(found: FoundKeys) -> Described:
     """Return what a recipe says."""
     reader = found.reader
     degrees = {axis: _degree(found, axis) for axis in ("tp", "cp", "pp", "ep")}
@@ -59,7 +59,7 @@ def _describe(found: Found) -> Described:
     return spec, settings | optimizer_settings(reader, "optimizer._target_", "torch.optim.AdamW"), None
 
 
-def _adapted(found: Found) -> list[str]:
+def _adapted(found: FoundKeys) -> list[str]:
     """Return the modules that patterns such as ``*_proj`` name, all linear ones where there is none."""
     named = found["peft.target_modules"]
     patterns = [
@@ -72,7 +72,7 @@ def _adapted(found: Found) -> list[str]:
     return found_modules
 
 
-def _degree(found: Found, axis: str) -> int:
+def _degree(found: FoundKeys, axis: str) -> int:
     """Return a degree, 1 where the file leaves it open as ``none``."""
     name = f"distributed.{axis}_size"
     value = found[name]
@@ -83,7 +83,7 @@ def _degree(found: Found, axis: str) -> int:
     return value
 
 
-def _framework(found: Found, degrees: dict[str, int]) -> str:
+def _framework(found: FoundKeys, degrees: dict[str, int]) -> str:
     """Return whose kernels run: Transformer Engine's, Liger's patches of plain modules, or the modules alone."""
     if "te" in (found["model.backend.attn"], found["model.backend.linear"]):
         return "automodel-te"
@@ -91,7 +91,7 @@ def _framework(found: Found, degrees: dict[str, int]) -> str:
     return "automodel-liger" if is_patched else "automodel"
 
 
-def _batch(found: Found, pp: int, layers: int) -> dict[str, Any]:
+def _batch(found: FoundKeys, pp: int, layers: int) -> dict[str, Any]:
     """Return the micro-batch, and of a pipeline its schedule, which drains after each local batch."""
     local = found["step_scheduler.local_batch_size"]
     if pp == 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.format import Format, Part
+from simulator.interop.format import Format, FormatPart
 from simulator.interop.nccl_tests import PREFIX, CollectiveRow, CollectiveTable
 
 #: word of OSU's title -> collective
@@ -126,10 +126,12 @@ BANDWIDTH_LOG = Format(
     read=import_bandwidth_log,
     options=("gpus", "collective", "nodes"),
     parts=(
-        Part(("Size", "Avg Latency(us)", "Bandwidth (MB/s)"), "OSU: a row each; collectives need `--gpus`"),
-        Part(("#bytes", "BW average"), "perftest: a message of one rank to another on the next node"),
-        Part(("memcpy CE GPU(row) -> GPU(column)",), "nvbandwidth: a copy of 512 MiB at the mean rate of the pairs"),
-        Part(
+        FormatPart(("Size", "Avg Latency(us)", "Bandwidth (MB/s)"), "OSU: a row each; collectives need `--gpus`"),
+        FormatPart(("#bytes", "BW average"), "perftest: a message of one rank to another on the next node"),
+        FormatPart(
+            ("memcpy CE GPU(row) -> GPU(column)",), "nvbandwidth: a copy of 512 MiB at the mean rate of the pairs"
+        ),
+        FormatPart(
             ("Min Latency", "Max Latency", "BW peak", "MsgRate", "host"),
             "spread, or copies that no collective makes",
             is_read=False,

@@ -15,7 +15,7 @@ from typing import Any
 from simulator.config import load_yaml
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format, Imported
-from simulator.interop.key_table import Found, flattened, json_keys, nested, shipped_table
+from simulator.interop.key_table import FoundKeys, flattened, json_keys, nested, shipped_table
 from simulator.interop.typed_values import Reader, words
 from simulator.plan import ParallelPlan
 from simulator.plan.data_parallelism import ZERO_STAGES
@@ -82,7 +82,7 @@ def _left_to_the_trainer(reader: Reader) -> set[str]:
     return set(names)
 
 
-def _batch(found: Found, automatic: set[str], n_ranks: int) -> dict[str, Any]:
+def _batch(found: FoundKeys, automatic: set[str], n_ranks: int) -> dict[str, Any]:
     """Apply DeepSpeed's rule: train batch = micro-batch x accumulation x data-parallel ranks."""
     reader, total = found.reader, found["train_batch_size"]
     micro, steps = found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]
@@ -115,7 +115,7 @@ def _batch(found: Found, automatic: set[str], n_ranks: int) -> dict[str, Any]:
     return {}
 
 
-def _optimizer(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
+def _optimizer(found: FoundKeys, settings: dict[str, Any]) -> dict[str, Any]:
     """Return how the optimizer communicates; note one that does so, or keeps something, otherwise than what is taken."""
     name, warm_up = found["optimizer.type"], found["optimizer.params.freeze_step"]
     if re.search(r"one_?bit|zero_?one", name, re.IGNORECASE):
@@ -133,7 +133,7 @@ def _optimizer(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _precision(found: Found, automatic: set[str]) -> dict[str, Any]:
+def _precision(found: FoundKeys, automatic: set[str]) -> dict[str, Any]:
     bf16, fp16 = found["bf16.enabled"], found["fp16.enabled"]
     if bf16 and fp16:
         found.reader.fault("bf16", "bf16 and fp16 are both enabled")
@@ -149,7 +149,7 @@ def _precision(found: Found, automatic: set[str]) -> dict[str, Any]:
     return {"precision": "fp32"}
 
 
-def _zero(found: Found) -> dict[str, Any]:
+def _zero(found: FoundKeys) -> dict[str, Any]:
     """Return what the section of ZeRO decides."""
     stage, group = found["zero_optimization.stage"], found["zero_optimization.mics_shard_size"] or -1
     overlap = found["zero_optimization.overlap_comm"]
@@ -170,7 +170,7 @@ def _zero(found: Found) -> dict[str, Any]:
     return settings
 
 
-def _reduction(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
+def _reduction(found: FoundKeys, settings: dict[str, Any]) -> dict[str, Any]:
     """Return in which width gradients are reduced, in which buckets, and what stage 3 keeps and fetches ahead."""
     changed: dict[str, Any] = {}
     sent, kept = found["communication_data_type"], found["data_types.grad_accum_dtype"]

@@ -17,7 +17,7 @@ from simulator.plan.fields import Value
 if TYPE_CHECKING:
     from simulator.interop.cluster import ImportedCluster
     from simulator.interop.emission import Emission, Request
-    from simulator.interop.key_table import Table
+    from simulator.interop.key_table import KeyTable
     from simulator.interop.nccl_tests import CollectiveTable
     from simulator.interop.training_log import TrainingLog
 
@@ -124,7 +124,7 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FormatPart:
     """Some names of a format, and what they decide or why they are ignored."""
 
     names: tuple[str, ...]  #: As the files have them.
@@ -144,9 +144,9 @@ class Format:
     #: neither told nor given as ``nic_bandwidth`` (of one, per direction) are left out.
     read: Callable[..., Imported | ImportedCluster | CollectiveTable | TrainingLog]
     options: tuple[str, ...] = ()  #: Options of ``simulate import`` that :attr:`read` takes.
-    table: Table | None = None  #: The keys that are known, for the documentation.
+    table: KeyTable | None = None  #: The keys that are known, for the documentation.
     #: Of a format without such a table: what is read and what is ignored, from what its reader goes by.
-    parts: tuple[Part, ...] = ()
+    parts: tuple[FormatPart, ...] = ()
     #: From a plan to the text of a file that says it; an InfeasiblePlanError names what the format has no word for.
     write: Callable[[Request], Emission] | None = None
     file: str = ""  #: Name of the file that is written.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import near_misses, parse_yaml, read_text
-from simulator.interop.format import Format, Imported, Part
+from simulator.interop.format import Format, FormatPart, Imported
 from simulator.interop.hf_families import FAMILIES, REFUSED, read_family
 from simulator.interop.hf_table import RECORD, ROWS, ignore
 from simulator.interop.key_table import json_keys
@@ -135,8 +135,10 @@ HF_CONFIG = Format(
     sniff=lambda text: "model_type" in json_keys(text),
     read=import_hf_config,
     parts=(
-        Part(FAMILIES, "`model_type`: its family's keys are read, any other ends the import"),
-        Part(("vision_config", "audio_config"), "only the language model is described, of CLIP both", is_read=False),
-        Part(ROWS["_any"].ignored, "generation, learning, names", is_read=False),
+        FormatPart(FAMILIES, "`model_type`: its family's keys are read, any other ends the import"),
+        FormatPart(
+            ("vision_config", "audio_config"), "only the language model is described, of CLIP both", is_read=False
+        ),
+        FormatPart(ROWS["_any"].ignored, "generation, learning, names", is_read=False),
     ),
 )

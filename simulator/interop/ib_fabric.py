@@ -18,7 +18,7 @@ from typing import Any
 from simulator.config import read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, imported, node_of_cluster
-from simulator.interop.format import Account, Format, Part, having, refuse
+from simulator.interop.format import Account, Format, FormatPart, having, refuse
 from simulator.link_generations import INFINIBAND_LANES, lane_data_bits_per_s
 
 _HEAD = re.compile(r'^(Switch|Ca|Rt)\s+\d+\s+"([^"]+)"\s*#\s*"([^"]*)"', re.IGNORECASE)
@@ -177,10 +177,10 @@ IB_FABRIC = Format(
     read=import_ib_fabric,
     options=("node_of",),
     parts=(
-        Part(("Switch", "Ca", "CA"), "leaves, spines and cores by what hangs on them; hosts by their names"),
-        Part(("4xHDR", "4X 53.125 Gbps"), "rates of NICs, and the oversubscription of every level"),
-        Part(("vendid", "devid", "guid", "lid", "lmc"), "identity", is_read=False),
-        Part(
+        FormatPart(("Switch", "Ca", "CA"), "leaves, spines and cores by what hangs on them; hosts by their names"),
+        FormatPart(("4xHDR", "4X 53.125 Gbps"), "rates of NICs, and the oversubscription of every level"),
+        FormatPart(("vendid", "devid", "guid", "lid", "lmc"), "identity", is_read=False),
+        FormatPart(
             ("Mellanox Technologies Aggregation Node",),
             "SHARP's port inside a switch, which is not a host",
             is_read=False,

@@ -16,7 +16,7 @@ from typing import Any
 
 from simulator.config import Fault, KeyPath, Locator, did_you_mean, kind_in_words, parse_yaml, raise_faults, read_text
 from simulator.interop.cluster import ImportedCluster, imported_graph
-from simulator.interop.format import Account, Format, Part, refuse
+from simulator.interop.format import Account, Format, FormatPart, refuse
 from simulator.topology.given_graph import link_kind
 
 _KINDS = {"npu": "gpu", "xpu": "gpu", "gpu": "gpu", "cpu": "cpu", "nic": "nic", "switch": "switch", "port": "port",
@@ -287,10 +287,10 @@ INFRAGRAPH = Format(
     read=import_infragraph,
     options=("device",),
     parts=(
-        Part(
+        FormatPart(
             ("devices", "instances", "links", "edges", "connections"),
             f"vertices and links; components are {', '.join(_KINDS)}",
         ),
-        Part(("description", "annotations"), "for people", is_read=False),
+        FormatPart(("description", "annotations"), "for people", is_read=False),
     ),
 )

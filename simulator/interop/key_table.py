@@ -133,7 +133,7 @@ def _key(names: str, kind: Any, plan: str, model: str, words: str, default: str,
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class FoundKeys:
     """What one file says: values in the tool's words, under the first spelling of each key."""
 
     reader: Reader
@@ -148,7 +148,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class KeyTable:
     """All that is known of a format's keys."""
 
     #: Those that are read.
@@ -167,7 +167,7 @@ class Table:
         """Whether a spelling is of a key that is read."""
         return any(name in key.names for key in self.keys)
 
-    def read(self, reader: Reader) -> Found:
+    def read(self, reader: Reader) -> FoundKeys:
         """Return every value in the tool's words."""
         known = {name for key in self.keys for name in key.names}
         sections = {section for name in known for section in _sections(name)} - known
@@ -177,9 +177,9 @@ class Table:
             inside = next((part for part in _sections(name) if part in known), None)
             if inside is not None and name not in known:
                 reader.fault(inside, "expected a value, found a mapping of settings")
-        return Found(reader=reader, values={key.names[0]: key.read(reader) for key in self.keys})
+        return FoundKeys(reader=reader, values={key.names[0]: key.read(reader) for key in self.keys})
 
-    def fields(self, found: Found, which: Literal["plan", "model"], *, defaults: bool = True) -> dict[str, Any]:
+    def fields(self, found: FoundKeys, which: Literal["plan", "model"], *, defaults: bool = True) -> dict[str, Any]:
         """Return the fields of ours that single keys decide, with or without those at the tool's own default."""
         settings: dict[str, Any] = {}
         for key in self.keys:
@@ -212,7 +212,7 @@ class Table:
             if key.words and fields.get(key.plan) is not None and not (key.needs and fields[key.needs] < 2)
         }
 
-    def finish(self, found: Found) -> None:
+    def finish(self, found: FoundKeys) -> None:
         """Account for every key that was not read."""
         reader, known = found.reader, {name for key in self.keys for name in key.names}
         for name in reader.rest():
@@ -229,7 +229,7 @@ class Table:
         reader.finish(known)
 
 
-def table_of(text: str) -> Table:
+def table_of(text: str) -> KeyTable:
     """Read a table of keys.
 
     It is CSV with a line for each key: its names, blanks between them, and the fields of :class:`Key`. A word that has a value
@@ -245,10 +245,10 @@ def table_of(text: str) -> Table:
             keys.append(_key(**line))
         else:
             why[line["note"]] = f"{why.get(line['note'], '')} {line['names']}".lstrip()
-    return Table(keys=tuple(keys), **other)
+    return KeyTable(keys=tuple(keys), **other)
 
 
-def shipped_table(name: str) -> Table:
+def shipped_table(name: str) -> KeyTable:
     """Read the table of a format, a file of the folder ``keys``."""
     return table_of((files("simulator.interop") / "keys" / f"{name}.csv").read_text(encoding="utf-8"))
 
@@ -259,8 +259,8 @@ Described = tuple[ModelSpec | None, dict[str, Any], int | None]
 
 def reader_of(
     kind: str,
-    table: Table,
-    describe: Callable[[Found], Described],
+    table: KeyTable,
+    describe: Callable[[FoundKeys], Described],
     prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Callable[[str | Path], Imported]:
     """Return what reads a YAML or JSON file of settings by a format's table.

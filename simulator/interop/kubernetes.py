@@ -16,7 +16,7 @@ from typing import Any
 from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, add_nics, node_of_parts, node_on_a_switch, shipped_device
-from simulator.interop.format import Account, Format, Part, having, refuse
+from simulator.interop.format import Account, Format, FormatPart, having, refuse
 from simulator.interop.hardware import baseboard_nvlink, in_gb
 from simulator.link_generations import MOST_NVLINKS, NVLINK_BYTES_PER_S
 
@@ -97,8 +97,10 @@ KUBERNETES = Format(
     read=import_kubernetes,
     options=("device", "nic_bandwidth"),
     parts=(
-        Part((_PRODUCT, _COUNT, _MEMORY), "the device, and how many a node has"),
-        Part((_CLIQUE,), "NVLink domains that span nodes"),
-        Part(("nvidia.com/cuda.*", "nvidia.com/mig.*", "kubernetes.io/*", "topology.k8s.aws/*"), "places and software", is_read=False),
+        FormatPart((_PRODUCT, _COUNT, _MEMORY), "the device, and how many a node has"),
+        FormatPart((_CLIQUE,), "NVLink domains that span nodes"),
+        FormatPart(
+            ("nvidia.com/cuda.*", "nvidia.com/mig.*", "kubernetes.io/*", "topology.k8s.aws/*"), "places and software", is_read=False
+        ),
     ),
 )  # fmt: skip

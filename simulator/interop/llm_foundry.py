@@ -14,7 +14,7 @@ from typing import Any
 
 from simulator.interop.adapters import adapter_settings, optimizer_settings
 from simulator.interop.format import Format, having
-from simulator.interop.key_table import Described, Found, reader_of, shipped_table
+from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
 from simulator.interop.nemo import resolved
 from simulator.interop.trainer import catalogue_model
 from simulator.models.catalog import MPT_STYLE
@@ -33,7 +33,7 @@ def _variables(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {name.rpartition(".")[2]: value for name, value in flat.items() if name.startswith("variables.")}
 
 
-def _describe(found: Found) -> Described:
+def _describe(found: FoundKeys) -> Described:
     """Return what a training file says."""
     settings: dict[str, Any] = {"framework": "llm-foundry"} | KEYS.fields(found, "plan")
     micro = found["device_train_microbatch_size"]
@@ -54,7 +54,7 @@ def _describe(found: Found) -> Described:
     return spec, settings, None
 
 
-def _adapters(found: Found) -> dict[str, Any]:
+def _adapters(found: FoundKeys) -> dict[str, Any]:
     """Return the settings of adapters: of peft in ``model.peft_config``, or of older files in ``lora.args``."""
     for section in ("model.peft_config", "lora.args"):
         kind = str(found.reader.data.get("model.peft_config.peft_type") or "LORA").upper()
@@ -73,7 +73,7 @@ def _adapters(found: Found) -> dict[str, Any]:
     return {}
 
 
-def _spec(found: Found, name: str) -> ModelSpec | None:
+def _spec(found: FoundKeys, name: str) -> ModelSpec | None:
     """Return the model: MPT by its sizes, or one of the catalogue by its name."""
     reader, pretrained = found.reader, found["model.pretrained_model_name_or_path"]
     if found["model.name"] != "mpt_causal_lm":

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from simulator.config import read_text
 from simulator.interop.cluster import ImportedCluster, node_of_parts, node_on_a_switch, nvlink_of, shipped_device
-from simulator.interop.format import Account, Format, Part, refuse
+from simulator.interop.format import Account, Format, FormatPart, refuse
 from simulator.interop.hardware import nvlink_generation
 from simulator.interop.syntax import parse_xml
 from simulator.link_generations import NODE_PCIE, NVLINK_BYTES_PER_S, PCIE_X16_BYTES_PER_S, node_pcie
@@ -183,9 +183,9 @@ LSTOPO = Format(
     read=import_lstopo,
     options=("device", "nodes", "nic_bandwidth"),
     parts=(
-        Part(_USED, "sockets, memory, PCIe switches, GPUs and NICs by their class and driver"),
-        Part(("NVLinkBandwidth",), "NVLinks between GPUs, or into NVSwitches"),
-        Part(("GPUModel", "CUDAGlobalMemorySize"), "the device"),
-        Part(_IRRELEVANT, "inside a processor: training is not bound by it", is_read=False),
+        FormatPart(_USED, "sockets, memory, PCIe switches, GPUs and NICs by their class and driver"),
+        FormatPart(("NVLinkBandwidth",), "NVLinks between GPUs, or into NVSwitches"),
+        FormatPart(("GPUModel", "CUDAGlobalMemorySize"), "the device"),
+        FormatPart(_IRRELEVANT, "inside a processor: training is not bound by it", is_read=False),
     ),
 )

@@ -15,7 +15,7 @@ from simulator.errors import ConfigError
 from simulator.interop.deepspeed import STAGES, read_deepspeed
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format, Imported
-from simulator.interop.key_table import Found, flattened
+from simulator.interop.key_table import FoundKeys, flattened
 from simulator.interop.megatron_model import KEYS, LAYERS, expert_counts, is_deepspeed, model_of, take_pattern
 from simulator.interop.shell import Script, read_script
 from simulator.interop.typed_values import Reader, is_unknown, readable, words
@@ -395,7 +395,7 @@ _SAID_BY = {
 }
 
 
-def _said_only(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
+def _said_only(found: FoundKeys, settings: dict[str, Any]) -> dict[str, Any]:
     """Leave out what the flags do not say themselves."""
     said_by = {one.plan: one.names for one in KEYS.keys if one.plan} | _SAID_BY
     kept = {name: value for name, value in settings.items() if name not in said_by or found.given(*said_by[name])}
@@ -403,7 +403,7 @@ def _said_only(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _settings(found: Found, nodes: int | None, gpus_per_node: int | None) -> dict[str, Any]:
+def _settings(found: FoundKeys, nodes: int | None, gpus_per_node: int | None) -> dict[str, Any]:
     """Return the settings of the plan."""
     settings = KEYS.fields(found, "plan")
     with_deepspeed = is_deepspeed(found)
@@ -441,7 +441,7 @@ def _settings(found: Found, nodes: int | None, gpus_per_node: int | None) -> dic
 _BEFORE_CORE = ("data-impl", "DDP-impl", "activations-checkpoint-method", "checkpoint-activations", "local-rank")
 
 
-def _beside(found: Found, written: Mapping[str, str]) -> dict[str, Any]:
+def _beside(found: FoundKeys, written: Mapping[str, str]) -> dict[str, Any]:
     """Return what the DeepSpeed file decides that the script writes itself, or that lies beside it."""
     name, reader = str(found["deepspeed-config"]), found.reader
     file = Path(reader.file).parent / posixpath.basename(name)
@@ -465,14 +465,14 @@ def _beside(found: Found, written: Mapping[str, str]) -> dict[str, Any]:
     return {name: inner.settings[name] for name in names if name in inner.settings}
 
 
-def _attention(found: Found, *, is_local: bool) -> str:
+def _attention(found: FoundKeys, *, is_local: bool) -> str:
     backend = found["attention-backend"] or "auto"
     if found["use-flash-attn"]:
         return "flash"
     return "eager" if backend in ("unfused", "local") or (is_local and backend == "auto") else "flash"
 
 
-def _states(found: Found) -> dict[str, Any]:
+def _states(found: FoundKeys) -> dict[str, Any]:
     """Return the widths of the optimizer's states; its fused Adam keeps of a master weight what a bf16 weight lacks."""
     if not found["use-precision-aware-optimizer"]:
         return {"moment_bytes": 1} if found["use-bnb-optimizer"] else {}
@@ -484,7 +484,7 @@ def _states(found: Found) -> dict[str, Any]:
     return {"moment_bytes": mean} | ({"master_bytes": 2} if found["bf16"] else {})
 
 
-def _graphs(found: Found) -> dict[str, Any]:
+def _graphs(found: FoundKeys) -> dict[str, Any]:
     """Return what is captured; without a scope whole layers are."""
     impl, scope = found["cuda-graph-impl"], found["cuda-graph-scope"]
     if impl == "none" or not (impl or found["enable-cuda-graph"]):
@@ -494,7 +494,7 @@ def _graphs(found: Found) -> dict[str, Any]:
     return {"host": "graphs"}
 
 
-def _offload(found: Found) -> dict[str, Any]:
+def _offload(found: FoundKeys) -> dict[str, Any]:
     """Return whose inputs wait in host memory; a list without the switch does nothing."""
     modules = found["offload-modules"]
     if not modules or not found["fine-grained-activation-offloading"]:
@@ -502,7 +502,7 @@ def _offload(found: Found) -> dict[str, Any]:
     return {"offload_modules": SETTINGS["offload_modules"].parse(modules)}
 
 
-def _recompute(found: Found) -> dict[str, Any]:
+def _recompute(found: FoundKeys) -> dict[str, Any]:
     """Return what is recomputed; Megatron's own default of full recomputation is one block a checkpoint."""
     named, method = found["recompute-granularity"], found["recompute-method"] or found["activations-checkpoint-method"]
     is_old = found["checkpoint-activations"] or found["activations-checkpoint-method"]
@@ -525,11 +525,11 @@ def _recompute(found: Found) -> dict[str, Any]:
     }
 
 
-def _precision(found: Found) -> dict[str, Any]:
+def _precision(found: FoundKeys) -> dict[str, Any]:
     precision = next((name for name in ("bf16", "fp16") if found[name]), "fp32")
     if precision == "fp32":
         found.reader.assume("precision", "fp32", "neither --bf16 nor --fp16 is given")
-    wide = precision != "fp16" or found["accumulate-allreduce-grads-in-fp32"]
+    is_fp32 = precision != "fp16" or found["accumulate-allreduce-grads-in-fp32"]
     is_fp8 = found["fp8-format"] is not None
     if is_fp8 and found["fp8-recipe"] != "delayed":
         why = "delayed scaling is taken: give --precision fp8_current, fp8_block or mxfp8"
@@ -537,11 +537,11 @@ def _precision(found: Found) -> dict[str, Any]:
     ends = (("bf16_first_layers", "start"), ("bf16_last_layers", "end")) if found["first-last-layers-bf16"] else ()
     return {name: found[f"num-layers-at-{end}-in-bf16"] for name, end in ends} | {
         "precision": "fp8" if is_fp8 else precision,
-        "gradient_bytes": 4 if wide and not found["grad-reduce-in-bf16"] else 2,
+        "gradient_bytes": 4 if is_fp32 and not found["grad-reduce-in-bf16"] else 2,
     }
 
 
-def _sharding(found: Found) -> str:
+def _sharding(found: FoundKeys) -> str:
     if found["zero-stage"]:
         return found.reader.zero_stage("zero-stage", found["zero-stage"])
     sharding: str = KEYS.named(strategy := "data-parallel-sharding-strategy").ours(found[strategy])
@@ -552,7 +552,7 @@ def _sharding(found: Found) -> str:
     return "zero1" if found["use-distributed-optimizer"] else "none"
 
 
-def _experts_travel(found: Found) -> dict[str, Any]:
+def _experts_travel(found: FoundKeys) -> dict[str, Any]:
     """Return how tokens of experts travel, where there are experts."""
     if max(expert_counts(found)) < 2:
         return {}
@@ -568,7 +568,7 @@ def _experts_travel(found: Found) -> dict[str, Any]:
     }
 
 
-def _groups(found: Found, settings: dict[str, Any], world: int) -> dict[str, Any]:
+def _groups(found: FoundKeys, settings: dict[str, Any], world: int) -> dict[str, Any]:
     """Return the ranks that the optimizer shards over, and the size of a bucket of gradients."""
     groups: dict[str, Any] = {}
     instances = found["num-distributed-optimizer-instances"]
@@ -595,7 +595,7 @@ _ACCOUNTED = {
 }
 
 
-def _accounted(found: Found, layers: int, n_parts: int) -> dict[str, int]:
+def _accounted(found: FoundKeys, layers: int, n_parts: int) -> dict[str, int]:
     """Return the layers of the first and the last stage where embedding and loss take the place of one there."""
     taken = {name: flag for name, flag in _ACCOUNTED.items() if found[flag]}
     if not taken or not layers or n_parts == 1:
@@ -608,7 +608,7 @@ def _accounted(found: Found, layers: int, n_parts: int) -> dict[str, int]:
     return dict.fromkeys(taken, each - 1)
 
 
-def _stages(found: Found, settings: dict[str, Any], layers: int, segments: tuple[int, ...]) -> dict[str, Any]:
+def _stages(found: FoundKeys, settings: dict[str, Any], layers: int, segments: tuple[int, ...]) -> dict[str, Any]:
     """Return the schedule, and how many chunks of layers a stage has; ``segments``: layers of each, where a pattern cuts them."""
     virtual, pp = settings["virtual_pp"], settings["pp"]
     if len(segments) > 1:
@@ -641,7 +641,7 @@ def _stages(found: Found, settings: dict[str, Any], layers: int, segments: tuple
     return stages
 
 
-def _world(found: Found, nodes: int | None, gpus_per_node: int | None) -> int:
+def _world(found: FoundKeys, nodes: int | None, gpus_per_node: int | None) -> int:
     """Return the GPUs that the launcher starts; 0 where they are known at run time only."""
     given = (nodes or found["nnodes"], gpus_per_node or found["nproc-per-node"])
     if found["world-size"] is not None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simulator.interop.key_table import Found, shipped_table
+from simulator.interop.key_table import FoundKeys, shipped_table
 from simulator.interop.typed_values import Reader, readable, words
 from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
 from simulator.models.spec import ModelSpec
@@ -39,7 +39,7 @@ LAYERS = ("num-layers", "encoder-num-layers", *PATTERNS)
 _LETTERS = {"M": "M", "G": "G", "*": "*", "+": "*", "-": "-", "E": "E"}
 
 
-def is_deepspeed(found: Found) -> bool:
+def is_deepspeed(found: FoundKeys) -> bool:
     """Whether the tool is Megatron-DeepSpeed."""
     names = words("deepspeed deepspeed-config zero-stage deepspeed-activation-checkpointing enable-zbh1-pipeline")
     return found.given(*names) or any(name in found.reader.data for name in names)
@@ -102,7 +102,7 @@ def _spread(letters: list[str], letter: str, every: float) -> None:
                 left -= 1
 
 
-def _mixers(found: Found, given: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def _mixers(found: FoundKeys, given: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the pattern of a hybrid, and the sizes that are ``given`` of its layers that are not plain attention."""
     letters = "".join(_LETTERS[letter] for letter in str(found[PATTERNS[0]] or ""))
     fields: dict[str, Any] = {"pattern": tuple(letters)} if letters else {}
@@ -129,7 +129,7 @@ def _those(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 # ---- sizes -------------------------------------------------------------------------------------------------------
 
 
-def model_of(found: Found, family: str, settings: dict[str, Any]) -> ModelSpec:
+def model_of(found: FoundKeys, family: str, settings: dict[str, Any]) -> ModelSpec:
     """Return the model that flags describe, of the family ``gpt``, ``bert`` or ``t5``.
 
     The padding of the vocabulary and the number of positions may follow from the settings of the plan.
@@ -175,13 +175,13 @@ def model_of(found: Found, family: str, settings: dict[str, Any]) -> ModelSpec:
     return ModelSpec(name=f"megatron-{Path(r.file).stem}", **fields)
 
 
-def _positions(found: Found, named: str) -> str:
+def _positions(found: FoundKeys, named: str) -> str:
     if found["use-rotary-position-embeddings"]:
         return "rotary"
     return "none" if found["no-position-embedding"] and not found.given("position-embedding-type") else named
 
 
-def _vocab(found: Found, tp: int) -> int:
+def _vocab(found: FoundKeys, tp: int) -> int:
     """Return the rows of the embedding: the vocabulary, padded."""
     if found["padded-vocab-size"] or found["pad-vocab-size-to"]:
         return int(found["padded-vocab-size"] or found["pad-vocab-size-to"])
@@ -200,7 +200,7 @@ def _vocab(found: Found, tp: int) -> int:
     return int(-(-size // multiple) * multiple)
 
 
-def _of_tokenizer(found: Found) -> int:
+def _of_tokenizer(found: FoundKeys) -> int:
     """Return the vocabulary of a known tokenizer, by its files before its type; 0 where it is not known."""
     patched, extra = found["patch-tokenizer-type"], found["extra-vocab-size"]
     names = [
@@ -220,7 +220,7 @@ def _of_tokenizer(found: Found) -> int:
 _QWEN = 151643
 
 
-def expert_counts(found: Found) -> list[int]:
+def expert_counts(found: FoundKeys) -> list[int]:
     """Return the experts of every layer that has some, one number where they are alike; 1 is a dense model."""
     value = found["num-experts"]
     if not value:
@@ -236,7 +236,7 @@ def expert_counts(found: Found) -> list[int]:
 _OF_EXPERTS = ("shared_expert_hidden", "expert_latent", "expert_groups", "groups_per_token")
 
 
-def _experts(found: Found, given: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def _experts(found: FoundKeys, given: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the experts: which blocks have some, and how many."""
     reader, counts = found.reader, expert_counts(found)
     if max(counts) < 2:
@@ -267,13 +267,13 @@ def _experts(found: Found, given: Mapping[str, Any], layers: int) -> dict[str, A
     }
 
 
-def _every(found: Found, layers: int) -> tuple[int, ...]:
+def _every(found: FoundKeys, layers: int) -> tuple[int, ...]:
     """Return the blocks without experts of Megatron-DeepSpeed: all but every second one, unless it says otherwise."""
     every = found["expert-interval"] or 2
     return tuple(i for i in range(layers) if (i + 1) % every)
 
 
-def _window(found: Found, layers: int) -> dict[str, Any]:
+def _window(found: FoundKeys, layers: int) -> dict[str, Any]:
     """Return the keys that a query sees, its own and so many before, and the blocks where it sees all."""
     value = found["window-size"]
     parts = re.findall(r"-?\d{1,12}", " ".join(map(str, value)) if isinstance(value, list) else str(value or ""))
@@ -292,14 +292,14 @@ def _window(found: Found, layers: int) -> dict[str, Any]:
     }
 
 
-def _latent(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
+def _latent(found: FoundKeys, given: Mapping[str, Any]) -> dict[str, Any]:
     if not found["multi-latent-attention"]:
         return {}
     names = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
     return {"head_dim": found["qk-head-dim"]} | {name: given.get(name, 0) for name in names}
 
 
-def _dense_blocks(found: Found, layers: int) -> tuple[int, ...]:
+def _dense_blocks(found: FoundKeys, layers: int) -> tuple[int, ...]:
     """Return which blocks have no experts."""
     text = str(found["moe-layer-freq"]).strip("'\" ")
     if re.fullmatch(r"0*[1-9]\d{0,5}", text):
@@ -307,7 +307,7 @@ def _dense_blocks(found: Found, layers: int) -> tuple[int, ...]:
     return tuple(i for i, moe in enumerate(_pattern_of(found, "moe-layer-freq", layers)) if not moe)
 
 
-def _pattern_of(found: Found, name: str, layers: int) -> list[int]:
+def _pattern_of(found: FoundKeys, name: str, layers: int) -> list[int]:
     """Return 1 or 0 for every layer: of a list such as ``([0]*3+[1]*58)``, or 0 for every n-th and 1 for the others."""
     text = str(found[name]).strip("'\" ")
     if re.fullmatch(r"0*[1-9]\d{0,5}", text):

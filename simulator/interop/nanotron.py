@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.interop.format import Format, having
 from simulator.interop.hf_table import ACTIVATIONS
-from simulator.interop.key_table import Described, Found, reader_of, shipped_table
+from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
 from simulator.interop.typed_values import Reader
 from simulator.models.catalog import LLAMA_STYLE
 from simulator.models.spec import ModelSpec
@@ -21,7 +21,7 @@ _MODEL = "model.model_config"
 KEYS = shipped_table("nanotron")
 
 
-def _describe(found: Found) -> Described:
+def _describe(found: FoundKeys) -> Described:
     """Return what a training file says."""
     reader = found.reader
     settings: dict[str, Any] = {"framework": "nanotron", "attention": "flash"} | KEYS.fields(found, "plan")

@@ -19,7 +19,7 @@ from typing import Any
 from simulator.collectives.benchmark import PrintedRow
 from simulator.config import cell, kind_in_words, parse_yaml, read_text
 from simulator.errors import ConfigError
-from simulator.interop.format import Format, Part
+from simulator.interop.format import Format, FormatPart
 
 #: name of a test program (without ``_perf``) -> collective
 PROGRAMS = {
@@ -360,12 +360,12 @@ NCCL_TESTS = Format(
     read=import_nccl_tests,
     options=("gpus", "collective", "nodes"),
     parts=(
-        Part(
+        FormatPart(
             ("size", "count", "type", "redop", "root", "time", "algbw", "busbw"),
             "a row each, out of place and in place",
         ),
-        Part(("Rank", "Pid", "on", "device"), "ranks, nodes, and GPUs of a process"),
-        Part(("NCCL version", "nccl-library"), "the version"),
-        Part(("#wrong", "Avg bus bandwidth"), "checks, and what follows from the rows", is_read=False),
+        FormatPart(("Rank", "Pid", "on", "device"), "ranks, nodes, and GPUs of a process"),
+        FormatPart(("NCCL version", "nccl-library"), "the version"),
+        FormatPart(("#wrong", "Avg bus bandwidth"), "checks, and what follows from the rows", is_read=False),
     ),
 )

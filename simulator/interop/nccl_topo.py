@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 from simulator.config import read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, node_of_parts, node_on_a_switch
-from simulator.interop.format import Account, Format, Part, refuse
+from simulator.interop.format import Account, Format, FormatPart, refuse
 from simulator.interop.hardware import (
     baseboard_nvlink,
     device_of_compute_units,
@@ -365,12 +365,14 @@ NCCL_TOPO = Format(
     options=("device", "nodes", "nic_bandwidth"),
     parts=(
         *(
-            Part(tuple(sorted(f"{tag}.{name}" for name in names)), _DECIDES[tag])
+            FormatPart(tuple(sorted(f"{tag}.{name}" for name in names)), _DECIDES[tag])
             for tag, names in _USED.items()
             if names
         ),
         *(
-            Part(tuple(sorted(f"{tag}.{name}" for name in names)), "identity, or what NCCL measured", is_read=False)
+            FormatPart(
+                tuple(sorted(f"{tag}.{name}" for name in names)), "identity, or what NCCL measured", is_read=False
+            )
             for tag, names in _IRRELEVANT.items()
             if names
         ),

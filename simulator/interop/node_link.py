@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_json, parse_yaml, raise_faults, read_text
 from simulator.interop.cluster import ImportedCluster, imported_graph
-from simulator.interop.format import Account, Format, Part, refuse
+from simulator.interop.format import Account, Format, FormatPart, refuse
 from simulator.topology import LINK_KINDS
 from simulator.topology.given_graph import link_kind
 
@@ -142,8 +142,8 @@ NODE_LINK = Format(
     read=import_node_link,
     options=("device",),
     parts=(
-        Part(tuple(f"nodes.{key}" for key in _NODE_KEYS), f"vertices; kinds are {', '.join(KINDS)}"),
-        Part(tuple(f"edges.{key}" for key in _EDGE_KEYS), f"links; kinds are {', '.join(LINK_KINDS)}"),
-        Part(("label", "pos", "x", "y", "weight"), "drawing", is_read=False),
+        FormatPart(tuple(f"nodes.{key}" for key in _NODE_KEYS), f"vertices; kinds are {', '.join(KINDS)}"),
+        FormatPart(tuple(f"edges.{key}" for key in _EDGE_KEYS), f"links; kinds are {', '.join(LINK_KINDS)}"),
+        FormatPart(("label", "pos", "x", "y", "weight"), "drawing", is_read=False),
     ),
 )

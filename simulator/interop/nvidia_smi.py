@@ -17,7 +17,7 @@ from simulator.interop.cluster import (
     nvlink_of,
     shipped_device,
 )
-from simulator.interop.format import Account, Format, Part, refuse
+from simulator.interop.format import Account, Format, FormatPart, refuse
 from simulator.interop.hardware import baseboard_nvlink, device_of_nvlinks, nvlink_section
 from simulator.interop.syntax import parse_xml
 from simulator.link_generations import NODE_PCIE
@@ -63,9 +63,11 @@ SMI_INVENTORY = Format(
     read=import_smi_inventory,
     options=("device", "nodes", "nic_bandwidth"),
     parts=(
-        Part(("gpu", "product_name", "fb_memory_usage.total"), "how many GPUs, and the device"),
-        Part(("pcie_gen.max_link_gen",), "the generation of PCIe"),
-        Part(("clocks", "temperature", "utilization", "processes", "ecc_errors"), "a moment's state", is_read=False),
+        FormatPart(("gpu", "product_name", "fb_memory_usage.total"), "how many GPUs, and the device"),
+        FormatPart(("pcie_gen.max_link_gen",), "the generation of PCIe"),
+        FormatPart(
+            ("clocks", "temperature", "utilization", "processes", "ecc_errors"), "a moment's state", is_read=False
+        ),
     ),
 )
 
@@ -210,10 +212,10 @@ NVIDIA_SMI = Format(
     read=import_nvidia_smi,
     options=("device", "nodes", "nic_bandwidth"),
     parts=(
-        Part(("GPU*", "NV*"), "GPUs, and the NVLinks between them, whose number identifies the device"),
-        Part(("NIC*", "mlx*", "rdma*"), "NICs, where `--nic-bandwidth` gives their rate"),
-        Part(("PIX", "PXB"), "what meets below a PCIe switch"),
-        Part(("PHB", "NODE", "SYS", "SOC", "CPU Affinity"), "sockets"),
-        Part(("GPU NUMA ID", "NIC Legend"), "names", is_read=False),
+        FormatPart(("GPU*", "NV*"), "GPUs, and the NVLinks between them, whose number identifies the device"),
+        FormatPart(("NIC*", "mlx*", "rdma*"), "NICs, where `--nic-bandwidth` gives their rate"),
+        FormatPart(("PIX", "PXB"), "what meets below a PCIe switch"),
+        FormatPart(("PHB", "NODE", "SYS", "SOC", "CPU Affinity"), "sockets"),
+        FormatPart(("GPU NUMA ID", "NIC Legend"), "names", is_read=False),
     ),
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.interop.format import Format, having
-from simulator.interop.key_table import Described, Found, reader_of, shipped_table
+from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
 from simulator.models.catalog import LLAMA_STYLE
 from simulator.models.spec import ModelSpec
 
@@ -20,7 +20,7 @@ KEYS = shipped_table("olmo_core")
 _DP = "train_module.dp_config.name"
 
 
-def _describe(found: Found) -> Described:
+def _describe(found: FoundKeys) -> Described:
     """Return what a configuration says."""
     settings: dict[str, Any] = {"attention": "flash"} | KEYS.fields(found, "plan")
     _batches(found, settings)
@@ -38,7 +38,7 @@ def _describe(found: Found) -> Described:
     return spec, settings, None
 
 
-def _batches(found: Found, settings: dict[str, Any]) -> None:
+def _batches(found: FoundKeys, settings: dict[str, Any]) -> None:
     """Turn batches of tokens into batches of sequences."""
     length = settings.get("sequence_length")
     for ours, theirs in (
@@ -54,7 +54,7 @@ def _batches(found: Found, settings: dict[str, Any]) -> None:
             settings[ours] = tokens // length
 
 
-def _spec(found: Found, settings: dict[str, Any], name: str) -> ModelSpec | None:
+def _spec(found: FoundKeys, settings: dict[str, Any], name: str) -> ModelSpec | None:
     fields = LLAMA_STYLE | KEYS.fields(found, "model")
     missing = {"layers", "hidden", "heads", "ffn_hidden", "vocab"} - set(fields)
     if missing:

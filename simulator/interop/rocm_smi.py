@@ -8,7 +8,7 @@ from pathlib import Path
 from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, add_nics, node_of_parts, node_on_a_switch
-from simulator.interop.format import Account, Format, Part, having, refuse
+from simulator.interop.format import Account, Format, FormatPart, having, refuse
 from simulator.interop.hardware import device_of_board, nvlink_section, xgmi_rate
 
 _TITLE = re.compile(r"(Weight|Hops|Link Type|Access) between two GPUs", re.IGNORECASE)
@@ -92,8 +92,8 @@ ROCM_SMI = Format(
     read=import_rocm_smi,
     options=("device", "nodes", "nic_bandwidth"),
     parts=(
-        Part(("Link Type", "Hops"), "Infinity Fabric between GPUs that are one hop apart"),
-        Part(("Numa Node",), "sockets"),
-        Part(("Weight", "Access", "Numa Affinity"), "said by the rest", is_read=False),
+        FormatPart(("Link Type", "Hops"), "Infinity Fabric between GPUs that are one hop apart"),
+        FormatPart(("Numa Node",), "sockets"),
+        FormatPart(("Weight", "Access", "Numa Affinity"), "said by the rest", is_read=False),
     ),
 )

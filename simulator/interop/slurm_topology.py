@@ -15,7 +15,7 @@ from typing import Any
 from simulator.config import did_you_mean, parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, imported, node_of_cluster
-from simulator.interop.format import Account, Format, Part, refuse
+from simulator.interop.format import Account, Format, FormatPart, refuse
 from simulator.interop.hostlist import expand_hostlist
 from simulator.units import parse_quantity
 
@@ -294,10 +294,12 @@ SLURM = Format(
     read=import_slurm,
     options=("node_of", "links"),
     parts=(
-        Part(("SwitchName", "Switches", "Nodes"), "a fat tree: its leaves, pods and levels"),
-        Part(("BlockName",), "a leaf switch each"),
-        Part(("RingName", *(f"topology.{kind}" for kind in _KINDS)), "rings, tori, blocks and trees of topology.yaml"),
-        Part(
+        FormatPart(("SwitchName", "Switches", "Nodes"), "a fat tree: its leaves, pods and levels"),
+        FormatPart(("BlockName",), "a leaf switch each"),
+        FormatPart(
+            ("RingName", *(f"topology.{kind}" for kind in _KINDS)), "rings, tori, blocks and trees of topology.yaml"
+        ),
+        FormatPart(
             ("LinkSpeed", "BlockSizes", "Level"),
             "no unit, or said by the rest; bandwidths come from `--links`",
             is_read=False,

@@ -15,7 +15,7 @@ from simulator.config import load_yaml
 from simulator.errors import ConfigError
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format, Imported
-from simulator.interop.key_table import Found, flattened, json_keys, shipped_table
+from simulator.interop.key_table import FoundKeys, flattened, json_keys, shipped_table
 from simulator.interop.syntax import load_toml
 from simulator.interop.typed_values import Reader
 from simulator.models.catalog import find_spec
@@ -78,7 +78,7 @@ CATALOGUE_NAMES = {
 }
 
 
-def _spec(found: Found) -> ModelSpec | None:
+def _spec(found: FoundKeys) -> ModelSpec | None:
     name, flavor = found["model.name"], found["model.flavor"]
     if not name:
         return None
@@ -90,7 +90,7 @@ def _spec(found: Found) -> ModelSpec | None:
         return None
 
 
-def _sharding(found: Found) -> dict[str, Any]:
+def _sharding(found: FoundKeys) -> dict[str, Any]:
     replicate = found["parallelism.data_parallel_replicate_degree"]
     shard = found["parallelism.data_parallel_shard_degree"]
     settings = mesh_sharding(replicate, shard, reshards=found["parallelism.fsdp_reshard_after_forward"] != "never")
@@ -101,7 +101,7 @@ def _sharding(found: Found) -> dict[str, Any]:
     return settings
 
 
-def _training(found: Found, spec: ModelSpec | None) -> dict[str, Any]:
+def _training(found: FoundKeys, spec: ModelSpec | None) -> dict[str, Any]:
     tokens, length = found["training.num_tokens_per_microbatch_per_dp_rank"], found["training.seq_len"]
     per_rank = max(1, tokens // length) if tokens else 8
     settings: dict[str, Any] = {"micro_batch": found["training.local_batch_size"] or per_rank}
@@ -122,7 +122,7 @@ def _training(found: Found, spec: ModelSpec | None) -> dict[str, Any]:
     return settings
 
 
-def _every_nth_block(found: Found, spec: ModelSpec | None) -> dict[str, Any]:
+def _every_nth_block(found: FoundKeys, spec: ModelSpec | None) -> dict[str, Any]:
     """Return the recomputation of every n-th block, where blocks and not operators are selected."""
     option = str(found["activation_checkpoint.selective_ac_option"])
     if not option.isdigit() or option == "0" or spec is None:
@@ -132,7 +132,7 @@ def _every_nth_block(found: Found, spec: ModelSpec | None) -> dict[str, Any]:
     return {"recompute": "full", "recompute_method": "block", "recompute_layers": count}
 
 
-def _is_float8(found: Found) -> bool:
+def _is_float8(found: FoundKeys) -> bool:
     """Tell whether linear layers run in eight bits: a converter is named, or an old file enables it."""
     converters = found["model.converters"]
     named = isinstance(converters, list) and any("float8" in str(name) for name in converters)

@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.format import Format, having
-from simulator.interop.key_table import Described, Found, reader_of, shipped_table
+from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
 from simulator.interop.trainer import catalogue_model
 from simulator.plan.data_parallelism import mesh_sharding
 
@@ -21,7 +21,7 @@ _DEFAULT_RANK = 8
 KEYS = shipped_table("torchtune")
 
 
-def _describe(found: Found) -> Described:
+def _describe(found: FoundKeys) -> Described:
     """Return what a recipe says; one that trains nothing is refused."""
     words = " ".join(found.reader.data)
     if "optimizer" not in words and re.search(r"\b(tasks|quantizer|prompt|max_new_tokens)\b", words):
@@ -48,7 +48,7 @@ def _catalogue_name(family: str, builder: str) -> str:
     return "-".join(dotted if builder.startswith(family) else dotted[1:])
 
 
-def _adapters(found: Found, component: str) -> dict[str, Any]:
+def _adapters(found: FoundKeys, component: str) -> dict[str, Any]:
     """Return the settings of adapters, which a recipe names by the builder of its model and by their rank."""
     if not component.startswith(("lora_", "qlora_", "dora_")):
         return {}
@@ -62,7 +62,7 @@ def _adapters(found: Found, component: str) -> dict[str, Any]:
     return adapter_settings(found.reader, "model.lora_attn_modules", found["model.lora_rank"] or _DEFAULT_RANK, named)
 
 
-def _sharding(found: Found) -> dict[str, Any]:
+def _sharding(found: FoundKeys) -> dict[str, Any]:
     replicas, shards = found["data_parallel_replicate_dim"], found["data_parallel_shard_dim"]
     shards = shards if isinstance(shards, int) and not isinstance(shards, bool) else -1
     settings = mesh_sharding(replicas, shards, reshards=found["fsdp_reshard_after_forward"])

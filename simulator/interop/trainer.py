@@ -16,7 +16,7 @@ from simulator.errors import ConfigError
 from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.format import Format
-from simulator.interop.key_table import Described, Found, json_keys, reader_of, shipped_table
+from simulator.interop.key_table import Described, FoundKeys, json_keys, reader_of, shipped_table
 from simulator.interop.megatron_flags import read_flags
 from simulator.interop.nemo import megatron_name
 from simulator.interop.typed_values import Reader, words
@@ -31,7 +31,7 @@ KEYS = shipped_table("trainer")
 _STRATEGIES = {word.lower(): ours for word, ours in FSDP_STRATEGIES.items()}
 
 
-def _describe(found: Found) -> Described:
+def _describe(found: FoundKeys) -> Described:
     """Return what a fine-tuning file says; a DeepSpeed file that it names is read too, where it lies beside it."""
     settings = (
         {"framework": "hf-eager"} | KEYS.fields(found, "plan") | _precision(found) | _attention(found) | _fsdp(found)
@@ -52,7 +52,7 @@ def _describe(found: Found) -> Described:
     return spec, settings, found["gradient_accumulation_steps"]
 
 
-def _adapters(found: Found, is_factory: bool) -> dict[str, Any]:
+def _adapters(found: FoundKeys, is_factory: bool) -> dict[str, Any]:
     """Return the settings of adapters, in the words of Axolotl, of LLaMA-Factory and of scripts around peft."""
     reader, kind = found.reader, found["adapter"] or (found["finetuning_type"] or "lora" if is_factory else "")
     if not kind and found["use_peft"]:
@@ -86,7 +86,7 @@ _SETTINGS = words(
 )
 
 
-def _megatron(found: Found) -> dict[str, Any]:
+def _megatron(found: FoundKeys) -> dict[str, Any]:
     """Return what LLaMA-Factory's way through Megatron-Core says, read as Megatron's flags."""
     data, names = found.reader.data, {megatron_name(name): name for name in _MEGATRON}
     if not found.given(*_MEGATRON[:2], "expert_model_parallel_size", "use_distributed_optimizer"):
@@ -117,7 +117,7 @@ def _is_on(value: Any) -> bool:
     return value not in (None, False, "false", "", "no", "none", "disabled", "None")
 
 
-def _precision(found: Found) -> dict[str, Any]:
+def _precision(found: FoundKeys) -> dict[str, Any]:
     """Return the precision: 16-bit working weights under FSDP or DeepSpeed, autocast without them."""
     is_sharded = found["fsdp"] is not None or found["deepspeed"] is not None or _has_fsdp_config(found)
     prefix = "" if is_sharded else "amp_"
@@ -132,18 +132,18 @@ def _precision(found: Found) -> dict[str, Any]:
     return {"precision": "tf32" if found["tf32"] is True else "fp32"}
 
 
-def _attention(found: Found) -> dict[str, Any]:
+def _attention(found: FoundKeys) -> dict[str, Any]:
     named = str(found["flash_attention"]).lower()
     if found["eager_attention"] or named in ("eager", "disabled"):
         return {"attention": "eager"}
     return {"attention": "flash"}  # scaled_dot_product_attention is the default of transformers
 
 
-def _has_fsdp_config(found: Found) -> bool:
+def _has_fsdp_config(found: FoundKeys) -> bool:
     return any(name.startswith("fsdp_config") and value is not None for name, value in found.reader.data.items())
 
 
-def _fsdp(found: Found) -> dict[str, Any]:
+def _fsdp(found: FoundKeys) -> dict[str, Any]:
     options = found["fsdp"]
     said = [str(one).lower() for one in options] if isinstance(options, list) else str(options or "").lower().split()
     if not said and not _has_fsdp_config(found):
@@ -167,7 +167,7 @@ def _fsdp(found: Found) -> dict[str, Any]:
     return settings
 
 
-def _deepspeed(found: Found, path: Path) -> dict[str, Any]:
+def _deepspeed(found: FoundKeys, path: Path) -> dict[str, Any]:
     """Return the settings of the DeepSpeed file that is named."""
     name = found["deepspeed"]
     if not isinstance(name, str) or not name:

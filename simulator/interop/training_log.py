@@ -22,7 +22,7 @@ from typing import Any
 
 from simulator.config import parse_json, read_text
 from simulator.errors import ConfigError
-from simulator.interop.format import Format, Part
+from simulator.interop.format import Format, FormatPart
 
 _NUMBER = r"([0-9][0-9,]{0,14}(?:\.[0-9]{1,12})?(?:e[-+]?[0-9]{1,2})?)"
 #: argument of Megatron-LM, printed at the start -> column of a training row
@@ -226,8 +226,10 @@ TRAINING_LOG = Format(
     read=import_training_log,
     options=("gpus",),
     parts=(
-        *(Part((tool,), f"steps, as `{metric}`") for tool, (metric, _, _) in _TOOLS.items()),
-        Part(tuple(_ARGUMENTS), "the job, where Megatron-LM prints its arguments"),
-        Part(("loss", "learning rate", "memory", "TFLOP/s"), "not the time, or another writing of it", is_read=False),
+        *(FormatPart((tool,), f"steps, as `{metric}`") for tool, (metric, _, _) in _TOOLS.items()),
+        FormatPart(tuple(_ARGUMENTS), "the job, where Megatron-LM prints its arguments"),
+        FormatPart(
+            ("loss", "learning rate", "memory", "TFLOP/s"), "not the time, or another writing of it", is_read=False
+        ),
     ),
 )

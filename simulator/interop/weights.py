@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from simulator.config import open_file, parse_json, read_text
 from simulator.errors import ConfigError
-from simulator.interop.format import Format, Imported, Part
+from simulator.interop.format import Format, FormatPart, Imported
 from simulator.interop.hf_config import import_hf_config, read_hf_config
 from simulator.interop.key_table import json_keys
 from simulator.interop.typed_values import Reader
@@ -233,9 +233,11 @@ SAFETENSORS = Format(
     sniff=lambda text: "weight_map" in json_keys(text),
     read=import_safetensors,
     parts=(
-        Part(("shape", "dtype"), "parameters and their types, against those of `config.json`"),
-        Part(("weight_map",), "the shards; those that are here are counted"),
-        Part(("data_offsets", "__metadata__", "total_size"), "where the weights lie; they are not read", is_read=False),
+        FormatPart(("shape", "dtype"), "parameters and their types, against those of `config.json`"),
+        FormatPart(("weight_map",), "the shards; those that are here are counted"),
+        FormatPart(
+            ("data_offsets", "__metadata__", "total_size"), "where the weights lie; they are not read", is_read=False
+        ),
     ),
 )
 GGUF = Format(
@@ -244,9 +246,11 @@ GGUF = Format(
     sniff=lambda _: False,
     read=import_gguf,
     parts=(
-        Part(("general.architecture", *_KEYS, "expert_count", "vocab_size", "tokenizer.ggml.tokens"), "the model"),
-        Part(("tensors",), "parameters, against those of the keys; whether the output is the embedding's tensor"),
-        Part(
+        FormatPart(
+            ("general.architecture", *_KEYS, "expert_count", "vocab_size", "tokenizer.ggml.tokens"), "the model"
+        ),
+        FormatPart(("tensors",), "parameters, against those of the keys; whether the output is the embedding's tensor"),
+        FormatPart(
             ("general.*", "tokenizer.*", "rope.*", "quantize.*"),
             "names, tokens, and how weights are stored",
             is_read=False,

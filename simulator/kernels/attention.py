@@ -17,15 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from simulator.arrays import FloatArray
 from simulator.kernels.base import peak_flops_per_s
 from simulator.kernels.conditions import Conditions
 from simulator.kernels.constants import release_before
-from simulator.models.layer import DTYPE_BYTES, AttentionShape
+from simulator.kernels.smooth import smooth_maximum
+from simulator.models.layer import DTYPE_BYTES, SCALED_ELEMENTS, AttentionShape
 from simulator.topology.device import Device
-
-FloatArray = npt.NDArray[np.float64]
 
 #: speed beside FlashAttention 2 on A100, forward and backward, with heads of up to 64 and of more elements: FlashAttention 1 is
 #: 1.7 to 3.0 times slower, least with the narrow heads that its blocks were made for, and its Triton port 1.3 to 2.5 times
@@ -39,8 +38,9 @@ FIRST_GENERATION_SPEED: Mapping[str, Mapping[str, tuple[float, float]]] = {
 #: each then compares and selects, and backward makes the mask anew and applies it to two products (Salmon et al., "Parallel
 #: random numbers: as easy as 1, 2, 3", SC'11; 128 lanes an SM)
 DROPOUT_CLOCKS = {"forward": 0.06, "backward": 0.12}
-#: elements of a head beyond which libraries have other kernels, and others again where keys are latent ones, which serve as values, too
-WIDE_HEADS, LATENT_HEADS = 128, 256
+#: suffix of the constants of heads of more than so many elements, for which libraries have other kernels; others again where keys are
+#: latent ones, which serve as values, too
+_HEAD_CLASSES = (("_latent", 256), ("_wide", 128), ("", 0))
 #: sharpness of the maximum of compute and memory time, and share of the memory bandwidth at which caches are copied: estimates, no
 #: source
 _OVERLAP_NORM, _COPY_SHARE = 4, 0.8
@@ -82,6 +82,21 @@ class AttentionConstants:
         return replace(self, efficiency=self.efficiency * speed, **slower)
 
 
+def constants_names(name: str, head_dim: int, dtype: str) -> tuple[str, ...]:
+    """Return the names under which a device may keep an implementation's constants, the most special one first.
+
+    Examples
+    --------
+    >>> constants_names("default", 192, "fp8")
+    ('default_wide_fp8', 'default_fp8', 'default_wide', 'default')
+    >>> constants_names("default", 128, "bf16")
+    ('default',)
+    """
+    of_heads = [f"{name}{suffix}" for suffix, above in _HEAD_CLASSES if head_dim > above]
+    scaled = [f"{one}_{dtype}" for one in of_heads] if dtype in SCALED_ELEMENTS else []
+    return (*scaled, *of_heads)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFamily:
     """The constants of all implementations on one device, by implementation and direction."""
@@ -104,9 +119,7 @@ class AttentionFamily:
 
     def _named(self, name: str, head_dim: int, dtype: str) -> Mapping[str, AttentionConstants] | None:
         """Return the constants that a device keeps under a name, the most special ones first."""
-        classes = (("_latent", LATENT_HEADS), ("_wide", WIDE_HEADS), ("", 0))
-        widths = [f"{name}{suffix}" for suffix, above in classes if head_dim > above]
-        names = (*(f"{one}_{dtype}" for one in widths), *widths)
+        names = constants_names(name, head_dim, dtype)
         return next((self.implementations[one] for one in names if one in self.implementations), None)
 
 
@@ -158,7 +171,7 @@ def attention_times_s(
         constants.gather_bandwidth * bandwidth
     )
     copies = conditions.cache_copies * 2.0 * width * batch * kv_heads * seq_k * head_dim / (_COPY_SHARE * bandwidth)
-    unlimited = (compute**_OVERLAP_NORM + memory**_OVERLAP_NORM) ** (1 / _OVERLAP_NORM) + copies
+    unlimited = smooth_maximum(compute, memory, _OVERLAP_NORM) + copies
     n_flops = np.minimum(1.0, width / 2.0) * np.array([s.n_flops for s in shapes])  # in 16-bit ones
     energy = n_flops * constants.joules_per_flop + n_bytes * constants.joules_per_byte
     return constants.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.sustained_power_w)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from simulator.arrays import FloatArray
 
 #: how sharply a benchmark goes from boost clock to the power limit as its kernels become longer: an estimate, no source
 _SHARPNESS = 3

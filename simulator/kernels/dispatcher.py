@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from simulator.errors import ConfigError
 from simulator.kernels.constants import build_constants, parts_of, section_of
+from simulator.kernels.smooth import smooth_maximum
 from simulator.program.op import Routed
 from simulator.topology.device import NOTES, Device
 
@@ -50,14 +51,14 @@ _DEFAULTS: Mapping[str, Mapping[str, float]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatcher:
+class DispatcherKernels:
     """Both directions on one device."""
 
     dispatch: DispatchConstants = field(default_factory=DispatchConstants)
     combine: DispatchConstants
 
     @classmethod
-    def of(cls, device: Device) -> Dispatcher:
+    def of(cls, device: Device) -> DispatcherKernels:
         """Read the constants from ``kernels.dispatcher`` of a device file."""
         section = section_of(device, "dispatcher")
         unknown = set(section) - {*_DEFAULTS, *NOTES}
@@ -95,4 +96,4 @@ def copying_s(constants: DispatchConstants, routed: Routed, n_sms: int, nvlink_b
 
 def larger(a: float, b: float) -> float:
     """Return a smooth maximum of two bounds, which both count where they are near."""
-    return float((a**_NORM + b**_NORM) ** (1.0 / _NORM))
+    return smooth_maximum(a, b, _NORM)

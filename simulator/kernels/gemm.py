@@ -21,14 +21,14 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from simulator.arrays import FloatArray
 from simulator.errors import ConfigError
 from simulator.kernels.base import peak_flops_per_s
 from simulator.kernels.conditions import Conditions
 from simulator.kernels.constants import release_before
+from simulator.kernels.smooth import smooth_maximum
 from simulator.models.layer import DTYPE_BYTES, GemmShape
 from simulator.topology.device import Device
-
-FloatArray = npt.NDArray[np.float64]
 
 #: 16-bit elements of a vector load of 16 bytes
 _VECTOR_ELEMENTS = 8
@@ -260,8 +260,7 @@ def gemm_times_s(columns: GemmColumns, device: Device, constants: GemmConstants,
     loop = rounds * 2.0 * area * steps * solo / (columns.peak_flops_per_s[:, None] * efficiency)
     edges = (c.tile_s + c.tile_s_per_element * area) * (1.0 + c.exposed_tiles * (rounds - 1.0))
     n_bytes, memory = _memory(columns, device, c, conditions)
-    norm = c.overlap_norm
-    body = ((loop + edges) ** norm + memory[:, None] ** norm) ** (1.0 / norm)
+    body = smooth_maximum(loop + edges, memory[:, None], c.overlap_norm)
     parts_bytes = 8.0 * split * m * n * batch
     adding = c.split_s + parts_bytes / (c.split_bandwidth * device.memory_bandwidth_bytes_per_s)
     unlimited = (body + np.where(split > 1.0, adding, 0.0)).min(axis=1)

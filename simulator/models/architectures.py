@@ -25,7 +25,7 @@ class Architecture:
     #: Whether the Python RMSNorm multiplies its input, rather than the copy in fp32.
     norms_input: bool = False
     #: Whether eager attention takes its softmax in fp32 even without autocast.
-    has_wide_scores: bool = False
+    softmax_in_fp32: bool = False
     #: Whether it is a decoder alone, whose eager attention's weights return to 16 bits before dropout, and logits go to fp32 before
     #: the loss.
     is_decoder_like: bool = True
@@ -48,6 +48,6 @@ ARCHITECTURES: dict[ArchitectureName, Architecture] = {
     "gpt": Architecture(merges_qkv=True, is_megatrons_gpt=True),
     "bert": Architecture(is_decoder_like=False, adds_bias_and_mask=True, transforms_head=True),
     "t5": Architecture(is_decoder_like=False, norms_input=True, drops_activations=True, scales_head=True),
-    "llama": Architecture(has_wide_scores=True, is_megatrons_gpt=True),
-    "mpt": Architecture(merges_qkv=True, casts_shards=True, has_wide_scores=True, fuses_loss=True),
+    "llama": Architecture(softmax_in_fp32=True, is_megatrons_gpt=True),
+    "mpt": Architecture(merges_qkv=True, casts_shards=True, softmax_in_fp32=True, fuses_loss=True),
 }

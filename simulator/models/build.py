@@ -22,7 +22,7 @@ from simulator.models.parameters import (
     mtp_parameters,
     relative_parameters,
 )
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
 from simulator.models.styles.base import Style
@@ -32,7 +32,7 @@ from simulator.plan import PRECISIONS
 from simulator.plan.vocabularies import ATTENTIONS, RECOMPUTES
 
 
-def build_model(spec: ModelSpec, setting: Setting) -> Model:
+def build_model(spec: ModelSpec, setting: RankSetting) -> Model:
     """Return the layers of one rank for one micro-batch; equal layers are the same object.
 
     Of an encoder-decoder model both sides have the sequence length, unless the encoder's is fixed (Whisper, CLIP).
@@ -40,7 +40,7 @@ def build_model(spec: ModelSpec, setting: Setting) -> Model:
     return _build(spec, setting)
 
 
-def _check_names(setting: Setting) -> None:
+def _check_names(setting: RankSetting) -> None:
     """Check that what is named exists."""
     for key, known in (
         ("precision", PRECISIONS),
@@ -54,7 +54,7 @@ def _check_names(setting: Setting) -> None:
 
 
 @lru_cache(maxsize=512)  # plans of a search share models, and equal layers are then one object
-def _build(spec: ModelSpec, setting: Setting) -> Model:
+def _build(spec: ModelSpec, setting: RankSetting) -> Model:
     _check_names(setting)
     setting.check(spec)
     first, before = _encoder(spec, setting)
@@ -66,8 +66,8 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
         layers += [_block_layer(first, before, name="encoder_block", causal=False)] * n_blocks
         layers.append(_between_layer(spec, setting))
     decoder = spec.encoder_layers > 0
-    narrow = range(setting.wide_first, spec.layers - setting.wide_last)
-    settings = [setting if position in narrow else setting.wide for position in range(spec.layers)]
+    narrow = range(setting.unquantised_first, spec.layers - setting.unquantised_last)
+    settings = [setting if position in narrow else setting.unquantised for position in range(spec.layers)]
     known: dict[tuple[int, int, str], Layer] = {}
     for own, chosen, kind in zip(spec.specs_of_blocks, settings, spec.blocks, strict=True):
         key = (id(own), id(chosen), kind)  # to hash a hundred fields for each block takes longer than to build a layer
@@ -75,7 +75,7 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
             known[key] = _block_layer(own, chosen, kind, causal=spec.causal, decoder=decoder)
         layers.append(known[key])
     if spec.mtp_layers:
-        chosen = setting.wide if "mtp" in setting.wide_modules else setting
+        chosen = setting.unquantised if "mtp" in setting.unquantised_modules else setting
         layers += [_mtp_layer(spec, chosen)] * spec.mtp_layers
     layers.append(_head_layer(spec, setting))
     return Model(
@@ -97,18 +97,18 @@ def adapted(style: Style, parameters: Sequence[Parameter]) -> list[Parameter]:
     return [*frozen(parameters), *style.adapters] if style.setting.lora_rank else list(parameters)
 
 
-def _style(spec: ModelSpec, setting: Setting, tape: Tape | None = None) -> Style:
+def _style(spec: ModelSpec, setting: RankSetting, tape: Tape | None = None) -> Style:
     return STYLES[setting.kernels](spec, setting, Tape() if tape is None else tape)
 
 
-def _encoder(spec: ModelSpec, setting: Setting) -> tuple[ModelSpec, Setting]:
+def _encoder(spec: ModelSpec, setting: RankSetting) -> tuple[ModelSpec, RankSetting]:
     """Return the stack that comes first, and its setting: with a sequence of its own where it has one."""
     first = spec.image or spec
     length = spec.encoder_positions or (first.max_positions if spec.image else 0)
     return first, replace(setting, sequence_length=length, document_length=0) if length else setting
 
 
-def _embedding_layer(spec: ModelSpec, setting: Setting) -> Layer:
+def _embedding_layer(spec: ModelSpec, setting: RankSetting) -> Layer:
     style = _style(spec, setting)
     if spec.mel_bins:
         parameters = adapted(style, front_parameters(spec))
@@ -127,7 +127,7 @@ def _embedding_layer(spec: ModelSpec, setting: Setting) -> Layer:
     )
 
 
-def _checkpoint(setting: Setting) -> Checkpoint:
+def _checkpoint(setting: RankSetting) -> Checkpoint:
     if setting.recompute == "full":
         return "full"
     is_told = bool(setting.recompute_modules)
@@ -137,7 +137,7 @@ def _checkpoint(setting: Setting) -> Checkpoint:
 
 def _block_layer(
     spec: ModelSpec,
-    setting: Setting,
+    setting: RankSetting,
     sublayers: str = "*-",
     *,
     name: str = "",
@@ -168,7 +168,7 @@ def _block_layer(
     return replace(layer, plain=_block_layer(spec, without, sublayers, name=name, causal=causal, decoder=decoder))
 
 
-def _mtp_layer(spec: ModelSpec, setting: Setting) -> Layer:
+def _mtp_layer(spec: ModelSpec, setting: RankSetting) -> Layer:
     """Return one module that predicts a further token: projection of stream and next embedding, a block, and a loss."""
     style = _style(spec, setting)
     stream = style.tape.input(setting.tokens_outside * spec.stream_width, style.residual_dtype)
@@ -185,7 +185,7 @@ def _mtp_layer(spec: ModelSpec, setting: Setting) -> Layer:
     )
 
 
-def _between_layer(spec: ModelSpec, setting: Setting) -> Layer:
+def _between_layer(spec: ModelSpec, setting: RankSetting) -> Layer:
     """Return what lies between the stacks: the first one's final norm and the second one's embedding."""
     first, before = _encoder(spec, setting)
     style = _style(first, before)
@@ -202,7 +202,7 @@ def _between_layer(spec: ModelSpec, setting: Setting) -> Layer:
     return style.tape.finish("decoder_embedding", output, role="between", parameters=adapted(style, parameters))
 
 
-def _head_layer(spec: ModelSpec, setting: Setting) -> Layer:
+def _head_layer(spec: ModelSpec, setting: RankSetting) -> Layer:
     style = _style(spec, setting)
     x = style.tape.input(setting.tokens_outside * spec.stream_width, style.residual_dtype)
     head(style, x)

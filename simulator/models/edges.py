@@ -76,8 +76,8 @@ def sound(style: Style) -> Tensor:
     frames = tape.shared(2 * style.setting.tokens * 3 * spec.mel_bins, style.dtype)
     x = style.linear(frames, spec.hidden, 3 * spec.mel_bins, bias=True, name="front", is_narrow=False)
     x = pointwise(tape, "gelu", [x], saves=[x])
-    wide = pointwise(tape, "im2col", [x], n_elements=3 * x.n_elements // 2)
-    x = style.linear(wide, spec.hidden, 3 * spec.hidden, bias=True, name="front", is_narrow=False)
+    columns = pointwise(tape, "im2col", [x], n_elements=3 * x.n_elements // 2)
+    x = style.linear(columns, spec.hidden, 3 * spec.hidden, bias=True, name="front", is_narrow=False)
     x = pointwise(tape, "gelu", [x], saves=[x])
     return add(tape, x, lookup(style, spec.encoder_positions))
 

@@ -116,8 +116,8 @@ def _gates(style: Style, x: Tensor) -> Tensor:
     spec, tape = style.spec, style.tape
     n_tokens = x.n_elements // spec.hidden
     n_routed = n_tokens * spec.top_k
-    if style.setting.routes_wide:
-        logits = _wide_logits(style, x)
+    if style.setting.router_fp32:
+        logits = _fp32_logits(style, x)
     else:
         logits = style.linear(x, spec.n_experts, spec.hidden, bias=spec.router_bias, name="router", is_narrow=False)
     n_logits = n_tokens * spec.n_experts
@@ -146,7 +146,7 @@ def _gates(style: Style, x: Tensor) -> Tensor:
     )
 
 
-def _wide_logits(style: Style, x: Tensor) -> Tensor:
+def _fp32_logits(style: Style, x: Tensor) -> Tensor:
     """Append the router's product with a result in fp32, whose gradients are products of fp32 copies.
 
     References
@@ -160,16 +160,16 @@ def _wide_logits(style: Style, x: Tensor) -> Tensor:
     weight = style.tape.weight(spec.n_experts * spec.hidden, style.weight_dtype)
     forward = GemmShape(m=n_tokens, n=spec.n_experts, k=spec.hidden, dtype=dtype, name="router", output_bytes=4)
     back = GemmShape(m=n_tokens, n=spec.hidden, k=spec.n_experts, dtype="tf32", kernel_pass="dgrad", name="router")
-    wide = Tensor(x.n_elements, "fp32", x.storage)
-    narrows = map_kernel("cast", [wide], [x], in_pass="backward")
-    widens = map_kernel("cast", [x], [wide], in_pass="backward")
+    fp32 = Tensor(x.n_elements, "fp32", x.storage)
+    to_16_bits = map_kernel("cast", [fp32], [x], in_pass="backward")
+    to_fp32 = map_kernel("cast", [x], [fp32], in_pass="backward")
     weight_gradient = replace(back, m=spec.n_experts, n=spec.hidden, k=n_tokens, kernel_pass="wgrad")
     return style.tape.record(
         [x, weight],
         n_tokens * spec.n_experts,
         "fp32",
         forward=[forward],
-        backward=[back, widens, weight_gradient, narrows],
+        backward=[back, to_fp32, weight_gradient, to_16_bits],
         saves=[x],
     )
 
@@ -248,7 +248,7 @@ def _across_expert(style: Style, x: Tensor, operator: Literal["expert_f", "exper
 
 def _narrowing(style: Style) -> Quantisation | None:
     """Return how operands of the experts' products become narrow, if they do."""
-    return None if "experts" in style.setting.wide_modules else style.setting.recipe.quantisation
+    return None if "experts" in style.setting.unquantised_modules else style.setting.recipe.quantisation
 
 
 def _expert_products(style: Style, x: Tensor) -> Tensor:
@@ -370,19 +370,19 @@ def _biased(style: Style, x: Tensor) -> Tensor:
     concatenates the experts and narrows the sum; its gradient goes to the product, to the bias and to the router.
     """
     n = x.n_elements
-    narrow, wide = 2 * n, 4 * n
+    bf16, fp32 = 2 * n, 4 * n
 
     def step(name: str, read: int, written: int, *, is_backward: bool = False) -> PointwiseShape:
         return kernel(name, n, read, written, "fp32", in_pass="backward" if is_backward else "forward")
 
     forward = [
-        step("mul", 0, wide), step("add", narrow + wide, wide), step("cat", wide, wide), step("cast", wide, narrow)
+        step("mul", 0, fp32), step("add", bf16 + fp32, fp32), step("cat", fp32, fp32), step("cast", fp32, bf16)
     ]  # fmt: skip
     backward = [
-        step("cast", narrow, wide, is_backward=True),
-        step("cast", wide, narrow, is_backward=True),
-        step("cat", narrow, narrow, is_backward=True),
-        *[step(name, wide, wide if name == "mul" else 0, is_backward=True) for name in ("mul", "sum", "mul", "sum")],
+        step("cast", bf16, fp32, is_backward=True),
+        step("cast", fp32, bf16, is_backward=True),
+        step("cat", bf16, bf16, is_backward=True),
+        *[step(name, fp32, fp32 if name == "mul" else 0, is_backward=True) for name in ("mul", "sum", "mul", "sum")],
     ]
     return style.tape.record([x], n, x.dtype, forward=forward, backward=backward)
 
@@ -418,8 +418,16 @@ def _epilogue_bytes(style: Style, narrowed_by_producer: Operands) -> tuple[float
     narrowing = _narrowing(style)
     if not narrowed_by_producer or narrowing is None:
         return 0.0, 0.0
-    both, n_halves, wide = 2 * narrowing.element_bytes, 2 if style.spec.gated_mlp else 1, DTYPE_BYTES[style.dtype]
-    return (wide + both / n_halves, 0.0) if "gradient" in narrowed_by_producer else (0.0, n_halves * (wide + both))
+    both, n_halves, unquantised = (
+        2 * narrowing.element_bytes,
+        2 if style.spec.gated_mlp else 1,
+        DTYPE_BYTES[style.dtype],
+    )
+    return (
+        (unquantised + both / n_halves, 0.0)
+        if "gradient" in narrowed_by_producer
+        else (0.0, n_halves * (unquantised + both))
+    )
 
 
 def _grouped(

@@ -18,7 +18,7 @@ AttentionOperators = Attention | Literal["fused_softmax"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class RankSetting:
     """Everything beside the model that decides which kernels one rank launches for one micro-batch."""
 
     micro_batch: int  #: Sequences.
@@ -46,15 +46,15 @@ class Setting:
     narrow_modules: tuple[str, ...] = ()
     #: Whose products stay in 16 bits, those of ``attention``, ``mlp``, ``experts``, ``latent`` or ``mtp``; and of how many first
     #: and last blocks all do.
-    wide_modules: tuple[str, ...] = ()
-    wide_first: int = 0
-    wide_last: int = 0
+    unquantised_modules: tuple[str, ...] = ()
+    unquantised_first: int = 0
+    unquantised_last: int = 0
     lora_rank: int = 0  #: Rank of the adapters beside frozen weights; 0 trains every weight.
     lora_targets: tuple[str, ...] = ()  #: Projections that have adapters.
     fuses_operations: bool = (
         False  #: Whether norm, products and activation of a dense MLP are one sequence of fused operations.
     )
-    routes_wide: bool = False  #: Whether routers compute in fp32.
+    router_fp32: bool = False  #: Whether routers compute in fp32.
     fuses_experts: bool = False  #: Whether one kernel serves all experts of a rank.
     permutes_by_scan: bool = False  #: Whether sorting tokens by expert visits all experts for every token.
     sorts_arrivals: bool = (
@@ -86,20 +86,20 @@ class Setting:
     gathers_logits: bool = (
         False  #: Whether tensor-parallel ranks gather the logits for a loss over the whole vocabulary.
     )
-    has_loose_gates: bool = False  #: Whether Megatron's gated activations run operation by operation.
-    has_loose_squares: bool = False  #: Whether squared ReLUs that have no gate do.
-    has_loose_rotations: bool = False  #: Whether its rotations do.
+    has_unfused_swiglu: bool = False  #: Whether Megatron's gated activations run operation by operation.
+    has_unfused_relu2: bool = False  #: Whether squared ReLUs that have no gate do.
+    has_unfused_rope: bool = False  #: Whether its rotations do.
     n_documents: int = 1  #: Packed into a sequence, whose lengths a kernel has to be told; 1: it is one.
     rotates_by_document: bool = (
-        False  #: Whether loose rotations take them one after the other, by lengths that the host reads.
+        False  #: Whether rotations that are not fused take them one after the other, by lengths that the host reads.
     )
     #: Whether eight-bit products with one scale a tensor take operands in any layout, none of which is transposed for them.
     any_layout: bool = False
-    wide_adapters: bool = False  #: Whether adapters are in fp32 beside 16-bit weights.
+    adapters_fp32: bool = False  #: Whether adapters are in fp32 beside 16-bit weights.
     gradient_bytes: int = 4  #: Of one element of the gradients that micro-batches add up.
 
     @property
-    def wide(self) -> Setting:
+    def unquantised(self) -> RankSetting:
         """The same where nothing is quantised."""
         return replace(self, precision=self.dtype, narrow_modules=()) if self.recipe.quantisation else self
 
@@ -121,7 +121,7 @@ class Setting:
     @property
     def gemm_dtype(self) -> str:
         """Dtype in which matrix products that no recipe narrows run."""
-        return self.recipe.wide_products
+        return self.recipe.unquantised_products
 
     @property
     def is_autocast(self) -> bool:
@@ -230,7 +230,7 @@ def check_blocks(shape: GemmShape, precision: str, block: int) -> None:
         raise InfeasiblePlanError(
             f"precision={precision} scales blocks of {block} elements, which do not divide the {' and '.join(wrong)} of {shape.name}",
             hint=f"sizes of a rank that {block} divides, by --sequence-length, --tp or the model; or --precision fp8_current, "
-            "or leave its modules wide (--set bf16_modules=...)",
+            "or leave its modules in 16 bits (--set bf16_modules=...)",
         )
 
 

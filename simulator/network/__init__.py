@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulator.network.alpha_beta import AlphaBetaNetwork
-from simulator.network.base import Flow, LinkSource, NetworkKind, NetworkModel, Step
+from simulator.network.base import ChunkMessage, Flow, LinkSource, NetworkKind, NetworkModel
 from simulator.network.chunk import ChunkNetwork
 from simulator.network.flow import FlowNetwork
 from simulator.network.maxmin import max_min_rates
@@ -18,12 +18,12 @@ NETWORKS: dict[str, NetworkKind] = {
 __all__ = [
     "NETWORKS",
     "AlphaBetaNetwork",
+    "ChunkMessage",
     "ChunkNetwork",
     "Flow",
     "FlowNetwork",
     "LinkSource",
     "NetworkKind",
     "NetworkModel",
-    "Step",
     "max_min_rates",
 ]

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.network.maxmin import FloatArray, IntArray
+from simulator.arrays import FloatArray
+from simulator.network.maxmin import IntArray
 
 
 class _Load(NamedTuple):

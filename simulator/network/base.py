@@ -29,7 +29,7 @@ class LinkSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ChunkMessage:
     """One message of a collective: what one rank sends to another of one chunk."""
 
     latency_s: float  #: Time from the arrival of what it waits for until it loads links.
@@ -53,7 +53,7 @@ class Rounds:
     The message of a lane begins when its message of the round before has arrived, and that of the lane that it waits for.
     """
 
-    lanes: tuple[Step, ...]  #: What each sends in a round.
+    lanes: tuple[ChunkMessage, ...]  #: What each sends in a round.
     before: tuple[int, ...]  #: The lane that each waits for.
     n_rounds: int  #: How often all of them send.
 
@@ -88,7 +88,7 @@ class Flow:
     alone_bytes_per_s: float = 0.0
     #: Makes the messages that the flow stands for; without it the flow is one message.
     rounds: Callable[[], Rounds] | None = field(default=None, compare=False, repr=False)
-    expand: Callable[[], Sequence[Step]] | None = field(default=None, compare=False, repr=False)
+    expand: Callable[[], Sequence[ChunkMessage]] | None = field(default=None, compare=False, repr=False)
     #: Makes the flows of the first so many single groups or messages (of all without a number), where it adds up
     #: several.
     apart: Callable[[int | None], Sequence[Flow]] | None = field(default=None, compare=False, repr=False)
@@ -97,11 +97,11 @@ class Flow:
         """Return the flows of the single groups or messages whose loads it adds up: itself if there is one."""
         return (self,) if self.apart is None else self.apart(at_most)
 
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[ChunkMessage]:
         """Return the messages that the flow stands for."""
         if self.expand is not None:
             return self.expand()
-        whole = Step(
+        whole = ChunkMessage(
             latency_s=self.latency_s,
             n_bytes=self.n_bytes,
             links=self.links,

@@ -11,11 +11,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray
 from simulator.identity import ByIdentity
-from simulator.network.base import Flow, LinkSource, NetworkModel, Rounds, Step, capacities
+from simulator.network.base import ChunkMessage, Flow, LinkSource, NetworkModel, Rounds, capacities
 from simulator.network.crowd import Crowd
 from simulator.network.even import UnevenError
-from simulator.network.maxmin import FloatArray
 from simulator.network.rounds import RoundFlight, RoundPlan
 from simulator.units import PS_PER_S, to_ps
 
@@ -28,7 +28,7 @@ class _Plan:
     """The messages of one Flow description, and who waits for whom."""
 
     flow: Flow
-    steps: tuple[Step, ...]
+    steps: tuple[ChunkMessage, ...]
     loads: list[tuple[NDArray[np.intp], FloatArray]]
     latency_ps: list[int]
     n_before: list[int]
@@ -420,7 +420,7 @@ def _whole_of(flow: Flow) -> _Whole:
     parts = flow.parts()
     rounds = [part.rounds() for part in parts if part.rounds is not None]
     if len(rounds) == len(parts) and len({one.n_rounds for one in rounds}) == 1:
-        lanes: list[Step] = []
+        lanes: list[ChunkMessage] = []
         before: list[int] = []
         for one in rounds:
             before += [len(lanes) + lane for lane in one.before]
@@ -428,7 +428,7 @@ def _whole_of(flow: Flow) -> _Whole:
         all_rounds = Rounds(lanes=tuple(lanes), before=tuple(before), n_rounds=rounds[0].n_rounds)
         owners = [owner for owner, one in enumerate(rounds) for _ in one.lanes]
         return _Whole(flow, replace(flow, rounds=lambda: all_rounds), owners, len(parts))
-    steps: list[Step] = []
+    steps: list[ChunkMessage] = []
     owners = []
     for owner, part in enumerate(parts):
         first, own = len(steps), part.steps()

@@ -7,7 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.network.maxmin import FloatArray, IntArray, max_min_rates
+from simulator.arrays import FloatArray
+from simulator.network.maxmin import IntArray, max_min_rates
 from simulator.units import PS_PER_S
 
 #: messages that end within so many picoseconds of each other end together

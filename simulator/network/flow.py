@@ -12,12 +12,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray
 from simulator.identity import ByIdentity
 from simulator.network.alike import AlikeLinks
 from simulator.network.base import Flow, LinkSource, NetworkModel, ample_links, capacities, rate_alone
 from simulator.network.chunk import ChunkNetwork
 from simulator.network.even import Evenness
-from simulator.network.maxmin import FloatArray, max_min_rates
+from simulator.network.maxmin import max_min_rates
 from simulator.units import PS_PER_S, to_ps
 
 #: Entries a memo may hold before it is emptied; programs repeat far fewer distinct combinations.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from simulator.arrays import FloatArray
+
 IntArray = NDArray[np.intp]
 
 #: Two bottlenecks whose levels differ by less than this relative amount saturate together.

@@ -16,8 +16,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray
 from simulator.network.base import Rounds
-from simulator.network.maxmin import FloatArray, IntArray
+from simulator.network.maxmin import IntArray
 
 _Colours = NDArray[np.uint64]
 

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray
 from simulator.errors import ConfigError
 from simulator.identity import ByIdentity
 from simulator.network.base import Rounds
-from simulator.network.maxmin import FloatArray
 from simulator.units import to_ps
 
 #: messages that one collective may stand for, those of rounds that repeat others not counted

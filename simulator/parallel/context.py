@@ -36,7 +36,7 @@ from simulator.plan import ParallelPlan
 from simulator.program.op import Routed
 
 
-class Exchange(NamedTuple):
+class LayerCollective(NamedTuple):
     """One collective of a layer."""
 
     collective: str
@@ -49,7 +49,7 @@ class Exchange(NamedTuple):
     routed: Routed | None = None  #: Tokens that a dispatcher's own kernels carry.
 
 
-Item = LayerItem | Exchange
+Item = LayerItem | LayerCollective
 
 
 def exchange_context(items: Sequence[LayerItem], plan: ParallelPlan) -> list[Item]:
@@ -113,11 +113,11 @@ def _under_mask(n_tokens: int, window: int) -> float:
 
 
 def _all_gather(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_forward: bool) -> Iterator[Item]:
-    yield Exchange("all_gather", "cp", n_bytes)
+    yield LayerCollective("all_gather", "cp", n_bytes)
     for kernel in kernels:
         yield _paced(kernel, plan) if isinstance(kernel, AttentionShape) else kernel
     if not is_forward:
-        yield Exchange("reduce_scatter", "cp", n_bytes)
+        yield LayerCollective("reduce_scatter", "cp", n_bytes)
 
 
 def _ring(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_forward: bool) -> Iterator[Item]:
@@ -130,13 +130,13 @@ def _ring(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_f
         for step in range(plan.cp):
             n_sent = chunk_bytes * ((step < plan.cp - 1) + (not is_forward and step > 0))
             if n_sent:
-                yield Exchange("send_recv", "cp", n_sent, overlaps=1)
+                yield LayerCollective("send_recv", "cp", n_sent, overlaps=1)
             if (part := _ring_step(kernel, plan, step)) is not None:
                 yield replace(part, counted=0 if step else kernel.counted_keys)  # once
         if is_forward:
             yield _merge(kernel, plan.cp - 1)
         else:  # the gradient of its own keys and values comes home
-            yield Exchange("send_recv", "cp", chunk_bytes)
+            yield LayerCollective("send_recv", "cp", chunk_bytes)
 
 
 def _ring_step(shape: AttentionShape, plan: ParallelPlan, step: int) -> AttentionShape | None:
@@ -217,5 +217,5 @@ def _exchanged(n_bytes: int, n_tensors: int, shape: AttentionShape, *, by_head: 
     )  # fmt: skip
     select = replace(copy, name="index_select")
     yield from [copy if by_head else select] * n_tensors
-    yield Exchange("all_to_all", "cp", n_bytes)
+    yield LayerCollective("all_to_all", "cp", n_bytes)
     yield from [select if by_head else copy] * n_tensors

@@ -20,7 +20,7 @@ from math import comb
 from simulator.models.layer import CommunicationPoint
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
-from simulator.parallel.context import Exchange, Item
+from simulator.parallel.context import Item, LayerCollective
 from simulator.parallel.mesh import Communicators
 from simulator.plan import ParallelPlan
 from simulator.program.op import Routed
@@ -85,31 +85,33 @@ def _moved_shared_expert(items: Sequence[Item], plan: ParallelPlan) -> list[Item
     shared = [*items[marks[0] + 1 : marks[1]]]
     rest = [*items[: marks[0]], *items[marks[1] + 1 :]]
     first = next(i for i, item in enumerate(rest) if _is_point(item, "dispatch", "combine"))
-    n_kernels = sum(not isinstance(item, CommunicationPoint | Exchange) for item in shared)
+    n_kernels = sum(not isinstance(item, CommunicationPoint | LayerCollective) for item in shared)
     point = rest[first]
     assert isinstance(point, CommunicationPoint)
     return [*rest[:first], replace(point, overlaps=n_kernels), *shared, *rest[first + 1 :]]
 
 
-def _exchanges(point: CommunicationPoint, plan: ParallelPlan, communicators: Communicators) -> Iterator[Exchange]:
+def _exchanges(
+    point: CommunicationPoint, plan: ParallelPlan, communicators: Communicators
+) -> Iterator[LayerCollective]:
     goes_out = (point.operator == "dispatch") == (point.kernel_pass == "forward")
     n_bytes = point.n_bytes * (FP8_SHARE if plan.moe_fp8_dispatch and goes_out else 1.0)
     token_bytes = n_bytes / point.n_copies
     if plan.dispatcher.carries == "copies":
-        yield Exchange("all_to_all", "ep", round(n_bytes), point.operator, point.overlaps)
+        yield LayerCollective("all_to_all", "ep", round(n_bytes), point.operator, point.overlaps)
     elif plan.dispatcher.carries == "all":
         name = "all_gather" if goes_out else "reduce_scatter"
-        yield Exchange(name, "ep", round(token_bytes * plan.ep), point.operator, point.overlaps)
+        yield LayerCollective(name, "ep", round(token_bytes * plan.ep), point.operator, point.overlaps)
     else:
         n_local, n_nodes = communicators.size("ep:local"), communicators.size("ep:rail")
         if n_nodes > 1:
             across = round(token_bytes * _copies(point, n_nodes))
             routed = _routed(point, token_bytes, n_nodes)
-            yield Exchange("all_to_all", "ep:rail", across, point.operator, point.overlaps, routed=routed)
+            yield LayerCollective("all_to_all", "ep:rail", across, point.operator, point.overlaps, routed=routed)
         if n_local > 1:
             inside = round(token_bytes * _copies(point, plan.ep))
             routed = _routed(point, token_bytes, plan.ep)
-            yield Exchange("all_to_all", "ep:local", inside, point.operator, point.overlaps, routed=routed)
+            yield LayerCollective("all_to_all", "ep:local", inside, point.operator, point.overlaps, routed=routed)
 
 
 def _copies(point: CommunicationPoint, n_places: int) -> float:

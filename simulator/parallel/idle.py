@@ -77,6 +77,9 @@ def idle_settings(
     rules = (
         *_idle_data(plan, has_experts),
         *_idle_axes(plan),
+        *_idle_documents(plan),
+        *_idle_recompute(plan),
+        *_idle_kernels(plan),
         *_idle_precision(plan),
         *_idle_experts(plan, has_experts, has_shared_expert),
         (("rope_fusion",), not has_rotations, "the model rotates no queries and keys"),
@@ -143,7 +146,7 @@ def _depends_on_release(plan: ParallelPlan, *, has_experts: bool, has_expert_bia
     framework, now, newest = plan.framework_spec, plan.release_facts, plan.framework_spec.at(None)
     unused = {
         "optimizer_implementation": plan.optimizer_implementation is not None,
-        "has_wide_adapters": not plan.lora_rank,
+        "adapters_fp32": not plan.lora_rank,
         "rotates_by_document": not plan.document_length,
         "bias_summing": not (has_expert_bias and plan.moe_fused_experts),
     }
@@ -157,10 +160,7 @@ def _depends_on_release(plan: ParallelPlan, *, has_experts: bool, has_expert_bia
 
 
 def _idle_axes(plan: ParallelPlan) -> Idle:
-    documents = ("document_length", "document_spread")
     n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
-    style = STYLES[plan.framework_spec.kernels]
-    keeps_no_scores = plan.attention == "flash" and not (style.recomputes_operators or style.recomputes_flash)
     takes_turns = find_schedule(plan.schedule, plan.virtual_pp).takes_turns
     return [
         (_PIPELINE[1:], plan.pp == 1, "pp=1"),
@@ -176,6 +176,13 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         ),
         (("overlap_p2p",), not sends_block(replace(plan, overlap_p2p=False)), "these messages never block"),
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
+        (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
+    ]
+
+
+def _idle_documents(plan: ParallelPlan) -> Idle:
+    documents = ("document_length", "document_spread")
+    return [
         (("document_spread",), plan.document_length is None, "no document_length: a sequence is one document"),
         (documents, plan.attention == "eager", "attention=eager computes all scores and masks them"),
         (
@@ -183,25 +190,45 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             2 * plan.attended_length > (plan.sequence_length or 0) > 0,
             f"a sequence of {plan.sequence_length} tokens holds no two documents of {plan.attended_length}",
         ),
-        (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
+    ]
+
+
+def _idle_recompute(plan: ParallelPlan) -> Idle:
+    style = STYLES[plan.framework_spec.kernels]
+    keeps_no_scores = plan.attention == "flash" and not (style.recomputes_operators or style.recomputes_flash)
+    return [
         (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
-        (
-            ("attention_kernel",),
-            (plan.attention == "eager") != (plan.attention_kernel == "fused_softmax"),
-            f"attention={plan.attention}",
-        ),
-        (("rope_fusion",), not style.fuses_rotations, f"{plan.framework} has no kernel of Megatron's"),
-        (
-            ("rope_fusion",),
-            plan.release_facts.has_loose_gates,
-            f"Megatron of {plan.release or plan.framework} has no such kernel",
-        ),
         (("offload_modules",), plan.recompute == "full", "recompute=full keeps no input of a module"),
         (("recompute_method",), plan.recompute_layers is None, "recompute_layers is not given: every block by itself"),
         (
             ("recompute",),
             plan.recompute == "selective" and keeps_no_scores and not plan.recompute_modules,
             "fused attention keeps no scores that could be dropped",
+        ),
+    ]
+
+
+def _idle_kernels(plan: ParallelPlan) -> Idle:
+    return [
+        (
+            ("attention_kernel",),
+            (plan.attention == "eager") != (plan.attention_kernel == "fused_softmax"),
+            f"attention={plan.attention}",
+        ),
+        (
+            ("attention_kernel",),
+            plan.precision_spec.activations == "fp32",
+            "FlashAttention computes in 16 bits: of 32, all frameworks take the memory-efficient kernel",
+        ),
+        (
+            ("rope_fusion",),
+            not STYLES[plan.framework_spec.kernels].fuses_rotations,
+            f"{plan.framework} has no kernel of Megatron's",
+        ),
+        (
+            ("rope_fusion",),
+            plan.release_facts.has_unfused_rope_and_swiglu,
+            f"Megatron of {plan.release or plan.framework} has no such kernel",
         ),
     ]
 
@@ -222,11 +249,6 @@ def _idle_precision(plan: ParallelPlan) -> Idle:
             ("fused_operations",),
             not plan.framework_spec.has_fused_layers,
             "only Transformer Engine fuses operations so",
-        ),
-        (
-            ("attention_kernel",),
-            plan.precision_spec.activations == "fp32",
-            "FlashAttention computes in 16 bits: of 32, all frameworks take the memory-efficient kernel",
         ),
     ]
 

@@ -8,7 +8,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.layer import DTYPE_BYTES, Model
 from simulator.models.recorded import RecordedModule
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.models.spec import ModelSpec
 from simulator.parallel.expert import expert_load, sorts_arrivals
 from simulator.plan import ParallelPlan
@@ -44,32 +44,32 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
             hint="use --pp 1",
         )
     framework, released = plan.framework_spec, plan.release_facts
-    setting = Setting(
+    setting = RankSetting(
         micro_batch=plan.micro_batch, sequence_length=sequence_length, document_length=plan.attended_length,
         tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
         attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
         offload_modules=plan.offloaded_modules, captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules,
         lora_rank=plan.lora_rank or 0,
-        wide_modules=plan.wide_modules, wide_first=plan.bf16_first_layers, wide_last=plan.bf16_last_layers,
+        unquantised_modules=plan.unquantised_modules, unquantised_first=plan.bf16_first_layers, unquantised_last=plan.bf16_last_layers,
         lora_targets=plan.adapted_projections, fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
         fuses_operations=plan.fused_operations and framework.has_fused_layers and plan.precision_spec.quantisation is not None,
         bias_summing=released.bias_summing,
         left_sms=framework.margin_sms if plan.moe_fused_experts and find_schedule(plan.schedule).takes_turns else 0,
         permutes_by_scan=plan.permutes_by_scan, sorts_arrivals=sorts_arrivals(plan), stops_early=framework.stops_recompute_early,
-        routes_wide=framework.routes_wide,
+        router_fp32=framework.router_fp32,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,
         repacks_experts=released.repacks_experts,
         merges_norms=framework.calls_modules, norms_find_scales=released.norms_find_scales,
         casts_columns_apart=released.casts_columns_apart,
         waits_for_gathers=released.waits_for_gathers and not plan.asynchronous_tp,
-        copies_sequence=framework.copies_sequence and not plan.asynchronous_tp, wide_adapters=released.has_wide_adapters,
+        copies_sequence=framework.copies_sequence and not plan.asynchronous_tp, adapters_fp32=released.adapters_fp32,
         reduces_by_product=framework.parallel_by_product,
         gathers_by_product=framework.parallel_by_product and framework.host != "compiled", gathers_logits=framework.gathers_logits,
         any_layout=device is not None and device.multiplies_any_layout,
-        has_loose_gates=released.has_loose_gates, has_loose_squares=released.has_loose_squares,
-        has_loose_rotations=released.has_loose_gates or not plan.rope_fusion,
+        has_unfused_swiglu=released.has_unfused_rope_and_swiglu, has_unfused_relu2=released.has_unfused_relu2,
+        has_unfused_rope=released.has_unfused_rope_and_swiglu or not plan.rope_fusion,
         n_documents=_n_documents(plan, sequence_length), rotates_by_document=released.rotates_by_document,
     )  # fmt: skip
     return build_model(spec, setting)

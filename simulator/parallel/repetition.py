@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
 from simulator.errors import InfeasiblePlanError
-from simulator.program.program import Stretch, Task
+from simulator.program.program import Repetition, Task
 from simulator.program.stretch import find_stretch
 from simulator.schedules import Row, Table
 
@@ -31,7 +31,7 @@ class ShortTable(NamedTuple):
     cuts: tuple[tuple[range, int], ...] = ()
     n_step: int = 0  #: Micro-batches that a table has more with one period more.
 
-    def stretch(self, stage: int, tasks: Sequence[Task], marks: Sequence[int]) -> Stretch | None:
+    def stretch(self, stage: int, tasks: Sequence[Task], marks: Sequence[int]) -> Repetition | None:
         """Return where a stage's tasks repeat, by the index of the first task of every action of the row and of the end."""
         cuts, length = self.cuts[stage]
         for cut in cuts:

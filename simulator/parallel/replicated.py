@@ -163,7 +163,7 @@ class Replicated(DataParallel):
     @property
     def _packs(self) -> bool:
         """Whether gradients are copied into buckets, and back at the end of backward: DDP's do, unless they live there."""
-        if self.facts.reduces_wide:
+        if self.facts.reduces_in_fp32:
             return True
         if not self.facts.copies_into_buckets:
             return False
@@ -172,7 +172,7 @@ class Replicated(DataParallel):
     @property
     def _sent_bytes(self) -> int:
         """Bytes of a gradient element as it travels: a communication hook may compress it, its reducer may widen it."""
-        if self.facts.reduces_wide:
+        if self.facts.reduces_in_fp32:
             return 4
         return min(self.element_bytes, 2) if self.plan.gradient_compression != "none" else self.element_bytes
 
@@ -182,7 +182,7 @@ class Replicated(DataParallel):
         if not self._packs:
             return after, n_bytes
         name = "compress gradients" if self._sent_bytes < self.element_bytes else "copy into bucket"
-        flat = 2 * self.element_bytes if self.facts.reduces_wide else 0  # flattened, then divided, before the cast
+        flat = 2 * self.element_bytes if self.facts.reduces_in_fp32 else 0  # flattened, then divided, before the cast
         sizes = (self.element_bytes + flat, self._sent_bytes + flat)
         copied = self.pointwise(tasks, name, bucket.n_elements, *sizes, after)
         return (copied,), n_bytes
@@ -212,7 +212,7 @@ class Replicated(DataParallel):
                 self._reduce(tasks, bucket, last)
         for n_elements, reduced in self._packed:
             # cast into the flat bucket, then copied out of it
-            flat = self.element_bytes if self.facts.reduces_wide else 0
+            flat = self.element_bytes if self.facts.reduces_in_fp32 else 0
             name, sizes = "copy out of bucket", (self._sent_bytes + flat, self.element_bytes + flat)
             self._reduced.append(self.pointwise(tasks, name, n_elements, *sizes, (reduced,)))
         return last + last_of_each_stream(tasks, self._reduced)

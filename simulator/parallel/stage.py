@@ -22,7 +22,7 @@ from simulator.models.layer import (
     PointwiseShape,
     ScanShape,
 )
-from simulator.parallel.context import Exchange, exchange_context
+from simulator.parallel.context import LayerCollective, exchange_context
 from simulator.parallel.expert import exchange_experts
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.states import accumulation_traffic
@@ -69,15 +69,15 @@ _EXPERTS = {
 _ASKED = {"gather": "all_gather", "scatter": "reduce_scatter", "exchange": "all_to_all"}
 
 
-def at_point(point: CommunicationPoint, plan: ParallelPlan) -> Exchange | None:
+def at_point(point: CommunicationPoint, plan: ParallelPlan) -> LayerCollective | None:
     """Return the collective that a plan performs at a point, or None."""
     among_experts = _EXPERTS.get((point.operator, point.kernel_pass))
     if among_experts is not None:
-        return Exchange(among_experts, "etp", point.n_bytes, "expert tokens", point.overlaps)
+        return LayerCollective(among_experts, "etp", point.n_bytes, "expert tokens", point.overlaps)
     if plan.tp == 1:
         return None
     name = _ASKED.get(point.operator) or _CONJUGATES[point.operator, point.kernel_pass, plan.sequence_parallel]
-    return Exchange(name, "tp", point.n_bytes, point.operator, point.overlaps, point.is_bulk) if name else None
+    return LayerCollective(name, "tp", point.n_bytes, point.operator, point.overlaps, point.is_bulk) if name else None
 
 
 def items_of(layer: Layer, kind: Kind) -> list[tuple[Phase, tuple[LayerItem, ...]]]:
@@ -168,7 +168,7 @@ class _Builder:
         for p in self.pending:
             p[1] -= 1
 
-    def exchange(self, found: Exchange, phase: Phase) -> None:
+    def exchange(self, found: LayerCollective, phase: Phase) -> None:
         """Append a collective.
 
         Asynchronous tensor parallelism decomposes the product next to a collective: a gather runs beside the product
@@ -241,7 +241,7 @@ def template_of(layer: Layer, kind: Kind, plan: ParallelPlan, communicators: Com
                     builder.wait(phase, builder.last_compute, _READ[item.operator])
                 continue
             found = at_point(item, plan) if isinstance(item, CommunicationPoint) else item
-            if isinstance(found, Exchange):
+            if isinstance(found, LayerCollective):
                 builder.exchange(found, phase)
             elif found is not None:
                 builder.kernel(found, phase)

@@ -27,14 +27,14 @@ def split_parameters(layers: Sequence[Layer], plan: ParallelPlan) -> tuple[int, 
     return total - experts, experts
 
 
-class Traffic(NamedTuple):
+class StateTraffic(NamedTuple):
     """Bytes per parameter that a pass reads from and writes to device memory."""
 
     read_bytes: int
     written_bytes: int
 
 
-def accumulation_traffic(plan: ParallelPlan) -> Traffic:
+def accumulation_traffic(plan: ParallelPlan) -> StateTraffic:
     """Traffic of adding one micro-batch's gradient to the sum of those before it, per parameter.
 
     Sixteen-bit gradients are added to fp32 ones where the framework keeps such (Megatron's main gradients, DeepSpeed's bf16
@@ -44,11 +44,11 @@ def accumulation_traffic(plan: ParallelPlan) -> Traffic:
     framework = plan.framework_spec
     shards = plan.shards_parameters and not plan.synchronises_once
     if STYLES[framework.kernels].accumulates_in_product or shards:
-        return Traffic(0, 0)
+        return StateTraffic(0, 0)
     n_bytes = plan.reduced_bytes
     if plan.precision_spec.is_16_bit and n_bytes == 4:
-        return Traffic(6, 6 if framework.data_parallel.clears_gradients else 4)
-    return Traffic(2 * n_bytes, n_bytes) if plan.n_micro_batches > 1 else Traffic(0, 0)
+        return StateTraffic(6, 6 if framework.data_parallel.clears_gradients else 4)
+    return StateTraffic(2 * n_bytes, n_bytes) if plan.n_micro_batches > 1 else StateTraffic(0, 0)
 
 
 #: steps of Newton and Schulz that Muon takes (Megatron-Core's ``muon_num_ns_steps``)

@@ -59,7 +59,7 @@ class DataParallelism:
     copies_into_buckets: bool = False
     #: Whether gradients kept in 16 bits are reduced in fp32: flattened, divided by the number of ranks and cast, bucket by
     #: bucket, and the way back after it.
-    reduces_wide: bool = False
+    reduces_in_fp32: bool = False
     #: Whether a communication hook may compress gradients.
     has_hooks: bool = False
     #: Whether a sharded optimizer's gradients are reduce-scattered by default, instead of all-reduced.
@@ -220,7 +220,7 @@ SCALING = replace(
     buckets_whole_without_overlap=False,
     scatters_gradients=False,
     gathers_by_bucket=False,
-    reduces_wide=True,
+    reduces_in_fp32=True,
 )
 #: the wrapper, ``FullyShardedDataParallel``; ``CPUOffload`` and ``CPUOffloadPolicy`` move parameters, gradients and optimizer at once
 FSDP = DataParallelism(

@@ -36,7 +36,7 @@ from simulator.plan.data_parallelism import (
 from simulator.plan.framework_features import FUSED_EXPERTS, FUSED_PRECISIONS, Feature
 from simulator.plan.module_names import COMPILED_GRAPHS, MEGATRON_GRAPHS
 from simulator.plan.releases import ReleaseFacts, is_before, is_within
-from simulator.plan.vocabularies import ContextExchange, Optimizer, OptimizerImplementation
+from simulator.plan.vocabularies import ContextExchange, Optimizer, OptimizerImplementation, Usual
 
 #: How kernels are issued: operation by operation, from compiled code, or as captured graphs.
 Host = Literal["eager", "compiled", "graphs"]
@@ -133,13 +133,13 @@ class Framework:
     gathers_logits: bool = False
     #: Month since which adapters are in fp32 beside 16-bit weights, and what enters and leaves them is cast, empty where they are in 16
     #: bits (huggingface/peft, ``autocast_adapter_dtype``, on by default since 0.11, and ``tuners/lora/layer.py``, ``Linear.forward``).
-    wide_adapters_since: str = ""
+    adapters_fp32_since: str = ""
     #: Month since which rotations and gated activations are one kernel each way, empty where they always were, or ``never``; before it they
     #: are PyTorch's operations one by one (NVIDIA/Megatron-LM, commit 8503f754 of November 2023, "add rope and swiglu fusion").
-    gates_fused_since: str = ""
+    rope_and_swiglu_fused_since: str = ""
     #: First container in which a squared ReLU runs operation by operation, and the first in which it no longer does; empty where none
     #: does (NVIDIA/NeMo, ``llm/fn/activation.py``; NeMo 1 compiled it, and Megatron Bridge calls Megatron-Core's, which is fused).
-    loose_squares: tuple[str, str] = ("", "")
+    relu2_unfused_in: tuple[str, str] = ("", "")
     #: What a pipeline shares out equally instead of blocks: ``parameters`` of all layers, embedding and head among them, or
     #: the ``products`` of blocks and head (embeddings count nothing), each stage going on until it has passed its share; or
     #: ``blocks`` with fewer for the last of four and more stages, which has the head.
@@ -155,7 +155,7 @@ class Framework:
     #: Whether weights of layers are kept and gathered in eight bits where one scale serves a tensor (``fp8_param_gather``).
     gathers_narrow: bool = False
     #: Whether the routers of its mixtures of experts compute in fp32 (``moe_router_dtype``).
-    routes_wide: bool = False
+    router_fp32: bool = False
     #: What it can capture in CUDA graphs in training, as ``cuda_graphs`` names it.
     captures: tuple[str, ...] = ()
     #: Precisions in which one kernel can serve all experts of a rank (``moe_fused_experts``).
@@ -176,6 +176,8 @@ class Framework:
     dispatcher_recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     #: What it splits, of the parts of PyTorch that run one by one: each degree and the sharding have one of their own there.
     splits: Literal["", "batch", "parameters", "tensors", "layers"] = ""
+    #: What published runs have where they do not say, beside what its recipes set.
+    usual: tuple[Usual, ...] = ()
     #: Other names that people type.
     aliases: tuple[str, ...] = ()
 
@@ -206,9 +208,9 @@ class Framework:
             release,
             calls_modules=self.calls_modules,
             optimizer_implementation="fused" if is_fused else self.optimizer_implementation,
-            has_wide_adapters=bool(self.wide_adapters_since) and not is_before(release, self.wide_adapters_since),
-            has_loose_gates=is_before(release, self.gates_fused_since),
-            has_loose_squares=is_within(release, self.loose_squares),
+            adapters_fp32=bool(self.adapters_fp32_since) and not is_before(release, self.adapters_fp32_since),
+            has_unfused_rope_and_swiglu=is_before(release, self.rope_and_swiglu_fused_since),
+            has_unfused_relu2=is_within(release, self.relu2_unfused_in),
         )
 
     def defaults(self, settings: Mapping[str, Any], *, is_mixture: bool) -> dict[str, Any]:
@@ -235,6 +237,8 @@ _PEFT_0_11 = "24.05"
 _TORCH_2_8 = "25.08"
 #: optimizers of Megatron-Core (NVIDIA/Megatron-LM, ``core/optimizer``, ``muon.py``)
 _MEGATRON_OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "muon")
+_USUAL_OF_CORE: tuple[Usual, ...] = ("flash", "interleaving", "parameter_gather", "padded_vocabulary")
+_USUAL_OF_TORCHTITAN: tuple[Usual, ...] = ("flash", "unbalanced_context", "local_batch")
 #: PyTorch's own parts run one by one, as this project's jobs do
 _TORCH_DDP = Framework(
     name="torch-ddp",
@@ -264,7 +268,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     master_weights=False,
                     optimizer_implementation="foreach",
                     fused_since=_TORCH_2_8,
-                    wide_adapters_since=_PEFT_0_11,
+                    adapters_fp32_since=_PEFT_0_11,
                     sharded_by=f"hf-fsdp{under}",
                 ),
                 Framework(
@@ -277,7 +281,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     fused_since=_TORCH_2_8,
                     gathers_to_recompute=True,
                     flash="flash_attention_2",
-                    wide_adapters_since=_PEFT_0_11,
+                    adapters_fp32_since=_PEFT_0_11,
                 ),
                 Framework(
                     name=f"deepspeed{under}",
@@ -299,7 +303,8 @@ FRAMEWORKS: dict[str, Framework] = {
                 overlap=False,
                 scatters_messages=True,
                 reduces_beside_products=beside,
-                gates_fused_since=_MEGATRON_GATES,
+                rope_and_swiglu_fused_since=_MEGATRON_GATES,
+                usual=("padded_vocabulary",),
             )
             for name, facts, beside in (("megatron", MEGATRON_LM, True), ("megatron-2021", MEGATRON_2021, False))
         ),
@@ -309,7 +314,7 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=MEGATRON_CORE,
             schedules=pipelines.MEGATRON,
             expert_schedules=pipelines.COMBINED,
-            gates_fused_since=_MEGATRON_GATES,
+            rope_and_swiglu_fused_since=_MEGATRON_GATES,
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
@@ -320,6 +325,7 @@ FRAMEWORKS: dict[str, Framework] = {
             calls_modules=True,
             captures=MEGATRON_GRAPHS,
             fused_experts=FUSED_PRECISIONS,
+            usual=(*_USUAL_OF_CORE, "sequence_parallel"),
             aliases=("primus",),
         ),
         Framework(
@@ -339,8 +345,8 @@ FRAMEWORKS: dict[str, Framework] = {
             experts_need_split_tokens=True,
             calls_modules=True,
             gathers_narrow=True,  # all mixed-precision recipes of Megatron Bridge with delayed or current scaling
-            loose_squares=_NEMO_2,
-            routes_wide=True,  # providers of DeepSeek, Qwen3, Nemotron-H, OLMoE and others (src/megatron/bridge/models)
+            relu2_unfused_in=_NEMO_2,
+            router_fp32=True,  # providers of DeepSeek, Qwen3, Nemotron-H, OLMoE and others (src/megatron/bridge/models)
             captures=MEGATRON_GRAPHS,
             fused_experts=FUSED_PRECISIONS,
             margin_sms=16,  # CUDNNFE_CLUSTER_OVERLAP_MARGIN=8 clusters of two SMs (perf_plugins.py from 26.06 on)
@@ -357,6 +363,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 "hybridep": {"moe_dispatcher_sms": 32},  # moe_hybridep_num_sms of all performance recipes since 25.11
             },
             fragmentation=0.0,
+            usual=_USUAL_OF_CORE,
             aliases=("nemo",),
         ),
         Framework(
@@ -364,11 +371,12 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="megatron",
             data_parallel=DEEPSPEED,
             schedules=pipelines.MEGATRON_DEEPSPEED,
-            gates_fused_since="never",  # both forks left Megatron-LM before (``megatron/model/transformer.py``)
+            rope_and_swiglu_fused_since="never",  # both forks left Megatron-LM before (``megatron/model/transformer.py``)
             gradient_bytes_bf16=4,
             overlap=False,
             scatters_messages=True,
             reduces_beside_products=False,  # mpu/layers.py of both forks; deepspeedai/Megatron-DeepSpeed, issue 447
+            usual=("padded_vocabulary",),
             aliases=("gpt-neox",),
         ),
         Framework(
@@ -389,6 +397,7 @@ FRAMEWORKS: dict[str, Framework] = {
             optimizer_implementation="foreach",
             stops_recompute_early=True,
             flash="flash_attention_2",
+            usual=("flash",),
             aliases=("olmo",),
         ),
         Framework(
@@ -431,6 +440,7 @@ FRAMEWORKS: dict[str, Framework] = {
             recipe=FULLY_SHARDED,
             stops_recompute_early=True,
             flash="flash_attention_triton",
+            usual=("flash",),
             aliases=("composer",),
         ),
         Framework(
@@ -445,6 +455,7 @@ FRAMEWORKS: dict[str, Framework] = {
             cp_comm_type="all_gather",
             flash="flash_attention_2",
             copies_sequence=True,
+            usual=_USUAL_OF_TORCHTITAN,
         ),
         Framework(
             name="torchtitan-compile",
@@ -458,6 +469,7 @@ FRAMEWORKS: dict[str, Framework] = {
             stops_recompute_early=True,
             cp_comm_type="all_gather",
             flash="flash_attention_2",
+            usual=_USUAL_OF_TORCHTITAN,
             aliases=("olmo-core",),
         ),
         *(
@@ -495,6 +507,7 @@ FRAMEWORKS: dict[str, Framework] = {
             cp_comm_type="all_gather",
             recipe={"sharding": "zero3", "overlap": True},
             parallel_recipe={"sequence_parallel": True},
+            usual=("flash", "interleaving"),
         ),
         *(
             # NVIDIA-NeMo/Automodel, examples/benchmark/configs: models in bf16 under fully_shard, those of Hugging Face, as they are
@@ -514,6 +527,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 clips_gradients=False,
                 flash=flash,
                 calls_modules=kernels == "fused",
+                usual=("flash", "drained_batch"),
                 aliases=(f"nemo-{name}",),
             )
             for name, kernels, flash in (
@@ -577,6 +591,7 @@ FRAMEWORKS: dict[str, Framework] = {
             schedules=pipelines.INTERNEVO,
             flash="flash_attention_2",
             owners_broadcast="ranks",
+            usual=("flash",),
         ),
         Framework(
             # Nanotron (huggingface/nanotron at 9b0de5be): Triton's norms, FlashAttention's rotation and kernel between
@@ -591,6 +606,7 @@ FRAMEWORKS: dict[str, Framework] = {
             flash="flash_attention_2",
             balances="products",
             calls_modules=True,
+            usual=("flash",),
             parallel_recipe={"sequence_parallel": True},
         ),
         Framework(
@@ -606,6 +622,7 @@ FRAMEWORKS: dict[str, Framework] = {
             reduces_beside_products=False,
             balances="blocks",
             parallel_recipe={"overlap": False},
+            usual=("padded_vocabulary",),
         ),
         Framework(
             # trainers over JAX (MaxText, Paxml, Levanter ...): XLA compiles and schedules the whole step, gathers beside compute,
@@ -617,6 +634,7 @@ FRAMEWORKS: dict[str, Framework] = {
             ),  # MaxText: ``*_memory_host_offload``
             schedules=pipelines.JAX,
             host="compiled",
+            usual=("flash",),
             aliases=("maxtext", "paxml", "levanter", "easylm", "axlearn"),
         ),
         *(
@@ -631,6 +649,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 flash="flash_attention_2",
                 owners_broadcast=owners,  # type: ignore[arg-type]
                 sharded_by=sharded_by,
+                usual=("flash",),
             )
             for name, facts, owners, sharded_by in (
                 ("flash-attn", DDP, "tensors", "flash-attn-fsdp"),
@@ -649,7 +668,11 @@ FRAMEWORKS: dict[str, Framework] = {
             master_weights=False,
         ),
         Framework(
-            name="fused", kernels="hand-written", data_parallel=replace(DDP, copies_into_buckets=False), host="graphs"
+            name="fused",
+            kernels="hand-written",
+            data_parallel=replace(DDP, copies_into_buckets=False),
+            host="graphs",
+            usual=("flash",),
         ),
     )
 }

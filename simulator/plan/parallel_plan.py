@@ -16,7 +16,7 @@ from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, H
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.releases import ReleaseFacts
 from simulator.plan.rules import check_combination, check_expert_degrees, check_words
-from simulator.plan.stage_layout import parse_layout
+from simulator.plan.stage_layout import chunks_of_layout
 from simulator.plan.vocabularies import (
     Attention,
     AttentionKernel,
@@ -402,6 +402,12 @@ class ParallelPlan:
         return "fused_softmax" if self.attention == "eager" and self.attention_kernel == "fused_softmax" else ""
 
     @property
+    def flash_kernel(self) -> str:
+        """The fused attention kernel: the plan's, else the framework's."""
+        chosen = self.attention_kernel or ""
+        return chosen if chosen.startswith("flash") else self.framework_spec.flash
+
+    @property
     def captures_iteration(self) -> bool:
         """Whether the whole iteration is one CUDA graph."""
         return self.cuda_graphs == "full_iteration"
@@ -418,7 +424,7 @@ class ParallelPlan:
         return words_of(self.fp8_modules) if self.precision_spec.quantisation is not None else ()
 
     @property
-    def wide_modules(self) -> tuple[str, ...]:
+    def unquantised_modules(self) -> tuple[str, ...]:
         """Whose products stay in 16 bits: words of :data:`~simulator.plan.module_names.BF16_MODULES`."""
         return words_of(self.bf16_modules)
 
@@ -481,7 +487,11 @@ class ParallelPlan:
             return 1
         if self.sharding_group or self.sharding != "hsdp":
             return min(self.sharding_group or n_replicas, n_replicas)
-        return gcd(n_replicas, max(1, gpus_per_node // self.tp))
+        return gcd(n_replicas, self.replicas_in_node(gpus_per_node))
+
+    def replicas_in_node(self, gpus_per_node: int) -> int:
+        """Data-parallel ranks that a node has room for."""
+        return max(1, gpus_per_node // self.tp)
 
     @property
     def expert_tp(self) -> int:
@@ -659,23 +669,11 @@ class ParallelPlan:
                 hint=f"leave --dp out, or set it to {gpus // self.model_parallel}",
             )
         check_expert_degrees(self, dp)
-        chunks, batch, plan = self._chunks_of_layout(), self._batch(dp), self
+        chunks, batch, plan = chunks_of_layout(self.pipeline_layout, self.pp, self.virtual_pp), self._batch(dp), self
         if (gpus, dp, chunks, batch) != (self.gpus, self.dp, self.virtual_pp, self.global_batch):
             plan = replace(self, gpus=gpus, dp=dp, virtual_pp=chunks, global_batch=batch)
         check_combination(plan)
         return plan
-
-    def _chunks_of_layout(self) -> int:
-        """Return the chunks per stage, which a layout of the pipeline tells by its length."""
-        if self.pipeline_layout is None:
-            return self.virtual_pp
-        n_parts = len(parse_layout(self.pipeline_layout))
-        if n_parts % self.pp or self.virtual_pp not in (1, n_parts // self.pp):
-            raise InfeasiblePlanError(
-                f"pipeline_layout has {n_parts} stages, which are not pp x virtual_pp = {self.pp} x {self.virtual_pp}",
-                hint="leave --virtual-pp out, and choose a --pp that divides them",
-            )
-        return n_parts // self.pp
 
     def _batch(self, dp: int) -> int:
         """Return the global batch, which follows from the micro-batch where it is left out."""

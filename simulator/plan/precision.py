@@ -25,7 +25,7 @@ class Quantisation:
     #: transformed columns one by one (``NVFP4Quantizer::quantize_impl``).
     launches: int = 1
     transforms_columns: bool = False  #: Whether a random Hadamard transform makes what columns are quantised from.
-    wide_wgrad: bool = False  #: Whether the weight gradient is computed in 16 bits nevertheless.
+    unquantised_wgrad: bool = False  #: Whether the weight gradient is computed in 16 bits nevertheless.
     #: Rows to a multiple of which an expert's tokens are padded (NVIDIA/Megatron-LM, ``moe_router_padding_for_fp8``).
     padded_rows: int = 16
     #: Elements that share a scale: both dimensions of what is quantised, along rows and along columns, are multiples of it
@@ -63,7 +63,7 @@ class Precision:
         return self.quantisation is not None and self.quantisation.element_bytes == 1.0
 
     @property
-    def wide_products(self) -> str:
+    def unquantised_products(self) -> str:
         """Type of the products that are not quantised: attention, router, output projection."""
         return self.activations if self.quantisation else self.products
 
@@ -90,7 +90,7 @@ PRECISIONS: dict[str, Precision] = {
             "fp8_current", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, reads=2, is_by_tensor=True)
         ),
         _quantised("fp8_rowwise", "fp8", _ROWWISE),
-        _quantised("fp8_rowwise_gw_hp", "fp8", replace(_ROWWISE, wide_wgrad=True)),
+        _quantised("fp8_rowwise_gw_hp", "fp8", replace(_ROWWISE, unquantised_wgrad=True)),
         _quantised("fp8_block", "fp8_block", Quantisation(kernel="quantize", element_bytes=1.0 + 4 / 128)),
         _quantised(
             "mxfp8",

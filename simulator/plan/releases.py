@@ -31,9 +31,9 @@ class ReleaseFacts:
     """What one framework does at one release; two releases that agree in all of it run a plan alike."""
 
     optimizer_implementation: OptimizerImplementation  #: How Adam steps, where a plan does not say.
-    has_wide_adapters: bool  #: Whether adapters are in fp32 beside 16-bit weights.
-    has_loose_gates: bool  #: Whether rotations and gated activations run operation by operation.
-    has_loose_squares: bool  #: Whether squared ReLUs run operation by operation.
+    adapters_fp32: bool  #: Whether adapters are in fp32 beside 16-bit weights.
+    has_unfused_rope_and_swiglu: bool  #: Whether rotations and gated activations run operation by operation.
+    has_unfused_relu2: bool  #: Whether squared ReLUs run operation by operation.
     #: Whether rotations that are not fused take packed documents one after the other (NVIDIA/Megatron-LM,
     #: ``core/models/common/embeddings/rope_utils.py``: with pull request 5243 of June 2026 ``_apply_rotary_pos_emb_thd`` reads the
     #: lengths on the host and rotates each document by itself; on 22 August 2026, commit d98e8a64, it rotates all of them by a gathered
@@ -69,16 +69,16 @@ class ReleaseFacts:
         *,
         calls_modules: bool,
         optimizer_implementation: OptimizerImplementation,
-        has_wide_adapters: bool,
-        has_loose_gates: bool,
-        has_loose_squares: bool,
+        adapters_fp32: bool,
+        has_unfused_rope_and_swiglu: bool,
+        has_unfused_relu2: bool,
     ) -> ReleaseFacts:
         """Add to what a framework says of a release what Transformer Engine's modules do in it, where it calls them."""
         return cls(
             optimizer_implementation=optimizer_implementation,
-            has_wide_adapters=has_wide_adapters,
-            has_loose_gates=has_loose_gates,
-            has_loose_squares=has_loose_squares,
+            adapters_fp32=adapters_fp32,
+            has_unfused_rope_and_swiglu=has_unfused_rope_and_swiglu,
+            has_unfused_relu2=has_unfused_relu2,
             rotates_by_document=calls_modules and is_before(release, _MEGATRON_DOCUMENTS),
             waits_for_gathers=calls_modules and is_within(release, (_ENGINE_2_0, _ENGINE_2_3)),
             repacks_experts=calls_modules and is_within(release, (_ENGINE_1_11, _ENGINE_2_3)),

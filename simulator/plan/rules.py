@@ -41,7 +41,15 @@ def check_words(plan: ParallelPlan) -> None:
 
 def check_combination(plan: ParallelPlan) -> None:
     """Check that the settings of a resolved plan can be combined."""
-    found = (*_axis_conflicts(plan), *_gradient_conflicts(plan), *_offload_conflicts(plan), *_module_conflicts(plan))
+    found = (
+        *_axis_conflicts(plan),
+        *_gradient_conflicts(plan),
+        *_optimizer_conflicts(plan),
+        *_memory_conflicts(plan),
+        *_registration_conflicts(plan),
+        *_adapter_conflicts(plan),
+        *_graph_conflicts(plan),
+    )
     for is_so, message, hint in found:
         if is_so:
             raise InfeasiblePlanError(message, hint=hint)
@@ -160,7 +168,7 @@ def _gradient_conflicts(plan: ParallelPlan) -> Conflicts:
     ]
 
 
-def _offload_conflicts(plan: ParallelPlan) -> Conflicts:
+def _optimizer_conflicts(plan: ParallelPlan) -> Conflicts:
     has_shards = plan.sharding != "none" and plan.framework_spec.data_parallel.shards_optimizer
     return [
         (
@@ -184,18 +192,31 @@ def _offload_conflicts(plan: ParallelPlan) -> Conflicts:
             f"optimizer={plan.optimizer} is Megatron-Core's, not one of {plan.framework}",
             "--framework megatron-core",
         ),
+    ]
+
+
+def _memory_conflicts(plan: ParallelPlan) -> Conflicts:
+    """Of what is computed again, and of what waits in host memory beside the optimizer's states."""
+    named = set(plan.offloaded_modules)
+    twice = sorted(named & {"expert_fc1", "moe_act"}) if "moe" in plan.recomputed_modules else []
+    return [
         (
             plan.offload_parameters == "cpu" and not plan.shards_parameters,
             "offload_parameters=cpu: parameters that are not sharded are needed whole on the device",
             "--sharding zero3",
         ),
-    ]
-
-
-def _offload_module_conflicts(plan: ParallelPlan) -> Conflicts:
-    named = set(plan.offloaded_modules)
-    twice = sorted(named & {"expert_fc1", "moe_act"}) if "moe" in plan.recomputed_modules else []
-    return [
+        (
+            plan.recompute_modules and plan.recompute != "selective",
+            f"recompute_modules={plan.recompute_modules} with recompute={plan.recompute}: modules are what selective "
+            "recomputation recomputes",
+            "--recompute selective",
+        ),
+        (
+            plan.offload_layers and plan.pp > 1,
+            f"offload_layers={plan.offload_layers} with pp={plan.pp}: activations of a pipeline's micro-batches are not offloaded "
+            "by layer",
+            "--pp 1, or --recompute full",
+        ),
         (
             named and not plan.framework_spec.offloads_modules,
             f"offload_modules={plan.offload_modules} is Megatron-Core's, not one of {plan.framework}",
@@ -217,10 +238,47 @@ def _offload_module_conflicts(plan: ParallelPlan) -> Conflicts:
             f"offload_modules={'+'.join(twice)} with recompute_modules=moe, which keeps the block's input alone",
             "one of both",
         ),
+    ]
+
+
+def _registration_conflicts(plan: ParallelPlan) -> Conflicts:
+    return [
         (
             plan.nccl_user_buffers and not plan.framework_spec.data_parallel.registers_buffers,
             f"nccl_user_buffers is Megatron-Core's, not one of {plan.framework}",
             "--framework megatron-core",
+        ),
+    ]
+
+
+def _adapter_conflicts(plan: ParallelPlan) -> Conflicts:
+    return [
+        (
+            plan.lora_targets and not plan.lora_rank,
+            f"lora_targets={plan.lora_targets} without lora_rank: nothing has adapters",
+            "--lora-rank 16",
+        ),
+    ]
+
+
+def _graph_conflicts(plan: ParallelPlan) -> Conflicts:
+    scopes = words_of(plan.cuda_graphs)
+    alone = [scope for scope in scopes if scope in ("none", "full_iteration")]
+    return [
+        (
+            alone and len(scopes) > 1,
+            f"cuda_graphs={plan.cuda_graphs}: {''.join(alone[:1])} goes with nothing else",
+            "modules, or full_iteration",
+        ),
+        (
+            "moe_preprocess" in scopes and "moe_router" not in scopes,
+            "cuda_graphs=moe_preprocess without moe_router, behind which it runs",
+            "--set cuda_graphs=moe_router+moe_preprocess",
+        ),
+        (
+            "moe" in scopes and not (plan.moe_capacity_factor and plan.moe_pad_to_capacity),
+            "cuda_graphs=moe: graphs need static shapes, but how many tokens an expert gets varies",
+            "--set moe_capacity_factor=1 --set moe_pad_to_capacity=true, or cuda_graphs=moe_router+moe_preprocess",
         ),
     ]
 
@@ -294,43 +352,3 @@ def layout_doubt(plan: ParallelPlan, blocks: Sequence[int], n_predictions: int =
         f"Megatron-Core itself refuses {sum(blocks)} layers over pp x virtual_pp = {plan.pp} x {plan.virtual_pp}, which do not divide; "
         f"the layout that is simulated is said by --set pipeline_layout='{written_layout(blocks, n_predictions)}'"
     )
-
-
-def _module_conflicts(plan: ParallelPlan) -> Conflicts:
-    scopes = words_of(plan.cuda_graphs)
-    alone = [scope for scope in scopes if scope in ("none", "full_iteration")]
-    return [
-        (
-            plan.recompute_modules and plan.recompute != "selective",
-            f"recompute_modules={plan.recompute_modules} with recompute={plan.recompute}: modules are what selective "
-            "recomputation recomputes",
-            "--recompute selective",
-        ),
-        (
-            plan.offload_layers and plan.pp > 1,
-            f"offload_layers={plan.offload_layers} with pp={plan.pp}: activations of a pipeline's micro-batches are not offloaded "
-            "by layer",
-            "--pp 1, or --recompute full",
-        ),
-        *_offload_module_conflicts(plan),
-        (
-            plan.lora_targets and not plan.lora_rank,
-            f"lora_targets={plan.lora_targets} without lora_rank: nothing has adapters",
-            "--lora-rank 16",
-        ),
-        (
-            alone and len(scopes) > 1,
-            f"cuda_graphs={plan.cuda_graphs}: {''.join(alone[:1])} goes with nothing else",
-            "modules, or full_iteration",
-        ),
-        (
-            "moe_preprocess" in scopes and "moe_router" not in scopes,
-            "cuda_graphs=moe_preprocess without moe_router, behind which it runs",
-            "--set cuda_graphs=moe_router+moe_preprocess",
-        ),
-        (
-            "moe" in scopes and not (plan.moe_capacity_factor and plan.moe_pad_to_capacity),
-            "cuda_graphs=moe: graphs need static shapes, but how many tokens an expert gets varies",
-            "--set moe_capacity_factor=1 --set moe_pad_to_capacity=true, or cuda_graphs=moe_router+moe_preprocess",
-        ),
-    ]

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, InfeasiblePlanError
 
 #: no pipeline has more layers and stages than this
 _LONGEST = 10_000
@@ -46,6 +46,19 @@ def parse_layout(text: str) -> tuple[str, ...]:
             hint="embedding E first, transformer layers t, prediction layers m, loss L last, stages apart by |: 'Et*4|(t*4|)*14tL'",
         )
     return stages
+
+
+def chunks_of_layout(layout: str | None, pp: int, virtual_pp: int) -> int:
+    """Return the chunks per stage, which a layout of the pipeline tells by its length, and ``virtual_pp`` where there is none."""
+    if layout is None:
+        return virtual_pp
+    n_parts = len(parse_layout(layout))
+    if n_parts % pp or virtual_pp not in (1, n_parts // pp):
+        raise InfeasiblePlanError(
+            f"pipeline_layout has {n_parts} stages, which are not pp x virtual_pp = {pp} x {virtual_pp}",
+            hint="leave --virtual-pp out, and choose a --pp that divides them",
+        )
+    return n_parts // pp
 
 
 def _repeated(text: str, found: re.Match[str], part: str, times: int) -> str:

@@ -20,6 +20,12 @@ GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]
 Compression = Literal["none", "fp16", "bf16", "onebit"]
 Offload = Literal["none", "cpu"]
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
+#: What published runs of a framework have where they do not say: ``flash`` attention; ``interleaving`` of a pipeline's stages;
+#: ``sequence_parallel``, wherever tensors are split; ``parameter_gather`` beside forward; ``padded_vocabulary``, to 128 rows for each
+#: tensor-parallel rank; ``unbalanced_context``, ranks of which are not equally long under a causal mask; ``local_batch``, which a pipeline
+#: splits into micro-batches and gradient accumulation into pieces; ``drained_batch``, a local batch after which the pipeline drains.
+Usual = Literal["flash", "interleaving", "sequence_parallel", "parameter_gather", "padded_vocabulary", "unbalanced_context",
+                "local_batch", "drained_batch"]  # fmt: skip
 #: groups of settings and their headings
 GROUPS = {name: name.capitalize() for name in ("degrees", "batch", "sharding", "pipeline", "precision")} | {
     "recompute": "Recomputation and offloading", "overlap": "Overlap", "experts": "Experts", "software": "Software",

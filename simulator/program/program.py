@@ -2,7 +2,7 @@
 
 A program says what happens after what, never when. Ranks that do the same thing in equivalent positions of the
 machine form one class and are written down once; a stretch that repeats is a :class:`Block`, written down once too; and
-of the micro-batches of a step's steady state only a few are written down, the :class:`Stretch` says which.
+of the micro-batches of a step's steady state only a few are written down, the :class:`Repetition` says which.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Occurrence(NamedTuple):
     position: int
 
 
-class Stretch(NamedTuple):
+class Repetition(NamedTuple):
     """Where a rank's tasks repeat: ``tasks[start:end]`` holds at least two periods of ``length`` tasks.
 
     Each task is the one a period before it, with later micro-batches; the first period need not be whole.
@@ -83,7 +83,7 @@ class RankProgram:
     rank: int  #: The rank that is simulated.
     members: tuple[int, ...]  #: All ranks it stands for, itself included.
     tasks: tuple[Task, ...]  #: In host issue order.
-    stretch: Stretch | None = None  #: Where the periods stand that the program leaves out.
+    stretch: Repetition | None = None  #: Where the periods stand that the program leaves out.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from simulator.program.program import HOST, Block, Occurrence, Program, RankProgram, Stretch, Task
+from simulator.program.program import HOST, Block, Occurrence, Program, RankProgram, Repetition, Task
 
 
 def shifted(task: Task, n_tasks: int, n_micro_batches: int, first: int = 0) -> Task:
@@ -31,7 +31,9 @@ def shifted(task: Task, n_tasks: int, n_micro_batches: int, first: int = 0) -> T
     )
 
 
-def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, n_micro_batches: int) -> Stretch | None:
+def find_stretch(
+    tasks: Sequence[Task], period_starts: Sequence[int], end: int, n_micro_batches: int
+) -> Repetition | None:
     """Return the longest run of equal periods that ends at ``end``.
 
     Parameters
@@ -67,7 +69,7 @@ def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, 
         return None
     while start and shifted(tasks[start - 1], length, n_micro_batches) == tasks[start - 1 + length]:
         start -= 1
-    return Stretch(start, end, length)
+    return Repetition(start, end, length)
 
 
 def makes_host_wait(task: Task) -> bool:
@@ -104,10 +106,10 @@ def stops_host(rank: RankProgram) -> bool:
 
 class _Repeating(Protocol):
     @property
-    def stretch(self) -> Stretch | None: ...
+    def stretch(self) -> Repetition | None: ...
 
 
-def stretch_of(rank: _Repeating) -> Stretch:
+def stretch_of(rank: _Repeating) -> Repetition:
     """Return where a rank's tasks repeat, in a program that leaves out periods."""
     assert rank.stretch is not None, "every rank of a program with omitted periods has a stretch"
     return rank.stretch
@@ -126,4 +128,4 @@ def _insert(rank: RankProgram, n_periods: int, step: int) -> RankProgram:
     n_tasks = n_periods * length
     rest = [shifted(task, n_tasks, n_periods * step, first=start) for task in rank.tasks[end:]]
     tasks = (*rank.tasks[: end + min(0, n_tasks)], *inserted, *rest)
-    return replace(rank, tasks=tasks, stretch=Stretch(start, end + n_tasks, length))
+    return replace(rank, tasks=tasks, stretch=Repetition(start, end + n_tasks, length))

@@ -63,7 +63,7 @@ class Question:
 Rows = Sequence[Mapping[str, Any]]
 
 
-class Found(NamedTuple):
+class FoundTables(NamedTuple):
     """What an analysis found: the parts of :class:`RecordedTable` that it fills."""
 
     rows: Rows
@@ -72,17 +72,17 @@ class Found(NamedTuple):
     curves: Sequence[CounterCurve] = ()
 
 
-def _kernels(selection: Selection, question: Question) -> Found:
+def _kernels(selection: Selection, question: Question) -> FoundTables:
     rows = kernel_rows(selection, question.by)
-    return Found(rows, {"total_s": sum(row["total_s"] for row in rows)})
+    return FoundTables(rows, {"total_s": sum(row["total_s"] for row in rows)})
 
 
-def _communication(selection: Selection, question: Question) -> Found:
+def _communication(selection: Selection, question: Question) -> FoundTables:
     rows = communication_rows(selection, analyse(selection.trace))
     if question.cluster is not None:
         everybody = tuple(range(selection.trace.world_size))
         rows = [_with_expected(row, question.cluster, everybody) for row in rows]
-    return Found(rows, {"total_s": sum(row["total_s"] for row in rows)})
+    return FoundTables(rows, {"total_s": sum(row["total_s"] for row in rows)})
 
 
 def _with_expected(row: CommunicationTime, cluster: Topology, everybody: tuple[int, ...]) -> CommunicationTime:
@@ -95,16 +95,16 @@ def _with_expected(row: CommunicationTime, cluster: Topology, everybody: tuple[i
     return CommunicationTime(**{**row, "expected_s": found})
 
 
-def _stragglers(selection: Selection, question: Question) -> Found:
+def _stragglers(selection: Selection, question: Question) -> FoundTables:
     whole = reconstruct(selection.trace, stand_for_all=False)
     if len(whole.plans) < 2:
         raise TraceError("one rank has no stragglers beside it", hint="give the traces of the other ranks too")
     found = slowdowns(whole, steps=selection.steps, looked_at={chosen.rank.rank for chosen in selection.ranks})
     figures = {key: value for key, value in found.items() if isinstance(value, float)}
-    return Found(found["groups"], figures, found["map"])
+    return FoundTables(found["groups"], figures, found["map"])
 
 
-def _critical_path(selection: Selection, question: Question) -> Found:
+def _critical_path(selection: Selection, question: Question) -> FoundTables:
     found = replay(reconstruct(selection.trace))
     spans = step_spans(found.compiled.reconstruction, found.times.end)
     chosen = [(1000 * spans[step][0], 1000 * spans[step][1]) for step in selection.steps if step in spans]
@@ -124,20 +124,20 @@ def _critical_path(selection: Selection, question: Question) -> Found:
         {"rank": rank, "kind": kind, "name": name, "count": count, "seconds": to_s(ps), "share": ps / total}
         for (rank, kind, name), (count, ps) in ranked
     ]
-    return Found(rows, {"total_s": to_s(total)})
+    return FoundTables(rows, {"total_s": to_s(total)})
 
 
-def _steps(selection: Selection, question: Question) -> Found:
+def _steps(selection: Selection, question: Question) -> FoundTables:
     analysis = analyse(selection.trace)
-    return Found(step_rows(selection, analysis), {"iteration_time_s": analysis.iteration_s})
+    return FoundTables(step_rows(selection, analysis), {"iteration_time_s": analysis.iteration_s})
 
 
 #: analysis -> what makes its rows and figures
-ANALYSES: dict[str, Callable[[Selection, Question], Found]] = {
+ANALYSES: dict[str, Callable[[Selection, Question], FoundTables]] = {
     "kernels": _kernels,
-    "idle": lambda selection, question: Found(idle_rows(selection)),
-    "launches": lambda selection, question: Found(launch_rows(selection)),
-    "memory": lambda selection, question: Found(
+    "idle": lambda selection, question: FoundTables(idle_rows(selection)),
+    "launches": lambda selection, question: FoundTables(launch_rows(selection)),
+    "memory": lambda selection, question: FoundTables(
         copy_rows(selection),
         allocation_figures(selection),
         curves=counter_curves(selection, ("copies", "memory in use")),
@@ -145,8 +145,8 @@ ANALYSES: dict[str, Callable[[Selection, Question], Found]] = {
     "communication": _communication,
     "stragglers": _stragglers,
     "critical-path": _critical_path,
-    "patterns": lambda selection, question: Found(pattern_rows(selection, question.operator)),
-    "counters": lambda selection, question: Found(counter_rows(selection), curves=counter_curves(selection)),
+    "patterns": lambda selection, question: FoundTables(pattern_rows(selection, question.operator)),
+    "counters": lambda selection, question: FoundTables(counter_rows(selection), curves=counter_curves(selection)),
     "steps": _steps,
 }
 

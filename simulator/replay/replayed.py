@@ -29,7 +29,7 @@ from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.timeline import Timeline
 from simulator.trace_io.compile import (
     LAP,
-    Compiled,
+    CompiledTrace,
     Times,
     compile_laps,
     compile_program,
@@ -91,7 +91,7 @@ class NoLinks:
 class Replay:
     """A replayed trace beside the measured one."""
 
-    compiled: Compiled  #: The program that ran, and its reconstruction.
+    compiled: CompiledTrace  #: The program that ran, and its reconstruction.
     timeline: Timeline  #: Of the engine; collectives start when the last rank has arrived.
     times: Times  #: Of every operation in the replay.
     simulated: Trace  #: The same operations at their replayed times, waiting included.
@@ -166,6 +166,6 @@ def replay(reconstruction: Reconstruction) -> Replay:
     )
 
 
-def _run(reconstruction: Reconstruction) -> tuple[Compiled, Timeline]:
+def _run(reconstruction: Reconstruction) -> tuple[CompiledTrace, Timeline]:
     compiled = compile_program(reconstruction)
     return compiled, run(compiled.program, ReplayCosts(), lambda: AlphaBetaNetwork(NoLinks()), detail=True)

@@ -16,7 +16,7 @@ _MOST_TICKS = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class MeasuredPoint:
     """One measurement and its prediction."""
 
     plot: str  #: Rows with the same name share a plot: one metric of one kind.
@@ -27,7 +27,7 @@ class Point:
     predicted: float
 
 
-def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
+def agreement_chart(key: str, name: str, points: Sequence[MeasuredPoint]) -> Chart:
     """Return predicted against measured on logarithmic axes, with the diagonal and a band of 20 %.
 
     Values that are not positive are left out: such axes cannot show them.

@@ -40,7 +40,7 @@ from simulator.report.constant_sources import ConstantSection, constants_of, wri
 from simulator.report.grid import Grid, Number
 from simulator.report.markup import Markup, boxes, element, folded
 from simulator.report.nearby_panel import nearby_choices
-from simulator.report.page import Part, Report, Section, Stream, make_page
+from simulator.report.page import Part, Report, Section, ZoomedPicture, make_page
 from simulator.report.timeline_chart import pipeline_data, timeline_data
 from simulator.report.topology_chart import nic_chart, topology_chart
 from simulator.scenario import Scenario
@@ -242,7 +242,7 @@ def _pipeline(shown: Shown) -> list[Part]:
     passes = passes_of(timeline, table_of(shown.result.plan, gap), shown.stages)
     drawn = {rank: behind(found, gap, on_clock=False) for rank, found in passes.items()}
     data = pipeline_data(drawn, timeline.makespan_ps, stages=shown.stages)
-    return [Stream("pipeline", "The pipeline", data, " ".join(["Numbers are micro-batches.", *_said(gap)]))]
+    return [ZoomedPicture("pipeline", "The pipeline", data, " ".join(["Numbers are micro-batches.", *_said(gap)]))]
 
 
 def _said(gap: Gap | None) -> list[str]:
@@ -257,7 +257,7 @@ _STREAM_HELP = (
 
 def _timeline(shown: Shown) -> list[Part]:
     data = timeline_data(shown.result.timeline, stages=shown.stages)
-    return [Stream("timeline", "One step on every stream", data, _STREAM_HELP)]
+    return [ZoomedPicture("timeline", "One step on every stream", data, _STREAM_HELP)]
 
 
 def _links(shown: Shown) -> list[Part]:

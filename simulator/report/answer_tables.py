@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from simulator.analysis.critical_path import PathRow
 from simulator.analysis.explain import Change
-from simulator.analysis.link_use import LinkClass, Traffic
+from simulator.analysis.link_use import LinkClass, LinkTraffic
 from simulator.analysis.metrics import CommunicationRow
 from simulator.answer import describe_axes, describe_scaling, throughput
 from simulator.explore.answer_form import ScalingRow, WayOut
@@ -53,7 +53,7 @@ def communication(rows: Sequence[CommunicationRow]) -> Grid:
     )
 
 
-def leaving(traffic: Sequence[Traffic], domain: str, n_domains: int) -> Grid:
+def leaving(traffic: Sequence[LinkTraffic], domain: str, n_domains: int) -> Grid:
     """Return which bytes of all ranks stay in a node or rack, whose GPUs NVLink joins, and which leave it."""
     most = max((row.nic_bytes for row in traffic), default=0.0)
     cells = [

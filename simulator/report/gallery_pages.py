@@ -10,7 +10,7 @@ from typing import Any
 
 from simulator.analysis.metrics import PARTS
 from simulator.explore.presets import MeasuredRun, Preset
-from simulator.report.agreement import Point, agreement_chart
+from simulator.report.agreement import MeasuredPoint, agreement_chart
 from simulator.report.grid import Grid, Quantity, Share
 from simulator.report.markup import element
 from simulator.report.page import Part, Report, Section, make_page
@@ -34,7 +34,7 @@ def index_page(presets: Mapping[str, Preset], rows: Sequence[Row]) -> Report:
     """Return the page of all runs: predicted against measured, and a table that leads to each."""
     known = [(presets[row["preset"]], row) for row in rows if row["status"] == "ok"]
     points = [
-        Point(
+        MeasuredPoint(
             plot="iterations", series=_machine(one), label=one.title, measured=_measured(one).iteration_time_s,
             predicted=row["iteration_time_s"],
         )

@@ -20,7 +20,7 @@ from simulator.report.markup import Markup, chart_place, element, embedded_json,
 from simulator.report.timeline_chart import stream_chart
 
 
-class Stream(NamedTuple):
+class ZoomedPicture(NamedTuple):
     """A picture that the page draws anew for every zoom."""
 
     key: str
@@ -30,7 +30,7 @@ class Stream(NamedTuple):
 
 
 #: what a section is made of
-Part = Markup | Grid | Chart | Stream
+Part = Markup | Grid | Chart | ZoomedPicture
 
 
 class Section(NamedTuple):
@@ -106,7 +106,7 @@ def make_page(
     shown = [one for one in sections if one.parts]
     parts = [part for one in shown for part in one.parts]
     charts = {part.key: part for part in parts if isinstance(part, Chart)}
-    streams = {part.key: part for part in parts if isinstance(part, Stream)}
+    streams = {part.key: part for part in parts if isinstance(part, ZoomedPicture)}
     data = {
         "answer": document,
         "charts": {key: chart.to_dict() for key, chart in charts.items()},
@@ -137,7 +137,7 @@ def _section(one: Section) -> Markup:
     for part in one.parts:
         if isinstance(part, Chart):
             body = Markup(body + chart_place(part, is_named=part.title == one.title))
-        elif isinstance(part, Stream):
+        elif isinstance(part, ZoomedPicture):
             body = Markup(body + stream_place(part.key, part.title, part.data, part.help_text))
         else:
             body = Markup(body + (table(part, is_named=part.title == one.title) if isinstance(part, Grid) else part))

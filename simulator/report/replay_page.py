@@ -9,7 +9,7 @@ from simulator.plan import ParallelPlan
 from simulator.report.answer_tables import critical_path
 from simulator.report.grid import Grid, Quantity
 from simulator.report.markup import Markup, boxes, element
-from simulator.report.page import Part, Report, Section, Stream, make_page
+from simulator.report.page import Part, Report, Section, ZoomedPicture, make_page
 from simulator.report.recorded_view import row_chart
 from simulator.report.timeline_chart import timeline_data
 from simulator.timeline import Timeline
@@ -142,7 +142,7 @@ def replay_page(document: Mapping[str, Any], timeline: Timeline, source: str) ->
         for key, label in (("measured_s", times.before), ("simulated_s", times.after))
         if key in times.rows[0]
     }
-    stream = Stream("timeline", "The replay on every stream", timeline_data(timeline), _HELP)
+    stream = ZoomedPicture("timeline", "The replay on every stream", timeline_data(timeline), _HELP)
     notes = element("ul", *(element("li", note) for note in document["notes"]))
     sections = [
         Section("time", "Time", times.title, [row_chart(times.title, times.rows, (times.name,), drawn), tables[0]]),

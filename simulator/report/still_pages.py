@@ -11,7 +11,7 @@ from simulator.analysis.passes import Pass
 from simulator.report import answer_tables
 from simulator.report.grid import Grid
 from simulator.report.markup import element
-from simulator.report.page import Report, Section, Stream, make_page
+from simulator.report.page import Report, Section, ZoomedPicture, make_page
 from simulator.report.timeline_chart import pipeline_data
 from simulator.report.topology_chart import topology_chart
 from simulator.schedules import Placement, Table
@@ -55,7 +55,7 @@ def schedule_page(name: str, actions: Table, placement: Placement) -> Report:
     length_ps = round(execution.makespan * PS_PER_S)
     data = pipeline_data(passes, length_ps, stages={stage: stage for stage in passes})
     data |= {"start": 1.0, "unit": "units"}
-    stream = Stream(
+    stream = ZoomedPicture(
         "pipeline", "The schedule", data, "A forward takes one unit, a whole backward two; numbers are micro-batches."
     )
     n_stages, busy_s = len(actions), sum(one.end_ps - one.start_ps for row in passes.values() for one in row) / PS_PER_S

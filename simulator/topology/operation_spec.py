@@ -158,7 +158,7 @@ class Facility(Spec):
     pue: float = Field(ge=1)
 
 
-class Grid(Spec):
+class ElectricGrid(Spec):
     """Default of what making electricity emits."""
 
     source: str
@@ -171,7 +171,7 @@ class OperationDefaults(Spec):
     power: PowerShares
     host: HostPower
     facility: Facility
-    grid: Grid
+    grid: ElectricGrid
     failures: str  #: A rate of ``failures.yaml``.
     restart: FailureSpec
     storage: StorageSpec

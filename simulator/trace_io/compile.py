@@ -23,7 +23,7 @@ LAP = "lap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Compiled:
+class CompiledTrace:
     """A program, and what is needed to find a trace's operations again in its timeline."""
 
     reconstruction: Reconstruction
@@ -34,7 +34,7 @@ class Compiled:
     number: dict[int, int]
 
 
-def compile_program(reconstruction: Reconstruction) -> Compiled:
+def compile_program(reconstruction: Reconstruction) -> CompiledTrace:
     """Write the tasks of every rank."""
     return _compiled(reconstruction, n_laps=0)
 
@@ -50,14 +50,14 @@ def compile_laps(reconstruction: Reconstruction, n_laps: int) -> Program:
     return _compiled(reconstruction, n_laps=n_laps).program
 
 
-def _compiled(reconstruction: Reconstruction, *, n_laps: int) -> Compiled:
+def _compiled(reconstruction: Reconstruction, *, n_laps: int) -> CompiledTrace:
     shared = _Shared(reconstruction)
     ranks = []
     for index, plan in enumerate(reconstruction.plans):
         tasks = _Builder(shared, index).build(n_laps).tasks
         ranks.append(RankProgram(rank=plan.rank.rank, members=reconstruction.members[index], tasks=tuple(tasks)))
     program = Program(ranks=tuple(ranks))
-    return Compiled(reconstruction=reconstruction, program=program, place=shared.place, number=shared.number)
+    return CompiledTrace(reconstruction=reconstruction, program=program, place=shared.place, number=shared.number)
 
 
 class _Shared:
@@ -300,7 +300,7 @@ class Times:
     end: tuple[Int64, ...]
 
 
-def operation_times(compiled: Compiled, timeline: Timeline) -> Times:
+def operation_times(compiled: CompiledTrace, timeline: Timeline) -> Times:
     """Find every operation of the trace in the timeline of its replay, which was run with ``detail=True``.
 
     A communication starts at the end of its rank's arrival.

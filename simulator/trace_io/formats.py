@@ -154,7 +154,7 @@ _VIEWERS_LOSE = ("correlation of launches", "process groups", "sequence numbers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class TraceFormat:
     """What can be done with one format."""
 
     read_ranks: _ReadRanks | None = None  #: For formats with one or more ranks in a file.
@@ -167,29 +167,29 @@ class Format:
 #: recordings of one run that do not overlap are at most this far apart: hosts that keep time agree within seconds
 _LATEST_S = 600.0
 #: the formats; the order is the preference where a folder holds several of one run
-FORMATS: dict[str, Format] = {
-    "pipeline_ops": Format(read_job=_pipeline_ops),
-    "kineto": Format(
+FORMATS: dict[str, TraceFormat] = {
+    "pipeline_ops": TraceFormat(read_job=_pipeline_ops),
+    "kineto": TraceFormat(
         read_ranks=_streamed("kineto", passes=("rank", "communication")),
         write=_writer("kineto"),
         loses=("explicit dependencies between operations",),
     ),
-    "chrome": Format(
+    "chrome": TraceFormat(
         read_ranks=_streamed("chrome_json", passes=()),
         write=_writer("chrome_json", is_shown=True),
         suffixes=CHROME_ENDINGS,
         loses=_VIEWERS_LOSE,
     ),
-    "nsys": Format(read_ranks=_nsys),
-    "chakra": Format(
+    "nsys": TraceFormat(read_ranks=_nsys),
+    "chakra": TraceFormat(
         read_ranks=_streamed("chakra"),
         write=_write_chakra,
         suffixes=(".et", ".et.gz"),
         loses=("host threads and their events", "launches"),
     ),
-    "chakra_json": Format(read_ranks=_streamed("chakra", "read_json")),
-    "stage_times": Format(read_job=_stage_times),
-    "execution_trace": Format(
+    "chakra_json": TraceFormat(read_ranks=_streamed("chakra", "read_json")),
+    "stage_times": TraceFormat(read_job=_stage_times),
+    "execution_trace": TraceFormat(
         read_ranks=_streamed("execution_trace"),
         write=_writer("execution_trace"),
         loses=("host threads and their events", "launches", "names of communication kernels", "peers of messages"),
@@ -198,8 +198,8 @@ FORMATS: dict[str, Format] = {
 #: formats in which all ranks of one file are on one clock
 _ONE_CLOCK = ("nsys", "chrome")
 #: those that can be written
-WRITTEN: dict[str, Format] = {name: form for name, form in FORMATS.items() if form.write is not None} | {
-    "perfetto": Format(
+WRITTEN: dict[str, TraceFormat] = {name: form for name, form in FORMATS.items() if form.write is not None} | {
+    "perfetto": TraceFormat(
         write=_writer("perfetto", "write_processes", is_shown=True), suffixes=PERFETTO_ENDINGS, loses=_VIEWERS_LOSE
     )
 }

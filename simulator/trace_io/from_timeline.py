@@ -23,17 +23,17 @@ from simulator.trace_io.tracks import op_name
 MOST_RANKS = 512
 
 
-def from_timeline(timeline: Timeline, *, world_size: int = 0, device: str = "", everybody: bool = False) -> Trace:
+def from_timeline(timeline: Timeline, *, world_size: int = 0, device: str = "", all_members: bool = False) -> Trace:
     """Lay the innermost spans of a timeline out as device operations.
 
-    ``world_size`` counts the ranks of the run; 0 takes those that the timeline accounts for. With ``everybody`` ranks
+    ``world_size`` counts the ranks of the run; 0 takes those that the timeline accounts for. With ``all_members`` ranks
     that others stand for are laid out, too, up to :data:`MOST_RANKS` of them.
     """
     by_rank: dict[int, list[Span]] = {}
     for span in timeline.spans:
         by_rank.setdefault(span.rank, []).extend(span.expand())
     accounted = sum(len(members) for members in timeline.members.values())
-    alike = timeline.members if everybody and accounted <= MOST_RANKS else {}
+    alike = timeline.members if all_members and accounted <= MOST_RANKS else {}
     window = Step(number=1, start_ns=0, end_ns=timeline.makespan_ps // 1000, name="ProfilerStep#1")
     ranks = []
     for simulated, spans in by_rank.items():

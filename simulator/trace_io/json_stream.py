@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
-class Document:
+class JsonDocument:
     """Header of one document: everything beside its list, and what went wrong while reading it."""
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class Listed(Generic[Item]):
         self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
         self._repair = repair
 
-    def decode(self, text: bytes, document: Document) -> list[Item]:
+    def decode(self, text: bytes, document: JsonDocument) -> list[Item]:
         """Decode a list, object by object where one of them does not fit."""
         try:
             return cast(list[Item], self._decoder.decode(text))
@@ -157,7 +157,7 @@ class Listed(Generic[Item]):
             values = msgspec.json.decode(text.decode("utf-8", "replace").encode())
         return self.repaired(values, document)
 
-    def repaired(self, values: list[Any], document: Document) -> list[Item]:
+    def repaired(self, values: list[Any], document: JsonDocument) -> list[Item]:
         """Keep the objects that can be made to fit."""
         found = [item for value in values if (item := self._repair(value)) is not None]
         document.n_skipped += len(values) - len(found)
@@ -166,16 +166,16 @@ class Listed(Generic[Item]):
 
 def read_documents(
     stream: IO[bytes], source: str, listed: Listed[Item], on_items: Callable[[int, list[Item]], None]
-) -> list[Document]:
+) -> list[JsonDocument]:
     """Read every document in a stream; ``on_items`` gets the document's number and a list of objects, many times."""
     buffer = _Buffer(stream)
-    documents: list[Document] = []
+    documents: list[JsonDocument] = []
     with collector_paused():
         while buffer.at_value(CHUNK_BYTES):
             if documents and buffer.peek() not in b"[{":
                 documents[-1].notes.append(f"ignored what follows the document: {bytes(buffer.data[:20])!r}")
                 break
-            document = Document()
+            document = JsonDocument()
             try:
                 for items in _document(buffer, source, listed, document):
                     document.n_objects += len(items)
@@ -196,7 +196,7 @@ def read_documents(
     return documents
 
 
-def _document(buffer: _Buffer, source: str, listed: Listed[Item], document: Document) -> Iterator[list[Item]]:
+def _document(buffer: _Buffer, source: str, listed: Listed[Item], document: JsonDocument) -> Iterator[list[Item]]:
     """Yield the objects of the document that starts here and fill in its header."""
     if buffer.peek() == b"[":
         buffer.drop(1)
@@ -217,7 +217,7 @@ def _document(buffer: _Buffer, source: str, listed: Listed[Item], document: Docu
         document.header.update(_tail(buffer, document))
 
 
-def _items(buffer: _Buffer, listed: Listed[Item], document: Document) -> Iterator[list[Item]]:
+def _items(buffer: _Buffer, listed: Listed[Item], document: JsonDocument) -> Iterator[list[Item]]:
     size = CHUNK_BYTES
     while buffer.at_value(CHUNK_BYTES):
         if buffer.peek() == b"]":
@@ -244,7 +244,7 @@ def _items(buffer: _Buffer, listed: Listed[Item], document: Document) -> Iterato
     buffer.stop()
 
 
-def _decode_some(data: bytes, listed: Listed[Item], document: Document) -> tuple[list[Item], int]:
+def _decode_some(data: bytes, listed: Listed[Item], document: JsonDocument) -> tuple[list[Item], int]:
     """Decode as many whole objects as there are and return how many bytes they took; 0 if there is none."""
     cut = len(data)
     for _ in range(_TRIES):
@@ -269,7 +269,7 @@ def _boundary(data: bytes, end: int) -> int:
             return end + 1
 
 
-def _tail(buffer: _Buffer, document: Document) -> dict[str, Any]:
+def _tail(buffer: _Buffer, document: JsonDocument) -> dict[str, Any]:
     """Decode what follows the list up to the end of the document."""
     size = CHUNK_BYTES
     while True:

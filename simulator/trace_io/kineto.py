@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from simulator.errors import TraceError
 from simulator.trace_io.collective_names import CommunicationNames, kernel_name, kernel_operation, merge_calls
-from simulator.trace_io.json_stream import Document, read_documents
+from simulator.trace_io.json_stream import JsonDocument, read_documents
 from simulator.trace_io.kineto_metadata import EVENTS, KEY, Args, Event, call_of_args, call_of_dims, metadata, rank_list
 from simulator.trace_io.sources import created_together, write_events
 from simulator.trace_io.trace_record import (
@@ -281,7 +281,7 @@ def read(
     return tuple(ranks)
 
 
-def _rank_trace(columns: _Columns, documents: list[Document], rank: int, source: str) -> RankTrace:
+def _rank_trace(columns: _Columns, documents: list[JsonDocument], rank: int, source: str) -> RankTrace:
     header: dict[str, Any] = {}
     for document in documents:
         header.update(document.header)
@@ -339,7 +339,7 @@ def _allocations(columns: tuple[array[Any], ...]) -> Allocations | None:
     return Allocations(time[order], *rest) if len(time) else None
 
 
-def _notes(columns: _Columns, documents: list[Document]) -> tuple[str, ...]:
+def _notes(columns: _Columns, documents: list[JsonDocument]) -> tuple[str, ...]:
     notes = [note for document in documents for note in document.notes]
     notes += [note for document in documents for note in _absurd_numbers(document.header)]
     if any(document.truncated for document in documents):

@@ -60,11 +60,11 @@ def write(
     if name.endswith(SHOWN_ENDINGS):
         write_shown(_with_counters(timeline_processes(timeline, labels=labels), counters, memory or {}), path)
     elif name.endswith(".et"):
-        trace = from_timeline(timeline, device=device, everybody=True)
+        trace = from_timeline(timeline, device=device, all_members=True)
         chakra.write(trace, Path(path).parent, prefix=Path(path).stem)
     else:
         check_trace(path)
-        kineto.write(from_timeline(timeline, device=device, everybody=True), path)
+        kineto.write(from_timeline(timeline, device=device, all_members=True), path)
 
 
 def check_trace(path: str | Path) -> None:

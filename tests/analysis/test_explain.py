@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from simulator.analysis.explain import LARGE, SMALL, Knob, Option, Outcome, explain
+from simulator.analysis.explain import LARGE, SMALL, Knob, Option, TrialOutcome, explain
 
-BASE = Outcome(iteration_time_s=10.0, n_samples=5)
+BASE = TrialOutcome(iteration_time_s=10.0, n_samples=5)
 
 
 def knob(name, share):
@@ -16,12 +16,12 @@ def knob(name, share):
     return Knob(
         name=name,
         large=f"twice {name}",
-        simulate=lambda f: Outcome(iteration_time_s=10 * (1 - share + share / f), n_samples=5),
+        simulate=lambda f: TrialOutcome(iteration_time_s=10 * (1 - share + share / f), n_samples=5),
     )
 
 
 def option(name, seconds, **more):
-    return Option(name=name, simulate=lambda: Outcome(iteration_time_s=seconds, n_samples=5), **more)
+    return Option(name=name, simulate=lambda: TrialOutcome(iteration_time_s=seconds, n_samples=5), **more)
 
 
 def test_changes_are_ranked_by_what_they_save():
@@ -50,12 +50,14 @@ def test_what_has_no_effect_is_named_and_not_tried_again():
 
 
 def test_what_cannot_be_done_carries_its_reason():
-    broken = Option(name="tp 3", simulate=lambda: Outcome(reason="3 does not divide 8"))
+    broken = Option(name="tp 3", simulate=lambda: TrialOutcome(reason="3 does not divide 8"))
     assert explain(BASE, [], [broken])["impossible"] == [{"change": "tp 3", "reason": "3 does not divide 8"}]
 
 
 def test_another_batch_is_compared_per_sample_and_never_among_the_best():
-    twice = Option(name="batch 10", simulate=lambda: Outcome(iteration_time_s=16.0, n_samples=10), same_training=False)
+    twice = Option(
+        name="batch 10", simulate=lambda: TrialOutcome(iteration_time_s=16.0, n_samples=10), same_training=False
+    )
     found = explain(BASE, [], [twice])
     assert found["changes"][0]["saving"] == pytest.approx(0.2)
     assert found["best"] == []
@@ -88,7 +90,7 @@ def test_numbers_of_the_plan_have_a_slope_and_words_have_none():
 
 def test_what_is_tried_is_said_and_what_breaks_is_not_ranked():
     said = []
-    broken = Knob(name="storage", large="twice storage", simulate=lambda _: Outcome(reason="there is none"))
+    broken = Knob(name="storage", large="twice storage", simulate=lambda _: TrialOutcome(reason="there is none"))
     found = explain(BASE, [broken, knob("NIC", 0.4)], [option("good", 7.0)], say=said.append)
     assert said == ["twice storage", "twice NIC", "good"]
     assert found["impossible"] == [{"change": "twice storage", "reason": "there is none"}]

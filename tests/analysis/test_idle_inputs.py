@@ -220,9 +220,9 @@ def test_experts_of_several_ranks_are_sharded_where_nothing_else_is(ep, is_said)
 def test_a_fused_rotation_is_named_where_the_model_has_none(model, why):
     """What is said to have no effect leaves every kernel of the model as it is."""
     fused = plan(gpus=1, dp=1, global_batch=1, framework="megatron-core", sequence_length=512)
-    loose = replace(fused, rope_fusion=False)
-    scenario = Scenario(topology="dgx-a100-80g", model=model, plan=loose)
+    unfused = replace(fused, rope_fusion=False)
+    scenario = Scenario(topology="dgx-a100-80g", model=model, plan=unfused)
     spec, topology = CATALOG[model], load_topology("dgx-a100-80g", 1)
     said = [f"--no-rope-fusion has no effect: {why}"] * bool(why)
     assert idle_inputs(scenario, topology, spec, link_busy_s={}, given={"rope_fusion"}) == said
-    assert (model_for(spec, fused) == model_for(spec, loose)) == bool(why)
+    assert (model_for(spec, fused) == model_for(spec, unfused)) == bool(why)

@@ -12,7 +12,7 @@ import pytest
 from simulator.calibration.collective_fit import all_blocks, starting_table
 from simulator.calibration.collectives import (
     ROWS_PER_CLUSTER,
-    Block,
+    ConstantBlock,
     Measured,
     errors_of,
     expected_spread,
@@ -119,7 +119,7 @@ def test_one_cluster_moves_a_class_less_than_many():
     truth = with_values(start, [place], [0.6])
     rows = synthetic(truth)
     four = [replace(row, topology=f"cluster {i}") for i in range(4) for row in rows]
-    block = Block(name="one", paths=(place, unmeasured), rows=lambda _: True)
+    block = ConstantBlock(name="one", paths=(place, unmeasured), rows=lambda _: True)
     found = [fit_block(start, block, measured) for measured in (rows, four)]
     values = [get_path(fitted.table, place) for fitted in found]
     assert 0.6 < values[1] < values[0] < 0.75

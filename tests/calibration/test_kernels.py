@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.calibration.kernel_rows import KernelRow, gemm_shape, read_kernel_rows, row_of
+from simulator.calibration.kernel_rows import TimedKernel, gemm_shape, read_kernel_rows, row_of
 from simulator.calibration.kernels import (
     KernelFit,
     fit_kernel_rows,
@@ -33,7 +33,7 @@ HEADER = "row_id,source,device,op,pass,m,n,k,batch,heads,kv_heads,seq_len,head_d
 
 
 @pytest.fixture(scope="module")
-def made_rows() -> list[KernelRow]:
+def made_rows() -> list[TimedKernel]:
     """Rows whose times are the model's own, with one outlier in ten."""
     device = load_device("a100-sxm4-80g")
     shapes = [
@@ -41,7 +41,7 @@ def made_rows() -> list[KernelRow]:
     ]
     model = RooflineKernels("graph_replay")
     return [
-        KernelRow(
+        TimedKernel(
             source="made",
             shape=shape,
             time_s=model.duration_s(shape, device) * (2.0 if i % 10 == 3 else 1.0),
@@ -52,7 +52,7 @@ def made_rows() -> list[KernelRow]:
     ]
 
 
-def test_a_fit_finds_the_constants_that_made_the_rows(made_rows: list[KernelRow]) -> None:
+def test_a_fit_finds_the_constants_that_made_the_rows(made_rows: list[TimedKernel]) -> None:
     device = load_device("a100-sxm4-80g")
     shifted = replace(device, kernels={"gemm": {**device.kernels["gemm"], "launch_s": 4e-6, "dram_bandwidth": 0.6}})
     fit = fit_kernel_rows(made_rows, made_rows, device, start_from=shifted)
@@ -177,7 +177,7 @@ def test_shipped_constants_predict_held_out_rows(device: str, family: str, media
     assert abs(found.bias) < 0.03
 
 
-def test_rows_are_predicted_in_their_order(made_rows: list[KernelRow]) -> None:
+def test_rows_are_predicted_in_their_order(made_rows: list[TimedKernel]) -> None:
     device = load_device("a100-sxm4-80g")
     constants = KernelConstants.of(device)
     mixed = [replace(r, conditions=CONDITIONS["profiler"]) if i % 2 else r for i, r in enumerate(made_rows)]
@@ -226,7 +226,7 @@ def test_the_fit_of_one_library_leaves_what_another_quantises_with() -> None:
     device = load_device("b200")
     sizes = [(m, n, k) for m in (2048, 8192, 32768) for n, k in ((4096, 4096), (8192, 2048), (2048, 8192))]
 
-    def rows(words: str, time_per_element: float) -> list[KernelRow]:
+    def rows(words: str, time_per_element: float) -> list[TimedKernel]:
         notes = f"linear layer, CUDA graph; includes quantisation of the activation; {words}"
         return [
             row_of({
@@ -333,7 +333,7 @@ def test_torchs_grouped_products_reach_half_of_what_the_vendors_do_on_blackwell(
     assert 1.6 < first / other < 2.2
 
 
-def _block(time_us: float, n_gpus: int, library: str = "vllm_unquantizedfusedmoe_triton_tritonexperts") -> KernelRow:
+def _block(time_us: float, n_gpus: int, library: str = "vllm_unquantizedfusedmoe_triton_tritonexperts") -> TimedKernel:
     notes = f"top-8 of 128 experts, experts split over {n_gpus} GPUs; k = hidden; kernel {library} (vllm/0.24.0)"
     cells = {"device": "h100-sxm5-80g", "op": "moe_mlp", "dtype": "bf16", "pass": "", "notes": notes}
     return row_of({**cells, "m": "16384", "n": "1536", "k": "4096", "time_us": str(time_us)})

@@ -11,7 +11,7 @@ from math import log2
 import pytest
 
 from simulator.collectives import ALGORITHMS
-from simulator.collectives.nccl import Channels, Question, find_channels
+from simulator.collectives.nccl import Channels, NcclQuestion, find_channels
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import candidates, choose
 from simulator.topology import load_topology
@@ -55,7 +55,7 @@ TWO_RACKS = GroupShape(
 
 
 def estimate_us(shape, collective, algorithm, protocol, n_bytes):
-    question = Question(collective=collective, n_bytes=n_bytes, shape=shape, channels=find_channels(shape))
+    question = NcclQuestion(collective=collective, n_bytes=n_bytes, shape=shape, channels=find_channels(shape))
     return ALGORITHMS[algorithm].estimate_us(question, protocol)
 
 
@@ -466,7 +466,7 @@ def bandwidth(shape, collective, algorithm, protocol, found=4):
     channels = Channels(found=found, intra=1e4, inter=1e4, n_channels=2 * found)
     times = [
         ALGORITHMS[algorithm].estimate_us(
-            Question(collective=collective, n_bytes=n_bytes, shape=shape, channels=channels), protocol
+            NcclQuestion(collective=collective, n_bytes=n_bytes, shape=shape, channels=channels), protocol
         )
         for n_bytes in (GIB, 2 * GIB)
     ]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from simulator.collectives.constants import Between, Inside, Messages, Nvls, Path, Rendezvous
+from simulator.collectives.constants import Between, Inside, Messages, NvlsConstants, Path, Rendezvous
 from simulator.collectives.ring import Ring
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.tuner import describe_collective
@@ -17,7 +17,7 @@ US = 1e-6
 INSIDE = Inside(
     ring=Path(base_s=(10 * US, 20 * US, 30 * US), hop_s=(1 * US, 2 * US, 3 * US), efficiency=(0.25, 0.5, 0.8)),
     tree=Path(base_s=(11 * US, 21 * US, 31 * US), hop_s=(1.5 * US, 2.5 * US, 3.5 * US), efficiency=(0.2, 0.4, 0.5)),
-    nvls=Nvls(base_s=40 * US, efficiency=0.5, fill_s=60 * US, fill_bytes=3 * MIB, across=0.5),
+    nvls=NvlsConstants(base_s=40 * US, efficiency=0.5, fill_s=60 * US, fill_bytes=3 * MIB, across=0.5),
     p2p=Messages(base_s=(12 * US, 50 * US), efficiency=(0.01, 0.5), peer_s=2 * US, fill_s=8 * US, fill_bytes=3 * MIB),
     line_bytes_per_s=4.096e9, tail=0.5, copy_reduce=0.4, copy_gather=0.8, launch_s=0.0, launch_grouped_s=0.0,
     sockets_bytes_per_s=5e9,

@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 from simulator.collectives import rccl
-from simulator.collectives.nccl import Question, find_channels
+from simulator.collectives.nccl import NcclQuestion, find_channels
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.tuner import choose
 
@@ -37,7 +37,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_estimates(case):
     shape, algorithm, protocol, n_bytes, expected = CASES[case]
-    question = Question(collective="all_reduce", n_bytes=n_bytes, shape=shape, channels=find_channels(shape))
+    question = NcclQuestion(collective="all_reduce", n_bytes=n_bytes, shape=shape, channels=find_channels(shape))
     assert rccl.estimate_us(algorithm, protocol, question) == pytest.approx(expected)
 
 

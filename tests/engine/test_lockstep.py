@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.analysis.metrics import exposed_by_axis, measure
 from simulator.engine.costs import Interference
-from simulator.engine.durations import FAR_AHEAD_PS, Part
+from simulator.engine.durations import FAR_AHEAD_PS, PassPart
 from simulator.engine.lockstep import Turns, is_in_step
 from simulator.engine.running import durations_of
 from simulator.network import NETWORKS, Flow
@@ -72,7 +72,7 @@ def tasks_of(steps, n_ranks, backs=()):
 def parts_of(steps, offsets_us, leads_us, backs=()):
     blocks = [Block(name="pass", tasks=tasks_of(steps, len(offsets_us), backs), is_joint=True) for _ in offsets_us]
     return [
-        Part(block, rank, rank, offset * US, FAR_AHEAD_PS if lead is None else lead * US)
+        PassPart(block, rank, rank, offset * US, FAR_AHEAD_PS if lead is None else lead * US)
         for rank, (block, offset, lead) in enumerate(zip(blocks, offsets_us, leads_us, strict=True))
     ]
 

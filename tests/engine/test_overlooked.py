@@ -12,7 +12,7 @@ from simulator.engine.durations import TouchedError
 from simulator.engine.overlooked import overlooked_share
 from simulator.network import FlowNetwork
 from simulator.program.op import Collective, HostWork, Kernel
-from simulator.program.program import Block, Program, RankProgram, Stretch, Task
+from simulator.program.program import Block, Program, RankProgram, Repetition, Task
 from tests.engine.two_links import CAPACITY, LinkCosts, Wires
 
 CAPACITIES = np.full(2, CAPACITY * 1e6)
@@ -92,7 +92,7 @@ def test_periods_left_out_count_as_often_as_they_come(n_omitted, places):
         beside = [Task(message(n_us, "dp", rank=k), f"dp{k}", last) for k, n_us in enumerate(places)]
         tasks += [Task(block(), after=last), *beside]
     timeline, found = share(
-        tasks, stretch=Stretch(0, len(tasks), n), n_omitted=n_omitted, period_micro_batches=1 if n_omitted else 0
+        tasks, stretch=Repetition(0, len(tasks), n), n_omitted=n_omitted, period_micro_batches=1 if n_omitted else 0
     )
     assert timeline.makespan_ps == (8 + n_omitted) * 200_000_000
     assert found == pytest.approx(0.15)

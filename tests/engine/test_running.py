@@ -9,7 +9,7 @@ from simulator.engine.durations import TouchedError
 from simulator.network import FlowNetwork
 from simulator.network.base import Flow
 from simulator.program.op import Collective, Kernel
-from simulator.program.program import Block, Program, RankProgram, Stretch, Task
+from simulator.program.program import Block, Program, RankProgram, Repetition, Task
 from tests.engine.two_links import CAPACITY, US, LinkCosts, Wires
 
 
@@ -51,7 +51,7 @@ def test_periods_left_out_count_as_often_as_they_come(n_omitted):
     tasks = [Task(long)]
     for _ in range(8):
         tasks += [Task(KERNEL, after=(len(tasks) - 1,)), Task(MESSAGE, "dp", (len(tasks),))]
-    seconds, share = played(tasks, traffic(0), n_omitted=n_omitted, stretch=Stretch(1, len(tasks), 2))
+    seconds, share = played(tasks, traffic(0), n_omitted=n_omitted, stretch=Repetition(1, len(tasks), 2))
     n_periods = 8 + n_omitted
     assert seconds == pytest.approx(900.0 + 300.0 * n_periods)
     assert share == pytest.approx((900.0 + 200.0 * n_periods) / seconds)

@@ -6,7 +6,7 @@ from simulator.engine.components import postpone
 from simulator.engine.state import RankState, Running, Stream
 from simulator.engine.steady import _free_state, _rank_state
 from simulator.program.op import HostWork, Kernel
-from simulator.program.program import COMPUTE, HOST, RankProgram, Stretch, Task
+from simulator.program.program import COMPUTE, HOST, RankProgram, Repetition, Task
 from simulator.timeline import Span
 
 KERNEL = Kernel(name="k", phase="forward", duration_s=3e-6)
@@ -17,7 +17,7 @@ def growing(rest):
     """Two kernels, twice, and what is written down only when the host gets there."""
     tasks = (Task(KERNEL, micro_batch=0),) * 2 + (Task(KERNEL, micro_batch=1),) * 2
     return RankState(
-        0, RankProgram(rank=0, members=(0,), tasks=(*tasks, *rest), stretch=Stretch(0, 4, 2)), 0, 0, grows=True
+        0, RankProgram(rank=0, members=(0,), tasks=(*tasks, *rest), stretch=Repetition(0, 4, 2)), 0, 0, grows=True
     )
 
 
@@ -96,7 +96,7 @@ def waiting(indices, issued_ps, *, host_ps=12):
 
 def test_a_state_repeats_where_all_that_waits_was_issued_as_long_ago():
     """Of two tasks a period, both wait: a period later they are tasks 2 and 3, and the later one counts as much as the first."""
-    stretch = Stretch(0, 4, 2)
+    stretch = Repetition(0, 4, 2)
     first = _rank_state(waiting((0, 1), (7, 9)), stretch, 0, 10)
     assert first is not None
     assert _rank_state(waiting((2, 3), (107, 109), host_ps=112), stretch, 2, 110) == first
@@ -107,5 +107,5 @@ def test_a_state_repeats_where_all_that_waits_was_issued_as_long_ago():
 def test_what_waits_from_before_the_periods_is_no_state_of_theirs():
     """Task 0 stands before a stretch that begins with task 2, whatever its host has got to."""
     for state in (_rank_state, _free_state):
-        assert state(waiting((0,), (7,)), Stretch(2, 4, 2), 2, 10) is None
-        assert state(waiting((2,), (7,)), Stretch(2, 4, 2), 2, 10) is not None
+        assert state(waiting((0,), (7,)), Repetition(2, 4, 2), 2, 10) is None
+        assert state(waiting((2,), (7,)), Repetition(2, 4, 2), 2, 10) is not None

@@ -19,7 +19,7 @@ from simulator.network import NETWORKS, Flow
 from simulator.parallel.repetition import ShortTable
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun
-from simulator.program.program import COMPUTE, HOST, Program, RankProgram, Stretch, Task
+from simulator.program.program import COMPUTE, HOST, Program, RankProgram, Repetition, Task
 from simulator.program.stretch import insert_periods
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES
@@ -244,7 +244,7 @@ def periodic(draw):
         tasks.append(
             Task(Kernel(name="last", phase="optimizer", duration_s=2e-6), after=(len(tasks) - 1 - waits[rank],))
         )
-        stretch = Stretch(1, len(tasks) - 1, length)
+        stretch = Repetition(1, len(tasks) - 1, length)
         # behind it many launches of hardly any work, which use up whatever lead the host has gained
         tasks += [Task(Kernel(name="tail", phase="optimizer", duration_s=1e-6))] * n_tail
         ranks.append(RankProgram(rank=rank, members=(rank,), tasks=tuple(tasks), stretch=stretch))
@@ -276,7 +276,7 @@ def test_a_steady_state_is_found_and_ends_the_simulation(kernel_us, issue_us):
     events = []
     for n_omitted in (10, 1000):
         tasks = (Task(one), *(Task(one, micro_batch=i) for i in range(4)), Task(one))
-        rank = RankProgram(rank=0, members=(0,), tasks=tasks, stretch=Stretch(1, 5, 1))
+        rank = RankProgram(rank=0, members=(0,), tasks=tasks, stretch=Repetition(1, 5, 1))
         program = Program(ranks=(rank,), n_omitted=n_omitted, period_micro_batches=1)
         found = run(program, TinyCosts([issue_us], Interference()), lambda: NETWORKS["flow"](SimpleNamespace(links=[])))
         assert found.makespan_ps == (issue_us + kernel_us + max(issue_us, kernel_us) * (5 + n_omitted)) * US
@@ -301,7 +301,7 @@ def test_each_kernel_begins_when_it_is_launched_and_the_one_before_is_done(
     kernels = [Kernel(name=f"k{i}", phase="forward", duration_s=us * 1e-6) for i, us in enumerate(lengths_us)]
     none = Task(Kernel(name="none", phase="forward", duration_s=0.0))
     tasks = (none, *(Task(one, micro_batch=i) for i in range(n_written) for one in kernels), none)
-    rank = RankProgram(rank=0, members=(0,), tasks=tasks, stretch=Stretch(1, len(tasks) - 1, len(kernels)))
+    rank = RankProgram(rank=0, members=(0,), tasks=tasks, stretch=Repetition(1, len(tasks) - 1, len(kernels)))
     program = Program(ranks=(rank,), n_omitted=n_omitted, period_micro_batches=period_micro_batches)
     found = run(program, TinyCosts([issue_us], Interference()), lambda: NETWORKS["flow"](SimpleNamespace(links=[])))
     end_us = 0
@@ -356,7 +356,7 @@ def two_ranks(lengths_us, *, n_omitted, meets, waits):
         length = (len(tasks) - 1) // 4
         tasks.append(Task(Kernel(name="last", phase="optimizer", duration_s=2e-6), after=(len(tasks) - 1 - waits,)))
         ranks.append(
-            RankProgram(rank=rank, members=(rank,), tasks=tuple(tasks), stretch=Stretch(1, len(tasks) - 1, length))
+            RankProgram(rank=rank, members=(rank,), tasks=tuple(tasks), stretch=Repetition(1, len(tasks) - 1, length))
         )
     return Program(ranks=tuple(ranks), n_omitted=n_omitted, period_micro_batches=1)
 
@@ -377,7 +377,7 @@ def launched_late(n_omitted, *, n_slow):
             first = len(tasks)
             tasks += [Task(pair, micro_batch=period), *[Task(kernel, micro_batch=period)] * (1 + n_slow * rank)]
             tasks.append(Task(HostWork(name="sync", duration_s=0.0), HOST, (first,)))
-        stretch = Stretch(1, len(tasks), (len(tasks) - 1) // 4)
+        stretch = Repetition(1, len(tasks), (len(tasks) - 1) // 4)
         tasks.append(Task(reduce, "dp", (len(tasks) - 2,), "end"))
         ranks.append(RankProgram(rank=rank, members=(rank,), tasks=tuple(tasks), stretch=stretch))
     return Program(ranks=tuple(ranks), n_omitted=n_omitted, period_micro_batches=1)

@@ -14,7 +14,7 @@ from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.explore.best_plans import Energy
 from simulator.explore.bounds import SATURATED_GROUPS, Bounds
 from simulator.explore.data_bounds import DataBound
-from simulator.explore.least_durations import Durations, Message, alone_s
+from simulator.explore.least_durations import LeastDurations, Message, alone_s
 from simulator.explore.space import Space
 from simulator.faults import Faults
 from simulator.models.catalog import find_spec
@@ -22,7 +22,7 @@ from simulator.models.layer import PointwiseShape
 from simulator.network.base import Flow
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Routed
-from simulator.program.program import RankProgram, Stretch, Task
+from simulator.program.program import RankProgram, Repetition, Task
 from simulator.scenario import Scenario
 from simulator.schedules import build_table, peak_in_flight, placement_of
 from simulator.simulation import lower_scenario, resolve, simulate_on
@@ -432,7 +432,7 @@ def test_a_flow_alone():
     assert alone_s(flow, cluster) == pytest.approx(2e9 / link.bandwidth_bytes_per_s)
 
 
-class FixedDurations(Durations):
+class FixedDurations(LeastDurations):
     """Durations by name of the operation, for closed forms."""
 
     def __init__(self, seconds):
@@ -456,10 +456,10 @@ def test_what_a_dispatcher_sends_is_bound_the_same_whatever_was_asked_before():
         for axis in ("ep:local", "ep") for name in ("dispatch", "combine") for phase in ("forward", "backward")
         for routed in (tokens, tokens._replace(n_tokens=512))
     ]  # fmt: skip
-    alone = [Durations(costs).communication_s(op) for op in ops]
+    alone = [LeastDurations(costs).communication_s(op) for op in ops]
     assert len(set(alone)) > 4, "kernels, directions and tokens differ"
     for order in (1, -1):
-        durations = Durations(costs)
+        durations = LeastDurations(costs)
         assert [durations.communication_s(op) for op in ops[::order]] == alone[::order]
 
 
@@ -482,7 +482,7 @@ def test_periods_that_are_left_out_take_what_their_circles_do(waits, seconds):
     for period in range(3):
         tasks.append(Task(collective("kernel"), "compute", (2 * period - 1,) if waits and period else ()))
         tasks.append(Task(collective("sum"), "dp", (2 * period,)))
-    rank = RankProgram(rank=0, members=(0,), tasks=tuple(tasks), stretch=Stretch(2, 6, 2))
+    rank = RankProgram(rank=0, members=(0,), tasks=tuple(tasks), stretch=Repetition(2, 6, 2))
     durations = FixedDurations({"kernel": 2.0, "sum": 3.0})
     assert durations.program_s(rank, 7) == seconds
     assert durations.program_s(rank, 0) == seconds - 7 * (5.0 if waits else 3.0)

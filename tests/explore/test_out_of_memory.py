@@ -192,7 +192,7 @@ def test_what_is_not_simulated_is_listed_and_said(single, monkeypatch):
     """Without any work allowed, ways out are the same with their memory, none has a time, and all say why."""
     timed = [row for row in ways_out(single) if row["fits"]]
     assert not any(row["untimed"] for row in timed if row["iteration_time_s"])
-    monkeypatch.setattr(out_of_memory, "MOST_TASKS", 0)
+    monkeypatch.setattr(out_of_memory, "MOST_TASKS_OF_ADVICE", 0)
     rows = [row for row in ways_out(single) if row["fits"]]
     assert {(row["change"], row["peak_bytes"]) for row in rows} >= {(row["change"], row["peak_bytes"]) for row in timed}
     assert not any(row["iteration_time_s"] for row in rows) and all(row["untimed"] for row in rows)
@@ -211,7 +211,7 @@ def test_large_ways_out_come_last_and_within_what_is_left(single, monkeypatch):
             super().spend(n_tasks)
 
     monkeypatch.setattr(out_of_memory, "Allowance", Counting)
-    monkeypatch.setattr(out_of_memory, "MOST_TASKS", 2_500)
+    monkeypatch.setattr(out_of_memory, "MOST_TASKS_OF_ADVICE", 2_500)
     rows = ways_out(single)
     some = {row["change"]: row["iteration_time_s"] for row in rows if row["iteration_time_s"]}
     assert 0 < len(some) < sum(time is not None for time in whole.values())

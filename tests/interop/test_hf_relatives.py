@@ -10,7 +10,7 @@ from simulator.errors import ConfigError
 from simulator.interop import import_any
 from simulator.models.build import build_model
 from simulator.models.layer import AttentionShape, GemmShape, ScanShape
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from tests.models.active import n_active_parameters
 
 LLAMA_LIKE = {
@@ -218,7 +218,7 @@ COUNTS += [
 def test_products_of_two_stacks_are_those_that_torch_counts(tmp_path, family):
     """Two sequences of 128 tokens through ``ForConditionalGeneration`` on the meta device under torch 2.13's ``FlopCounterMode``."""
     model = build_model(
-        read(tmp_path, family, STACKS).spec, Setting(micro_batch=2, sequence_length=128, kernels="fused")
+        read(tmp_path, family, STACKS).spec, RankSetting(micro_batch=2, sequence_length=128, kernels="fused")
     )
     items = [item for layer in model.layers for item in layer.forward]
     products = sum(item.n_flops for item in items if isinstance(item, GemmShape))
@@ -229,7 +229,7 @@ def test_products_of_two_stacks_are_those_that_torch_counts(tmp_path, family):
 
 def test_products_of_lightning_attention_are_those_that_torch_counts(tmp_path):
     """``MiniMaxLightningAttention`` over two sequences of 512 tokens, two blocks each, under torch 2.13's ``FlopCounterMode``."""
-    model = build_model(read(tmp_path, "minimax", LIGHTNING).spec, Setting(micro_batch=2, sequence_length=512))
+    model = build_model(read(tmp_path, "minimax", LIGHTNING).spec, RankSetting(micro_batch=2, sequence_length=512))
     items = [
         item
         for item in model.layers[1].forward

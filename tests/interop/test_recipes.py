@@ -10,7 +10,7 @@ from simulator.interop.megatron_flags import import_megatron
 from simulator.interop.nemo import resolved
 from simulator.models.build import build_model
 from simulator.models.catalog import rename
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from tests.models.active import n_active_parameters
 
 NEMO = """
@@ -294,10 +294,10 @@ def test_a_pyramid_of_residual_experts(tmp_path):
     )  # a token takes one of each
     cut = rename(found.spec, "first half", layers=2)
     assert [cut.specs_of_blocks[i].n_experts for i, kind in enumerate(cut.blocks) if "E" in kind] == [2]
-    model = build_model(found.spec, Setting(micro_batch=1, sequence_length=32, ep=2))
+    model = build_model(found.spec, RankSetting(micro_batch=1, sequence_length=32, ep=2))
     assert len(set(map(id, model.layers))) == 5  # embedding, the dense block, two with experts, head
     with pytest.raises(InfeasiblePlanError, match="ep=4 does not divide experts=2"):
-        build_model(found.spec, Setting(micro_batch=1, sequence_length=32, ep=4))
+        build_model(found.spec, RankSetting(micro_batch=1, sequence_length=32, ep=4))
 
 
 def test_a_hybrid_of_megatron(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.kernels.dispatcher import Dispatcher
+from simulator.kernels.dispatcher import DispatcherKernels
 from simulator.program.op import Routed
 from simulator.topology.device import load_device
 from validation.tables.collective_rows import predict as predict_collectives
@@ -25,7 +25,7 @@ def test_places_are_counted_over_all_choices_of_experts():
 
 
 def test_with_ample_sms_the_links_bound_the_time():
-    dispatcher = Dispatcher.of(H100)
+    dispatcher = DispatcherKernels.of(H100)
     routed = Routed(n_tokens=65536, token_bytes=14336.0, n_places=4.0, n_all=8)
     leaving = 65536 * (14336 + dispatcher.combine.header_bytes) * 4 * 7 / 8
     expected = leaving / (dispatcher.combine.link_share * 450e9)
@@ -34,7 +34,7 @@ def test_with_ample_sms_the_links_bound_the_time():
 
 @given(n_sms=st.integers(1, 100), tokens=st.integers(1, 10**5))
 def test_more_sms_are_never_slower_and_few_share_the_work(n_sms, tokens):
-    dispatcher = Dispatcher.of(H100)
+    dispatcher = DispatcherKernels.of(H100)
     routed = Routed(n_tokens=tokens, token_bytes=7168.0, n_places=5.3, n_all=8)
     for operator in ("dispatch", "combine"):
         once, twice = (dispatcher.copying_s(operator, routed, n, 450e9) for n in (n_sms, 2 * n_sms))
@@ -79,7 +79,7 @@ def test_rows_are_predicted_as_measured(cells, measured_us):
 )
 def test_a_device_without_rows_of_its_own_copies_at_the_rate_of_its_links(operator, token_bytes, published):
     """DeepEP's README, normal kernels on 8 H800 (200 GB/s each way): 4,096 tokens, 20 SMs; bytes received, one's own included."""
-    dispatcher = Dispatcher.of(load_device("h800-sxm"))
+    dispatcher = DispatcherKernels.of(load_device("h800-sxm"))
     routed = Routed(n_tokens=4096, token_bytes=token_bytes, n_places=places_of(8, 8, 256), n_all=8)
     time_s = dispatcher.launch_s(operator) + dispatcher.copying_s(operator, routed, 20, 200e9)
     assert 4096 * places_of(8, 8, 256) * token_bytes / time_s == pytest.approx(published, rel=0.25)
@@ -95,7 +95,7 @@ def test_a_direction_that_does_not_exist_is_refused():
 
 def test_every_device_can_be_asked():
     for name, operator in product(("h100-sxm5-80g", "gb300", "mi300x", "a100-sxm4-80g"), ("dispatch", "combine")):
-        assert Dispatcher.of(load_device(name)).launch_s(operator) > 0
+        assert DispatcherKernels.of(load_device(name)).launch_s(operator) > 0
 
 
 #: ai-dynamo/aiconfigurator@095f58a51c and deepseek-ai/DeepEP@dd758ca, README: a row of a table of collectives, us

@@ -6,7 +6,7 @@ from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.flops import forward_flops_per_token, model_flops_per_sequence
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.parallel.rank_model import model_for
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
@@ -24,7 +24,7 @@ def model(targets=(), **settings):
     rank = RANK if targets else 0
     return build_model(
         LLAMA,
-        Setting(
+        RankSetting(
             micro_batch=1, sequence_length=TOKENS, kernels="fused", lora_rank=rank, lora_targets=targets, **settings
         ),
     )
@@ -67,7 +67,7 @@ def test_what_an_adapter_takes_is_gathered_in_16_bits():
 def test_peft_keeps_adapters_in_fp32_and_casts_around_them():
     """huggingface/peft, ``LoraLayer``: x.to(fp32), two fp32 products, fp32 scale and sum, and back to 16 bits. Beside a scale of 4 bytes
     an element and a sum of 6 around 16-bit factors, those around fp32 factors move 6 + 8 + 10 + 6."""
-    blocks = [model(("proj",), wide_adapters=wide).layers[1] for wide in (False, True)]
+    blocks = [model(("proj",), adapters_fp32=fp32).layers[1] for fp32 in (False, True)]
     moved = [sum(i.read_bytes + i.written_bytes for i in b.forward if isinstance(i, PointwiseShape)) for b in blocks]
     assert moved[1] - moved[0] == TOKENS * HIDDEN * (6 + 8 + 10 + 6 - 4 - 6)
     factors = [{i.dtype for i in b.forward if isinstance(i, GemmShape) and i.name.startswith("lora")} for b in blocks]
@@ -82,7 +82,7 @@ def test_adapters_are_in_fp32_since_peft_0_11(framework, release, is_slower):
     """huggingface/peft, release 0.11.0 of May 2024: ``autocast_adapter_dtype``; DeepSpeed's engine casts the whole module to 16 bits."""
     settings = {"framework": framework, "release": release, "precision": "bf16", "micro_batch": 1, "lora_rank": RANK}
     plan = ParallelPlan(**settings, sequence_length=1024)
-    assert plan.release_facts.has_wide_adapters == is_slower
+    assert plan.release_facts.adapters_fp32 == is_slower
     dtypes = {
         item.dtype
         for layer in model_for(LLAMA, plan).layers

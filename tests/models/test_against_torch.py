@@ -10,7 +10,7 @@ from simulator.kernels import RooflineKernels
 from simulator.models.build import build_model
 from simulator.models.catalog import rename
 from simulator.models.layer import CommunicationPoint, GemmShape
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.models.torch_module import record_module
 from simulator.topology.device import load_device
 
@@ -30,7 +30,7 @@ FUSED = ("mpt", "mixtral")
 def built(name, size=SMALL, precision="bf16", recompute="none", attention="eager"):
     return build_model(
         spec_of(name, size),
-        Setting(
+        RankSetting(
             micro_batch=size.batch,
             sequence_length=size.length,
             precision=precision,
@@ -168,7 +168,7 @@ def test_saved_bytes_of_megatrons_layer(recompute):
     spec = rename(spec_of("gpt2", SMALL), "megatron", activation="gelu")
     model = build_model(
         spec,
-        Setting(
+        RankSetting(
             micro_batch=SMALL.batch,
             sequence_length=SMALL.length,
             kernels="megatron",

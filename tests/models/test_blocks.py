@@ -9,7 +9,7 @@ import pytest
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.models.tape import Tape
 
 OSS = find_spec("gpt-oss-20b")
@@ -18,7 +18,7 @@ TOKENS, HIDDEN = 4096, 2880
 
 def forward(spec, **settings):
     """Kernels of the first two blocks, of which the first one has a window."""
-    model = build_model(spec, Setting(micro_batch=1, sequence_length=TOKENS, kernels="fused", **settings))
+    model = build_model(spec, RankSetting(micro_batch=1, sequence_length=TOKENS, kernels="fused", **settings))
     return [layer.forward for layer in model.layers if layer.is_block][:2]
 
 
@@ -41,7 +41,7 @@ def test_the_letters_of_a_block_say_what_it_does_side_by_side_too(is_parallel):
 def test_a_scaled_rotation_makes_its_table_anew_for_queries_and_keys(sequence):
     """Megatron-LM, ``_apply_rotary_pos_emb_bshd``: ``(cos(freqs) * mscale).to(t.dtype)``, and the same of the sine; an angle in fp32 for
     every token and element of a head: four kernels from fp32 to fp32 and two to 16 bits."""
-    model = build_model(OSS, Setting(micro_batch=1, sequence_length=sequence, kernels="fused"))
+    model = build_model(OSS, RankSetting(micro_batch=1, sequence_length=sequence, kernels="fused"))
     n = sequence * 64
     block = next(layer for layer in model.layers if layer.is_block)
     table = [i for i in block.forward if isinstance(i, PointwiseShape) and i.dtype == "fp32" and i.n_elements == n]

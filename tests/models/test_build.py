@@ -8,7 +8,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec, rename
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.models.styles import STYLES
 from simulator.parallel.rank_model import model_for
 from simulator.plan import ParallelPlan
@@ -24,7 +24,7 @@ def small(name, **more):
 
 
 def built(spec, **more):
-    return build_model(spec, Setting(**({"micro_batch": 2, "sequence_length": 256} | more)))
+    return build_model(spec, RankSetting(**({"micro_batch": 2, "sequence_length": 256} | more)))
 
 
 def shapes(items):
@@ -74,7 +74,7 @@ def test_experts_compute_every_routed_row_however_few():
     """128 tokens choose 2 of 8 experts: 256 rows; of 3 tokens 6 rows, fewer than experts."""
     spec = small("mixtral-8x7b")
     for length in (128, 3):
-        model = build_model(spec, Setting(micro_batch=1, sequence_length=length))
+        model = build_model(spec, RankSetting(micro_batch=1, sequence_length=length))
         products = [k for layer in model.layers for k in layer.forward if getattr(k, "name", "") == "grouped_gemm"]
         assert [k.batch * k.m for k in products] == [2 * length] * len(products)
         weights = 3 * spec.hidden * spec.expert_hidden * spec.layers  # gate, up and down
@@ -137,7 +137,7 @@ def test_forward_flops_of_a_gpt_layer(kernels, batch, sequence, heads, vocab):
     spec = small("gpt-1.3b", hidden=heads * 32, heads=heads, kv_heads=heads, head_dim=32, ffn_hidden=4 * heads * 32)
     spec = rename(spec, "x", vocab=vocab, max_positions=sequence)
     b, s, h = batch, sequence, spec.hidden
-    model = build_model(spec, Setting(micro_batch=b, sequence_length=s, kernels=kernels, attention="eager"))
+    model = build_model(spec, RankSetting(micro_batch=b, sequence_length=s, kernels=kernels, attention="eager"))
     assert model.layers[1].n_forward_flops == 24 * b * s * h**2 + 4 * b * s**2 * h
     assert model.layers[-1].n_forward_flops == 2 * b * s * h * vocab
     assert model.model_flops_per_sequence * b == 3 * sum(layer.n_forward_flops for layer in model.layers)
@@ -173,7 +173,7 @@ def test_early_stop_leaves_the_last_product_out_of_recomputation(kernels):
     spec = find_spec("llama2-7b")
     whole, early = (
         build_model(
-            spec, Setting(micro_batch=1, sequence_length=512, tp=2, sequence_parallel=True, kernels=kernels,
+            spec, RankSetting(micro_batch=1, sequence_length=512, tp=2, sequence_parallel=True, kernels=kernels,
             recompute="full", stops_early=stops,
         )).layers[1]
         for stops in (False, True)
@@ -215,7 +215,7 @@ def test_saved_bytes_of_megatron(name, tp, sequence_parallel, recompute, expecte
     s, b, h, a = 2048, 2, spec.hidden, spec.heads
     model = build_model(
         spec,
-        Setting(
+        RankSetting(
             micro_batch=b,
             sequence_length=s,
             tp=tp,
@@ -431,7 +431,7 @@ def test_dtensors_are_copied_to_lie_along_the_sequence():
     spec, moved = find_spec("llama2-7b"), []
     for copies in (False, True):
         block = build_model(
-            spec, Setting(micro_batch=1, sequence_length=4096, tp=8, sequence_parallel=True, kernels="compiled", copies_sequence=copies)
+            spec, RankSetting(micro_batch=1, sequence_length=4096, tp=8, sequence_parallel=True, kernels="compiled", copies_sequence=copies)
         ).layers[1]  # fmt: skip
         moved.append(
             [
@@ -452,7 +452,7 @@ def test_modules_that_share_a_norm_gather_its_output_each(tp):
     stream = 2 * tokens * 4096
 
     def saved(*, sequence_parallel):
-        setting = Setting(
+        setting = RankSetting(
             micro_batch=1, sequence_length=tokens, kernels="hf-eager", tp=tp, sequence_parallel=sequence_parallel
         )
         return next(layer.saved_bytes for layer in build_model(spec, setting).layers if layer.is_block)
@@ -670,7 +670,7 @@ def test_formats_with_scales_of_blocks_refuse_what_is_no_whole_blocks(precision,
     """NVIDIA/TransformerEngine, ``MXFP8Quantizer.make_empty``: "Incorrect shape ... for MXFP8. Tensor dims must be divisible by 32", NVFP4
     by 16. 2,752 channels are 688 on each of four ranks: 21.5 blocks of 32, 43 of 16; gate and up together are 43 of 32."""
     spec = rename(find_spec("llama2-7b"), "x", layers=1, ffn_hidden=2752)
-    setting = Setting(micro_batch=1, sequence_length=length, tp=tp, precision=precision, kernels="fused")
+    setting = RankSetting(micro_batch=1, sequence_length=length, tp=tp, precision=precision, kernels="fused")
     if not wrong:
         assert build_model(spec, setting).layers
         return
@@ -681,7 +681,7 @@ def test_formats_with_scales_of_blocks_refuse_what_is_no_whole_blocks(precision,
 def test_experts_and_heads_that_are_padded_or_wide_need_no_whole_blocks():
     """Experts' rows are padded to blocks (``moe_router_padding_for_fp8``), and the head's product stays in 16 bits."""
     spec = rename(find_spec("qwen3-30b-a3b"), "x", layers=1, vocab=1001)
-    setting = Setting(micro_batch=1, sequence_length=96, precision="mxfp8", kernels="fused")
+    setting = RankSetting(micro_batch=1, sequence_length=96, precision="mxfp8", kernels="fused")
     found = [i for layer in build_model(spec, setting).layers for i in layer.forward if isinstance(i, GemmShape)]
     assert all(size % 32 == 0 for i in found if i.dtype == "mxfp8" for size in (i.m, i.n, i.k))
     assert {i.dtype for i in found if i.name in ("logits", "router")} == {"bf16"}

@@ -12,7 +12,7 @@ from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec, rename
 from simulator.models.flops import forward_flops_per_token, model_flops_per_sequence
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.models.spec import ModelSpec
 from simulator.parallel.rank_model import model_for
 from simulator.parallel.stage import template_of
@@ -106,7 +106,7 @@ def matrix_elements(spec):
 def test_products_are_two_for_every_matrix_element_a_token_meets(name, kernels):
     # three sequences: so every expert has a whole number of rows
     spec = small(name)
-    model = build_model(spec, Setting(micro_batch=3, sequence_length=1024, kernels=kernels))
+    model = build_model(spec, RankSetting(micro_batch=3, sequence_length=1024, kernels=kernels))
     products = [
         item
         for layer in model.layers
@@ -122,7 +122,7 @@ def test_flops_of_a_token_are_those_of_its_products_and_scores(name):
     of an index, whose kernel leaves out later keys, add up to two per cent.
     """
     spec = small(name, layers=8) if len(CATALOG[name].blocks) > 8 else small(name)
-    model = build_model(spec, Setting(micro_batch=3, sequence_length=512, kernels="fused"))
+    model = build_model(spec, RankSetting(micro_batch=3, sequence_length=512, kernels="fused"))
     items = [item for layer in model.layers for item in layer.forward]
     products = sum(item.n_flops for item in items if isinstance(item, GemmShape))
     counted = products + sum(item.whole_flops for item in items if isinstance(item, AttentionShape))
@@ -145,7 +145,7 @@ def test_frozen_weights_have_no_gradients_and_scores_have():
 )
 def test_ranks_hold_a_key_value_head_of_each_block_however_few_it_has(tp, window, whole):
     """Gemma 4 26B: 25 blocks of 16 and 8 heads of 256, and 5 of 16 and 2 of 512 whose keys are values, too; 2816 wide."""
-    model = build_model(CATALOG["gemma-4-26b-a4b"], Setting(micro_batch=1, sequence_length=512, tp=tp))
+    model = build_model(CATALOG["gemma-4-26b-a4b"], RankSetting(micro_batch=1, sequence_length=512, tp=tp))
     projections = [item for layer in model.layers for item in layer.forward if getattr(item, "name", "") == "qkv"]
     columns = 25 * window * 256 + 5 * whole * 512
     assert sum(item.n_flops for item in projections) == 2.0 * 512 * 2816 * columns / tp
@@ -165,7 +165,7 @@ def test_kernels_of_mixers(name, counts):
     its output is normed (arXiv:2510.26692, section 3); Falcon-H1 norms nothing inside (``mamba_rms_norm`` false); Gemma 4 has seven
     norms in a layer with experts, and those of queries and keys (transformers, ``modeling_gemma4.py``).
     """
-    layers = build_model(find_spec(name), Setting(micro_batch=1, sequence_length=512, kernels="fused")).layers
+    layers = build_model(find_spec(name), RankSetting(micro_batch=1, sequence_length=512, kernels="fused")).layers
     (block,) = (layer for layer in layers if "block" in layer.name)
     names = [getattr(item, "name", "") for item in block.forward]
     assert {kernel: names.count(kernel) for kernel in counts} == counts
@@ -175,12 +175,14 @@ def test_ranks_divide_the_sizes_of_every_block():
     """Llama-3.3-Nemotron-Super cuts MLPs block by block; Megatron-Core splits each over all ranks."""
     cut = rename(CATALOG["llama3-8b"], "cut", layers=2, of_blocks=(("ffn_hidden", (14336, 14337)),))
     with pytest.raises(InfeasiblePlanError, match="tp=2 does not divide ffn_hidden=14337"):
-        build_model(cut, Setting(micro_batch=1, sequence_length=512, tp=2))
+        build_model(cut, RankSetting(micro_batch=1, sequence_length=512, tp=2))
 
 
 def test_layers_that_share_a_choice_of_keys_have_no_index():
     """GLM-5.2, ``indexer_types``: three layers choose, then every fourth; all see as many keys."""
-    model = build_model(find_spec("glm-5.2-12layers"), Setting(micro_batch=1, sequence_length=4096, kernels="fused"))
+    model = build_model(
+        find_spec("glm-5.2-12layers"), RankSetting(micro_batch=1, sequence_length=4096, kernels="fused")
+    )
     blocks = [layer for layer in model.layers if "block" in layer.name]
     chooses = [any(getattr(item, "name", "") == "index_scores" for item in layer.forward) for layer in blocks]
     assert chooses == [True, True, True, False, False, False, True, False, False, False, True, False]
@@ -190,11 +192,11 @@ def test_layers_that_share_a_choice_of_keys_have_no_index():
 
 def test_a_window_and_chunks_leave_out_scores():
     spec = CATALOG["gpt-oss-20b"]
-    model = build_model(small("gpt-oss-20b"), Setting(micro_batch=1, sequence_length=4096, kernels="fused"))
+    model = build_model(small("gpt-oss-20b"), RankSetting(micro_batch=1, sequence_length=4096, kernels="fused"))
     attention = [item for layer in model.layers for item in layer.forward if type(item).__name__ == "AttentionShape"]
     assert [item.window for item in attention] == [128, 0, 128, 0]
     assert spec.blocks[:4] == ("wE", "*E", "wE", "*E")
-    chunked = build_model(small("llama4-scout"), Setting(micro_batch=1, sequence_length=32768, kernels="fused"))
+    chunked = build_model(small("llama4-scout"), RankSetting(micro_batch=1, sequence_length=32768, kernels="fused"))
     attention = [item for layer in chunked.layers for item in layer.forward if type(item).__name__ == "AttentionShape"]
     assert [(item.batch, item.seq_q) for item in attention] == [(4, 8192)] * 3 + [(1, 32768)]
 
@@ -203,7 +205,7 @@ def test_attention_stays_within_packed_documents():
     """Sixteen documents of 256 tokens have a sixteenth of the scores of one of 4,096; as many rows are read and written."""
     shapes = []
     for length in (0, 256, 5000):
-        setting = Setting(micro_batch=2, sequence_length=4096, document_length=length, kernels="fused")
+        setting = RankSetting(micro_batch=2, sequence_length=4096, document_length=length, kernels="fused")
         layers = build_model(small("llama2-7b"), setting).layers
         shapes.append(next(i for layer in layers for i in layer.forward if type(i).__name__ == "AttentionShape"))
     whole, packed, longer = shapes
@@ -216,7 +218,7 @@ def test_attention_stays_within_packed_documents():
 @pytest.mark.parametrize("length", [190, 70, 23])
 def test_documents_that_do_not_fill_a_sequence_lose_no_token(modules, length):
     """4,096 tokens hold 21 documents of 190 and a rest; the projection behind attention multiplies all of them."""
-    setting = Setting(
+    setting = RankSetting(
         micro_batch=2,
         sequence_length=4096,
         document_length=length,
@@ -248,7 +250,7 @@ def test_model_flops_of_packed_documents_are_the_sum_of_squares(length, rank):
     whole, packed = (
         build_model(
             spec,
-            Setting(
+            RankSetting(
                 micro_batch=1, sequence_length=s, document_length=n, kernels="fused", lora_rank=rank, lora_targets=()
             ),
         ).model_flops_per_sequence
@@ -266,13 +268,13 @@ def test_windows_and_chunks_lie_within_documents(name, length, seen):
     """A window of 128 tokens, chunks of 8,192: a token sees the shorter of them and its document, in both counts."""
     spec = small(name)
     s = 32768
-    setting = Setting(micro_batch=1, sequence_length=s, document_length=length, kernels="fused")
+    setting = RankSetting(micro_batch=1, sequence_length=s, document_length=length, kernels="fused")
     layers = build_model(spec, setting).layers
     shapes = [item for layer in layers for item in layer.forward if type(item).__name__ == "AttentionShape"]
     keys = [seen[block] for block in spec.blocks]
     width = spec.heads * spec.head_dim
     assert [shape.whole_flops for shape in shapes] == [4 * width * s * n for n in keys]
-    whole = build_model(spec, Setting(micro_batch=1, sequence_length=s, kernels="fused")).model_flops_per_sequence
+    whole = build_model(spec, RankSetting(micro_batch=1, sequence_length=s, kernels="fused")).model_flops_per_sequence
     unlimited = [{"w": 128, "c": 8192}.get(block[0], s) for block in spec.blocks]
     less = whole - build_model(spec, setting).model_flops_per_sequence
     assert less == pytest.approx(3 * 4 * width * s * (sum(unlimited) - sum(keys)), rel=1e-9)
@@ -283,7 +285,7 @@ def test_documents_that_no_kernel_is_told_of_count_whole():
     one, packed = (
         build_model(
             spec,
-            Setting(micro_batch=1, sequence_length=4096, document_length=n, kernels="fused", attention="eager"),
+            RankSetting(micro_batch=1, sequence_length=4096, document_length=n, kernels="fused", attention="eager"),
         )
         for n in (0, 256)
     )
@@ -326,13 +328,13 @@ def test_prediction_modules_cost_a_block_a_head_and_a_projection():
     spec = small("deepseek-v3", dense_layers=0)
     with_module = rename(spec, "y", mtp_layers=1)
     plain, more = (
-        build_model(s, Setting(micro_batch=1, sequence_length=512, kernels="fused")) for s in (spec, with_module)
+        build_model(s, RankSetting(micro_batch=1, sequence_length=512, kernels="fused")) for s in (spec, with_module)
     )
     extra = more.model_flops_per_sequence - plain.model_flops_per_sequence
     block = (
         plain.model_flops_per_sequence
         - build_model(
-            rename(spec, "z", layers=3), Setting(micro_batch=1, sequence_length=512, kernels="fused")
+            rename(spec, "z", layers=3), RankSetting(micro_batch=1, sequence_length=512, kernels="fused")
         ).model_flops_per_sequence
     )
     head_and_projection = 3 * 512 * 2 * (spec.hidden * spec.vocab + 2 * spec.hidden**2)
@@ -365,7 +367,7 @@ def test_a_pattern_must_fit_its_layers(tmp_path):
 
 def test_only_blocks_with_an_index_fetch_keys_for_each_query():
     """At 4,096 tokens a query has chosen 512 of its t / 4 compressed keys: 384 at the mean, beside 128 of a window."""
-    setting = Setting(micro_batch=1, sequence_length=4096, precision="bf16", kernels="fused")
+    setting = RankSetting(micro_batch=1, sequence_length=4096, precision="bf16", kernels="fused")
     shapes = {
         (kernel.window, kernel.gathered)
         for layer in build_model(find_spec("deepseek-v4-flash"), setting).layers
@@ -383,7 +385,7 @@ def test_a_rotation_with_a_factor_runs_operation_by_operation_in_megatron():
     """``_apply_rotary_pos_emb_bshd`` by hand, in passes over the rotated tensor. Forward two products (2 each), the negated half (1),
     two concatenations (2 each), a sum (3); backward the products, the negated half, the halves' concatenation, two sums and zeros.
     """
-    setting = Setting(micro_batch=1, sequence_length=1024, kernels="fused")
+    setting = RankSetting(micro_batch=1, sequence_length=1024, kernels="fused")
     block = next(layer for layer in build_model(small("gpt-oss-20b"), setting).layers if "block" in layer.name)
     names = ("mul", "neg", "cat", "add", "fill")
     for heads in (64, 8):
@@ -400,10 +402,10 @@ def test_a_rotation_with_a_factor_runs_operation_by_operation_in_megatron():
 
 
 @pytest.mark.parametrize(
-    ("framework", "release", "is_loose"),
+    ("framework", "release", "is_unfused"),
     [("megatron", "23.08", True), ("megatron", "23.11", False), ("megatron", None, False), ("megatron-deepspeed", None, True)],
 )  # fmt: skip
-def test_gates_and_rotations_of_early_megatron_run_operation_by_operation(framework, release, is_loose):
+def test_gates_and_rotations_of_early_megatron_run_operation_by_operation(framework, release, is_unfused):
     """``F.silu(x[0]) * x[1]`` of a chunked product by hand, in passes over the gate of NVIDIA/Megatron-LM before 8503f754: forward silu (2)
     and the product (3); backward two products (3 each), silu's (3) and the concatenation of both gradients (4).
     """
@@ -411,9 +413,9 @@ def test_gates_and_rotations_of_early_megatron_run_operation_by_operation(framew
     block = next(layer for layer in model_for(small("llama2-7b"), plan).layers if "block" in layer.name)
     n = 1024 * small("llama2-7b").ffn_hidden
     found = [moved(items, ("silu", "mul", "cat"), {n, 2 * n}) for items in (block.forward, block.backward)]
-    assert found == ([2 * 5 * n, 2 * 13 * n] if is_loose else [0, 0])
+    assert found == ([2 * 5 * n, 2 * 13 * n] if is_unfused else [0, 0])
     names = [getattr(item, "name", "") for item in block.forward]
-    assert (names.count("rotary"), names.count("swiglu")) == ((0, 0) if is_loose else (2, 1))
+    assert (names.count("rotary"), names.count("swiglu")) == ((0, 0) if is_unfused else (2, 1))
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("yarn", True), ("default", False), (None, True)])
@@ -430,7 +432,7 @@ def test_queries_that_share_keys_are_copied_out_of_their_projection():
     the three are views. A fused kernel that rotates the projection as it is needs neither, nor their gradients' concatenation."""
     found = {}
     for name, fuses in (("llama2-70b", False), ("llama2-7b", False), ("llama2-70b", True)):
-        setting = Setting(micro_batch=1, sequence_length=1024, kernels="fused", fuses_operations=fuses)
+        setting = RankSetting(micro_batch=1, sequence_length=1024, kernels="fused", fuses_operations=fuses)
         layers = build_model(rename(CATALOG[name], "x", layers=1), setting).layers
         found[name, fuses] = [
             [i.n_bytes for layer in layers for i in items(layer) if i.name == kernel]
@@ -453,7 +455,7 @@ def test_queries_that_share_keys_are_copied_out_of_their_projection():
 def test_kernels_from_the_routers_logits_to_the_exchange_are_as_many_as_were_counted(settings, n_kernels):
     """NVIDIA/Megatron-LM, ``docs/discussions/deepseek-v3-gb200-optimization``, sections 2.1.4 and 2.2.1."""
     spec = rename(CATALOG["deepseek-v3"], "x", layers=1, dense_layers=0, mtp_layers=0)
-    setting = Setting(micro_batch=1, sequence_length=4096, ep=64, kernels="fused", **settings)
+    setting = RankSetting(micro_batch=1, sequence_length=4096, ep=64, kernels="fused", **settings)
     items = build_model(spec, setting).layers[1].forward
     router = next(place for place, item in enumerate(items) if getattr(item, "name", "") == "router")
     exchange = next(place for place, item in enumerate(items) if getattr(item, "operator", "") == "dispatch")
@@ -466,9 +468,9 @@ def test_a_router_in_fp32_widens_its_input_and_narrows_its_gradient_in_backward(
     spec = rename(CATALOG["qwen3-30b-a3b"], "x", layers=1)
     tokens, hidden, experts = 4096, spec.hidden, spec.n_experts
     layers = {}
-    for wide in (False, True):
-        setting = Setting(micro_batch=1, sequence_length=tokens, ep=8, kernels="fused", routes_wide=wide)
-        layers[wide] = build_model(spec, setting).layers[1]
+    for fp32 in (False, True):
+        setting = RankSetting(micro_batch=1, sequence_length=tokens, ep=8, kernels="fused", router_fp32=fp32)
+        layers[fp32] = build_model(spec, setting).layers[1]
     forward, *_ = [i for i in layers[True].forward if getattr(i, "name", "") == "router"]
     assert forward.dtype == "bf16" and forward.n_bytes == 2 * hidden * (tokens + experts) + 4 * tokens * experts
     backward = [i for i in layers[True].backward if getattr(i, "name", "") == "router"]

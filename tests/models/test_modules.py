@@ -5,7 +5,7 @@ import pytest
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import AttentionShape, CommunicationPoint
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 
 DEEPSEEK = find_spec("deepseek-v3")
 TOKENS, HIDDEN, HEADS = 4096, 7168, 128
@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 def layers(spec=DEEPSEEK, sequence_length=TOKENS, **settings):
-    model = build_model(spec, Setting(micro_batch=1, sequence_length=sequence_length, kernels="fused", **settings))
+    model = build_model(spec, RankSetting(micro_batch=1, sequence_length=sequence_length, kernels="fused", **settings))
     return {layer.name: layer for layer in model.layers}
 
 
@@ -36,7 +36,7 @@ def test_megatrons_softmax_masks_in_the_same_kernel():
     """megatron/fused_kernels, ``scaled_upper_triang_masked_softmax``: one kernel in 16 bits instead of mask, casts and softmax."""
     model = build_model(
         find_spec("llama2-7b"),
-        Setting(micro_batch=1, sequence_length=4096, kernels="torch-modules", attention="fused_softmax"),
+        RankSetting(micro_batch=1, sequence_length=4096, kernels="torch-modules", attention="fused_softmax"),
     )
     names = [item.name for item in model.layers[1].forward]
     first, second = names.index("bmm_qk"), names.index("bmm_pv")

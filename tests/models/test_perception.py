@@ -13,7 +13,7 @@ from simulator.models.catalog import CATALOG, find_spec
 from simulator.models.compressed import seen_keys
 from simulator.models.flops import _score_flops, forward_flops_per_token
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 
 #: catalogue name -> parameters of transformers 5.23 on the meta device, and what ``torch.utils.flop_counter`` counts in a forward
 #: pass of two samples (attention by SDPA) through ViTForImageClassification with 1,000 classes, CLIPModel (without the products of
@@ -78,7 +78,7 @@ def test_configurations_give_the_catalogues_models(name):
 def test_the_layers_launch_the_products_of_the_formula(name, kernels):
     """Without a causal mask every score is computed; with one, half of them: of CLIP's text and Whisper's decoder."""
     spec = find_spec(name)
-    model = build_model(spec, Setting(micro_batch=2, sequence_length=spec.max_positions, kernels=kernels))
+    model = build_model(spec, RankSetting(micro_batch=2, sequence_length=spec.max_positions, kernels=kernels))
     products = [i for layer in model.layers for i in layer.forward if isinstance(i, GemmShape | AttentionShape)]
     masked = sum(i.n_flops for i in products if isinstance(i, AttentionShape) and i.causal)
     compared = 2 * 2 * 2 * spec.projection if spec.image else 0
@@ -87,7 +87,7 @@ def test_the_layers_launch_the_products_of_the_formula(name, kernels):
 
 def test_both_stacks_keep_their_own_sequences():
     """Whisper's encoder has 1,500 positions whatever the decoder's length, and the decoder looks at all of them."""
-    model = build_model(find_spec("whisper-tiny"), Setting(micro_batch=1, sequence_length=100, kernels="fused"))
+    model = build_model(find_spec("whisper-tiny"), RankSetting(micro_batch=1, sequence_length=100, kernels="fused"))
     shapes = [i for layer in model.layers for i in layer.forward if isinstance(i, AttentionShape)]
     assert [(s.seq_q, s.seq_k) for s in shapes] == [(1500, 1500)] * 4 + [(100, 100), (100, 1500)] * 4
     with pytest.raises(InfeasiblePlanError, match="pp=2: whisper-tiny has two stacks"):
@@ -115,7 +115,7 @@ def test_a_query_of_deepseek_v4_sees_its_window_and_compressed_keys():
     seen = sum(min(512, t // 4) for t in range(4096)) / 4096
     assert (seen_keys(spec, "h", 4096), seen_keys(spec, "k", 4096)) == (16, pytest.approx(seen, abs=1))
     model = build_model(
-        find_spec("deepseek-v4-flash-4layers"), Setting(micro_batch=1, sequence_length=4096, kernels="fused")
+        find_spec("deepseek-v4-flash-4layers"), RankSetting(micro_batch=1, sequence_length=4096, kernels="fused")
     )
     windows = [i.window for layer in model.layers for i in layer.forward if isinstance(i, AttentionShape)]
     assert windows == [128, 128, 128 + 384, 128 + 16]
@@ -132,7 +132,7 @@ def test_scores_of_deepseek_v4_by_hand():
 
 def test_windows_of_deepseek_v4_make_one_key_each():
     """Of 4,096 tokens 1,024 keys of 4 and 32 of 128, of 512 channels; of causal scores in four bytes half is there to choose from."""
-    setting = Setting(micro_batch=1, sequence_length=4096, kernels="fused")
+    setting = RankSetting(micro_batch=1, sequence_length=4096, kernels="fused")
     model = build_model(find_spec("deepseek-v4-flash-4layers"), setting)
     sparse, dense = ([i for i in model.layers[n].forward if isinstance(i, PointwiseShape)] for n in (3, 4))
     keys = [next(i.n_elements for i in items if i.name == "softmax" and i.dtype == "bf16") for items in (sparse, dense)]
@@ -141,7 +141,7 @@ def test_windows_of_deepseek_v4_make_one_key_each():
 
 
 def test_blocks_hand_on_every_copy_of_the_residual_stream():
-    setting = Setting(micro_batch=1, sequence_length=4096, kernels="fused")
+    setting = RankSetting(micro_batch=1, sequence_length=4096, kernels="fused")
     model = build_model(find_spec("deepseek-v4-flash-4layers"), setting)
     assert {layer.output_bytes for layer in model.layers[:-1]} == {4 * 4096 * 4096 * 2}
 

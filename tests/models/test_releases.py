@@ -68,9 +68,9 @@ def test_squared_relus_of_nemo_2_run_as_pytorch_does():
     assert torch.equal(torch.pow(x.detach(), 1), x.detach()), "the first power copies"
 
     width = find_spec("nemotron4-15b").ffn_hidden
-    loose = block("nemotron4-15b", release="25.04", precision="fp8")
+    unfused = block("nemotron4-15b", release="25.04", precision="fp8")
     n_inside = 1024 * width
-    kernels = [i for i in (*loose.forward, *loose.backward) if isinstance(i, PointwiseShape)]
+    kernels = [i for i in (*unfused.forward, *unfused.backward) if isinstance(i, PointwiseShape)]
     inside = [i for i in kernels if i.n_elements == n_inside and i.dtype == "bf16"]
     assert [i.name for i in inside] == ["relu", "pow", "copy", "mul", "mul", "relu"]
     assert [i.n_bytes for i in inside] == [2 * n_inside * n_tensors for _, n_tensors in run]
@@ -182,7 +182,7 @@ def test_a_gate_takes_half_of_what_the_first_product_makes_whatever_the_release(
 def test_frameworks_without_transformer_engine_know_no_release_of_it():
     for name in ("torch-fsdp2", "deepspeed", "hf-eager"):
         old = FRAMEWORKS[name].at("25.04")
-        assert not any((old.waits_for_gathers, old.repacks_experts, old.has_loose_squares))
+        assert not any((old.waits_for_gathers, old.repacks_experts, old.has_unfused_relu2))
 
 
 @pytest.mark.parametrize("precision", ["nvfp4", "mxfp8", "fp8_current"])

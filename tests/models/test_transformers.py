@@ -10,7 +10,7 @@ from simulator.kernels import RooflineKernels
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import CommunicationPoint
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.models.torch_module import record_module
 from simulator.topology.device import load_device
 
@@ -63,7 +63,9 @@ def test_a_module_of_transformers_is_the_built_in_family(name, attention, precis
     )  # fmt: skip
     family = build_model(
         spec,
-        Setting(micro_batch=rows, sequence_length=length, precision=precision, kernels="hf-eager", attention=attention),
+        RankSetting(
+            micro_batch=rows, sequence_length=length, precision=precision, kernels="hf-eager", attention=attention
+        ),
     )
     device, kernels = load_device("h200-sxm"), RooflineKernels()
     seconds = [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.network import NETWORKS, Flow, FlowNetwork, Step
+from simulator.network import NETWORKS, ChunkMessage, Flow, FlowNetwork
 from simulator.network import flow as flow_module
 from simulator.units import PS_PER_S
 
@@ -152,10 +152,10 @@ def test_messages_of_one_flow_wait_for_each_other():
     """Two hops of two pieces: latency once per hop, the second piece behind the first."""
     hop = {"latency_s": 1e-6, "n_bytes": 1e6, "weights": (1.0,)}
     steps = (
-        Step(links=(0,), **hop),
-        Step(links=(0,), behind=(0,), **hop),
-        Step(links=(1,), after=(0,), **hop),
-        Step(links=(1,), after=(1,), behind=(2,), **hop),
+        ChunkMessage(links=(0,), **hop),
+        ChunkMessage(links=(0,), behind=(0,), **hop),
+        ChunkMessage(links=(1,), after=(0,), **hop),
+        ChunkMessage(links=(1,), after=(1,), behind=(2,), **hop),
     )
     flow = Flow(latency_s=0.0, n_bytes=2e6, expand=lambda: steps)
     assert run(NETWORKS["chunk"](topology(1e9, 1e9)), [(0, flow)])[0] == pytest.approx(3002 * US, abs=10)
@@ -165,7 +165,7 @@ def test_messages_of_one_flow_wait_for_each_other():
 def test_a_message_that_is_passed_on_while_it_arrives_is_as_late_as_the_slowest_link(rates, expected_us):
     """Two latencies and the bytes once, wherever the slow link is."""
     hop = {"latency_s": 1e-6, "n_bytes": 1e6, "weights": (1.0,)}
-    steps = (Step(links=(0,), **hop), Step(links=(1,), through=(0,), **hop))
+    steps = (ChunkMessage(links=(0,), **hop), ChunkMessage(links=(1,), through=(0,), **hop))
     flow = Flow(latency_s=0.0, n_bytes=1e6, expand=lambda: steps)
     assert run(NETWORKS["chunk"](topology(*rates)), [(0, flow)])[0] == pytest.approx(expected_us * US, abs=10)
 
@@ -184,7 +184,7 @@ def test_pieces_passed_on_along_a_chain_are_never_before_their_data(hops, n_piec
         for piece in range(n_pieces):
             index = hop * n_pieces + piece
             steps.append(
-                Step(
+                ChunkMessage(
                     latency_s=latency_s,
                     n_bytes=n_bytes / n_pieces,
                     links=(link,),

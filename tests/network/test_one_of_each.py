@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.network.base import Flow, Rounds, Step
+from simulator.network.base import ChunkMessage, Flow, Rounds
 from simulator.network.chunk import ChunkNetwork
 from simulator.network.one_of_each import one_of_each
 
@@ -35,7 +35,7 @@ def _ring(n_nodes: int, per_node: int, n_rings: int, n_rounds: int) -> Rounds:
             node, gpu = divmod(place, per_node)
             leaves = gpu == (per_node - 1 + ring) % per_node
             links = (n + node,) if leaves else (place,)
-            lanes.append(Step(latency_s=1e-5, n_bytes=1e6, links=links, weights=(1.0,)))
+            lanes.append(ChunkMessage(latency_s=1e-5, n_bytes=1e6, links=links, weights=(1.0,)))
             before.append(ring * n + (place - 1) % n)
     return Rounds(lanes=tuple(lanes), before=tuple(before), n_rounds=n_rounds)
 

@@ -10,7 +10,7 @@ import pytest
 
 from simulator.network import NETWORKS, AlphaBetaNetwork, Flow, FlowNetwork
 from simulator.network import flow as flow_module
-from simulator.network.base import Rounds, Step, capacities
+from simulator.network.base import ChunkMessage, Rounds, capacities
 from simulator.network.even import Evenness, UnevenError
 
 US = 10**6
@@ -105,7 +105,7 @@ def test_a_cap_leaves_the_rest_to_others(network):
 
 def test_rounds_of_a_ring_take_their_latency_from_the_first_on():
     """Two lanes on links of their own, three rounds of 10 us and 0.1 MB at 1 GB/s each, begun after 50 us."""
-    lanes = tuple(Step(latency_s=10e-6, n_bytes=1e5, links=(link,), weights=(1.0,)) for link in (0, 1))
+    lanes = tuple(ChunkMessage(latency_s=10e-6, n_bytes=1e5, links=(link,), weights=(1.0,)) for link in (0, 1))
     rounds = Rounds(lanes=lanes, before=(1, 0), n_rounds=3)
     net = NETWORKS["chunk"](topology(1e9, 1e9))
     net.advance(50 * US)

@@ -7,7 +7,7 @@ import pytest
 from simulator.errors import ConfigError
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.parallel.lower import checkpointed, split_layers
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
@@ -19,7 +19,7 @@ PLAN = ParallelPlan(gpus=4, pp=4, micro_batch=1, global_batch=8, recompute="full
 
 @pytest.fixture(scope="module")
 def model():
-    return build_model(find_spec("gpt-1.3b"), Setting(micro_batch=1, sequence_length=2048, recompute="full"))
+    return build_model(find_spec("gpt-1.3b"), RankSetting(micro_batch=1, sequence_length=2048, recompute="full"))
 
 
 def changed(**settings):

@@ -10,8 +10,8 @@ from simulator.errors import InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import AttentionShape, CommunicationPoint, PointwiseShape
-from simulator.models.setting import Setting
-from simulator.parallel.context import Exchange, exchange_context
+from simulator.models.setting import RankSetting
+from simulator.parallel.context import LayerCollective, exchange_context
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.stage import StageLayers, finish, items_of
 from simulator.plan import ParallelPlan
@@ -28,7 +28,7 @@ def plan_of(cp, kind, **changes):
 
 
 def layer_of(plan):
-    model = build_model(SPEC, Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, tp=plan.tp, cp=plan.cp, kernels="fused",
+    model = build_model(SPEC, RankSetting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, tp=plan.tp, cp=plan.cp, kernels="fused",
                         recompute=plan.recompute, attention=plan.attention))  # fmt: skip
     return model.layers[1]
 
@@ -40,7 +40,7 @@ def items(plan, kind):
 def sent(plan, kind):
     totals = {}
     for item in items(plan, kind):
-        if isinstance(item, Exchange):
+        if isinstance(item, LayerCollective):
             totals[item.collective] = totals.get(item.collective, 0) + item.n_bytes
     return totals
 
@@ -80,7 +80,7 @@ def test_ulysses_exchanges_queries_keys_values_and_outputs_once_each_way(cp, kin
 def test_what_ulysses_exchanges_is_copied_before_and_behind(kind):
     """Transformer Engine and DeepSpeed lay each of the four tensors out for the exchange, and what arrives for what follows."""
     found = items(plan_of(4, "a2a"), kind)
-    names = [item.collective if isinstance(item, Exchange) else getattr(item, "name", "") for item in found]
+    names = [item.collective if isinstance(item, LayerCollective) else getattr(item, "name", "") for item in found]
     at = [i for i, name in enumerate(names) if name == "all_to_all"]
     inputs, output = at if kind == "F" else reversed(at)
     before, behind = ("copy", "index_select") if kind == "F" else ("index_select", "copy")
@@ -99,7 +99,7 @@ def test_attention_in_eight_bits_exchanges_eight():
     for item in layer_of(plan).forward:
         narrow += [cast, replace(item, dtype="fp8")] if isinstance(item, AttentionShape) else [item]
     found = exchange_context(narrow, plan)
-    exchanges = [i for i in found if isinstance(i, Exchange)]
+    exchanges = [i for i in found if isinstance(i, LayerCollective)]
     assert 2 * sum(i.n_bytes for i in exchanges) == sent(plan, "F")["all_to_all"]
     assert found.index(cast) < found.index(exchanges[0])
 
@@ -161,7 +161,7 @@ def test_too_few_heads_for_ulysses():
 def test_one_rank_exchanges_nothing_whatever_is_marked():
     marked = [item for _, part in items_of(layer_of(plan_of(2, "p2p")), "F") for item in part]
     alone = exchange_context(marked, plan_of(1, "p2p"))
-    assert len(alone) == len(marked) - 1 and not any(isinstance(item, Exchange) for item in alone)
+    assert len(alone) == len(marked) - 1 and not any(isinstance(item, LayerCollective) for item in alone)
 
 
 def brute_pairs(window, cp, rank):
@@ -178,7 +178,7 @@ def test_a_window_limits_what_ranks_that_share_a_sequence_compute(window, kind, 
     """Against masks of 64 tokens in which each is 128 of the real ones, half of which its own mask hides; the mean of the ranks."""
     spec = replace(SPEC, sliding_window=window * SEQUENCE // 64, pattern=("w-",) * SPEC.layers)
     plan = plan_of(cp, kind)
-    setting = Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused")
+    setting = RankSetting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused")
     layer = build_model(spec, setting).layers[1]
     found = sum(
         item.n_flops
@@ -196,7 +196,7 @@ def test_chunks_that_end_within_a_sequence_are_no_whole_sequence(kind):
     """Llama 4's chunks (``attention_chunk_size``): pairs of one chunk alone, half of which the mask hides; shared by the ranks."""
     chunk, cp = SEQUENCE // 8, 4
     spec = replace(SPEC, attention_chunk=chunk, pattern=("c-",) * SPEC.layers)
-    setting = Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused")
+    setting = RankSetting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused")
     parts = [part for _, part in items_of(build_model(spec, setting).layers[1], "F")]
     shapes = [
         one for part in parts for one in exchange_context(part, plan_of(cp, kind)) if isinstance(one, AttentionShape)
@@ -213,7 +213,7 @@ def test_ranks_that_share_a_sequence_have_a_part_of_each_of_its_documents(kind, 
     """Pairs of eight documents, half of which the mask hides; keys and values travel as those of one document would."""
     n_documents = 8
     plain, packed = (
-        Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused", document_length=length)
+        RankSetting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, cp=cp, kernels="fused", document_length=length)
         for length in (0, SEQUENCE // n_documents)
     )
     flops, sent_bytes = [], []
@@ -225,7 +225,7 @@ def test_ranks_that_share_a_sequence_have_a_part_of_each_of_its_documents(kind, 
             for item in exchange_context(part, plan_of(cp, kind))
         ]
         flops.append(sum(item.n_flops for item in items_there if isinstance(item, AttentionShape)))
-        sent_bytes.append(sum(item.n_bytes for item in items_there if isinstance(item, Exchange)))
+        sent_bytes.append(sum(item.n_bytes for item in items_there if isinstance(item, LayerCollective)))
     pair_flops = 3.5 * 4 * MICRO_BATCH * SPEC.heads * SPEC.head_dim  # backward has five products to forward's two
     assert flops[0] == pytest.approx(pair_flops * SEQUENCE**2 / 2 / cp)
     assert flops[1] == pytest.approx(flops[0] / n_documents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -40,26 +41,47 @@ def test_buckets_hold_every_parameter_once_in_backward_order(sizes, cap_bytes):
     assert all(bucket.n_elements * 2 >= cap_bytes for bucket in buckets[:-1])
 
 
-def sent_bytes(plan, sizes, n_micro_batches=1):
-    """Run one step's hooks and return bytes by collective, as nccl-tests counts them."""
-    stage = layers(sizes)
-    communicators = Communicators(Mesh(plan, 8), 0, folded=True)
-    strategy = data_parallel(stage, plan, communicators)
-    tasks = TaskList()
+class PlayedStep(NamedTuple):
+    strategy: object  # whose hooks were called
+    tasks: list
+    before_optimizer: list
+    awaited: tuple  # what the optimizer waits for
+
+
+def played_step(plan, stage, n_micro_batches=1):
+    """Call the hooks of one step, as lowering does."""
+    strategy = data_parallel(stage, plan, Communicators(Mesh(plan, 8), 0, folded=True))
+    tasks, last = TaskList(), ()
     strategy.start_step(tasks)
     for micro_batch in range(n_micro_batches):
         is_last = micro_batch == n_micro_batches - 1
         for kind, order in (("F", range(len(stage))), ("B", reversed(range(len(stage))))):
             for position in order:
                 needs = strategy.before_layer(tasks, position, kind, micro_batch)
-                index = tasks.add(KERNEL, after=needs)
-                strategy.after_layer(tasks, position, kind, micro_batch, (index,), is_last=is_last)
-    done = strategy.finish_backward(tasks, ())
-    strategy.after_step(tasks, tasks.add(KERNEL, after=done))
+                last = (tasks.add(KERNEL, after=needs),)
+                strategy.after_layer(tasks, position, kind, micro_batch, last, is_last=is_last)
+    awaited = strategy.finish_backward(tasks, last)
+    before_optimizer = list(tasks.tasks)
+    strategy.after_step(tasks, tasks.add(KERNEL, after=awaited))
+    return PlayedStep(strategy, tasks.tasks, before_optimizer, awaited)
+
+
+def step_tasks(plan, sizes):
+    """The tasks of one step before its optimizer."""
+    return played_step(plan, layers(sizes)).before_optimizer
+
+
+def collectives_of(plan, sizes, n_micro_batches=1):
+    return [
+        task.op for task in played_step(plan, layers(sizes), n_micro_batches).tasks if isinstance(task.op, Collective)
+    ]
+
+
+def sent_bytes(plan, sizes, n_micro_batches=1):
+    """Bytes of one step by collective, as nccl-tests counts them."""
     totals = {}
-    for task in tasks.tasks:
-        if isinstance(task.op, Collective):
-            totals[task.op.collective] = totals.get(task.op.collective, 0) + task.op.n_bytes
+    for op in collectives_of(plan, sizes, n_micro_batches):
+        totals[op.collective] = totals.get(op.collective, 0) + op.n_bytes
     return totals
 
 
@@ -125,19 +147,15 @@ def test_experts_are_reduced_over_their_own_replicas_only(ep, sharding):
     plan = ParallelPlan(
         dp=8, ep=ep, gpus=8, sharding=sharding, framework=framework, precision="fp16", micro_batch=1, global_batch=8
     )
-    strategy = data_parallel(stage, plan, Communicators(Mesh(plan, 8), 0, folded=True))
-    tasks = TaskList()
-    needs = strategy.before_layer(tasks, 0, "B", 0)
-    strategy.after_layer(tasks, 0, "B", 0, (tasks.add(KERNEL, after=needs),), is_last=True)
-    strategy.after_step(tasks, tasks.add(KERNEL, after=strategy.finish_backward(tasks, ())))
+    step = played_step(plan, stage)
     sizes = {"dp": 0, "shard": 0, "expert_dp": 0}
-    for task in tasks.tasks:
+    for task in step.tasks:
         if isinstance(task.op, Collective) and task.op.collective in ("all_reduce", "reduce_scatter"):
             sizes[task.op.axis] += task.op.n_bytes
     assert sizes["dp"] + sizes["shard"] == 2 * dense
     assert sizes["expert_dp"] == (2 * expert if ep < 8 else 0)
     replicas = 1 if sharding == "none" else 8
-    assert strategy.n_optimizer_elements == dense // replicas + expert // max(1, replicas // ep)
+    assert step.strategy.n_optimizer_elements == dense // replicas + expert // max(1, replicas // ep)
 
 
 def zero_plan(**changes):
@@ -154,7 +172,7 @@ def test_zero3_gathers_twice_and_scatters_once_per_micro_batch(micro_batches):
 
 def test_what_deepspeed_slices_costs_the_host_two_views_per_rank():
     """A slice and a chunk per rank of what is scattered, in front of its launch; what is gathered arrives in place."""
-    sent = [task.op for task in step_tasks(zero_plan(), SIZES)[0] if isinstance(task.op, Collective)]
+    sent = [task.op for task in step_tasks(zero_plan(), SIZES) if isinstance(task.op, Collective)]
     assert {op.host_s for op in sent if op.collective == "reduce_scatter"} == {16 * 2 * 5e-6}
     assert {op.host_s for op in sent if op.collective == "all_gather"} == {0.0}
     costs = ModelCosts(
@@ -166,7 +184,7 @@ def test_what_deepspeed_slices_costs_the_host_two_views_per_rank():
 
 def test_old_deepspeed_slices_what_it_gathers_too_behind_the_device():
     """Lists of views (0.3): a slice and a chunk per rank of every message, once the device has nothing left to do."""
-    tasks, _ = step_tasks(zero_plan(framework="deepspeed-0.3"), SIZES)
+    tasks = step_tasks(zero_plan(framework="deepspeed-0.3"), SIZES)
     slices = [task for task in tasks if isinstance(task.op, HostWork) and task.op.name == "slice partitions"]
     sent = [task.op for task in tasks if isinstance(task.op, Collective)]
     assert {task.op.duration_s for task in slices} == {16 * 2 * 5e-6}
@@ -178,7 +196,7 @@ def test_old_deepspeed_slices_what_it_gathers_too_behind_the_device():
 
 def test_zero_plus_plus_slices_in_front_of_the_first_of_its_two_messages():
     plan = zero_plan(secondary_group=8, quantized_weights=True, quantized_gradients=True)
-    sent = [task.op for task in step_tasks(plan, SIZES)[0] if isinstance(task.op, Collective)]
+    sent = [task.op for task in step_tasks(plan, SIZES) if isinstance(task.op, Collective)]
     assert {op.host_s for op in sent if op.axis == "shard:local"} == {16 * 2 * 5e-6}
     assert {op.host_s for op in sent if op.axis == "shard:rail"} == {0.0}
 
@@ -200,7 +218,7 @@ def test_one_bit_adam_sends_a_bit_an_element_there_and_back():
 
 def test_one_bit_adam_compresses_all_of_its_momentum_and_then_the_part_that_it_averaged():
     plan = zero_plan(sharding="none", gradient_compression="onebit")
-    tasks, _ = step_tasks(plan, SIZES)
+    tasks = step_tasks(plan, SIZES)
     compressed = [task.op.kernels[0].shape.n_elements for task in tasks if "compress" in getattr(task.op, "name", "")]
     assert compressed == [sum(SIZES), sum(SIZES) // 16]
 
@@ -217,21 +235,6 @@ def axis_bytes(plan, sizes, collective):
         if op.collective == collective:
             totals[op.axis] = totals.get(op.axis, 0) + op.n_bytes
     return totals
-
-
-def collectives_of(plan, sizes, n_micro_batches=1):
-    stage = layers(sizes)
-    strategy = data_parallel(stage, plan, Communicators(Mesh(plan, 8), 0, folded=True))
-    tasks = TaskList()
-    strategy.start_step(tasks)
-    for micro_batch in range(n_micro_batches):
-        for kind, order in (("F", range(len(stage))), ("B", reversed(range(len(stage))))):
-            for position in order:
-                needs = strategy.before_layer(tasks, position, kind, micro_batch)
-                strategy.after_layer(tasks, position, kind, micro_batch, (tasks.add(KERNEL, after=needs),),
-                                     is_last=micro_batch == n_micro_batches - 1)  # fmt: skip
-    strategy.after_step(tasks, tasks.add(KERNEL, after=strategy.finish_backward(tasks, ())))
-    return [task.op for task in tasks.tasks if isinstance(task.op, Collective)]
 
 
 @pytest.mark.parametrize(("bucket_elements", "n_messages"), [(10**9, 1), (2 * 10**8, 2), (10**8, 4), (1, 4)])
@@ -276,7 +279,7 @@ def test_a_gradient_hook_halves_fp32_gradients():
     plain = zero_plan(framework="hf-eager", sharding="none", precision="amp_bf16")
     assert sent_bytes(plan, SIZES) == {"all_reduce": 2 * PSI}
     assert sent_bytes(plain, SIZES) == {"all_reduce": 4 * PSI}
-    names = [{getattr(task.op, "name", "") for task in step_tasks(one, SIZES)[0]} for one in (plan, plain)]
+    names = [{getattr(task.op, "name", "") for task in step_tasks(one, SIZES)} for one in (plan, plain)]
     assert ["compress gradients" in found for found in names] == [True, False]
     assert ["copy into bucket" in found for found in names] == [False, True]
 
@@ -365,22 +368,6 @@ def test_on_processors_nothing_is_issued_before_the_compute_before_it_has_ended(
 # -- what waits for what -----------------------------------------------------------------------------------------------
 
 
-def step_tasks(plan, sizes, n_micro_batches=1):
-    """The tasks of one step, and what its optimizer waits for."""
-    stage = layers(sizes)
-    strategy = data_parallel(stage, plan, Communicators(Mesh(plan, 8), 0, folded=True))
-    tasks, last = TaskList(), ()
-    strategy.start_step(tasks)
-    for micro_batch in range(n_micro_batches):
-        for kind, order in (("F", range(len(stage))), ("B", reversed(range(len(stage))))):
-            for position in order:
-                needs = strategy.before_layer(tasks, position, kind, micro_batch)
-                last = (tasks.add(KERNEL, after=needs),)
-                is_last = micro_batch == n_micro_batches - 1
-                strategy.after_layer(tasks, position, kind, micro_batch, last, is_last=is_last)
-    return tasks.tasks, strategy.finish_backward(tasks, last)
-
-
 def waits_of_torch(n_units, *, forward, backward):
     """What each gather of a step waits for: torch's own queue of freed units, asked by the hooks of ``_runtime_utils.py`` in turn."""
     queue = pytest.importorskip("torch.distributed.fsdp._limiter_utils")._FreeEventQueue()
@@ -412,7 +399,7 @@ def waits_of_torch(n_units, *, forward, backward):
 def test_the_host_waits_for_what_torchs_queue_says(n_units, forward, backward):
     """torch/distributed/fsdp: ``_unshard`` waits for an event of the queue, which ``_reshard`` fills when it frees."""
     plan = zero_plan(framework="fsdp", sharding="zero3", forward_prefetch=forward, backward_prefetch=backward)
-    tasks, _ = step_tasks(plan, [1_000_000] * n_units)
+    tasks = step_tasks(plan, [1_000_000] * n_units)
     passes = [index for index, task in enumerate(tasks) if task.op is KERNEL]
     waits, waiting = [], None
     for task in tasks:
@@ -426,7 +413,7 @@ def test_the_host_waits_for_what_torchs_queue_says(n_units, forward, backward):
 
 def test_what_is_kept_for_backward_is_never_freed():
     """SHARD_GRAD_OP: only ``_reshard`` with ``free_unsharded_flat_param`` fills the queue of events."""
-    tasks, _ = step_tasks(zero_plan(framework="fsdp", sharding="zero2"), SIZES)
+    tasks = step_tasks(zero_plan(framework="fsdp", sharding="zero2"), SIZES)
     assert not any(isinstance(task.op, HostWork) and task.op.name == "rate limiter" for task in tasks)
 
 
@@ -434,7 +421,7 @@ def test_streams_of_fully_shard_wait_for_a_buffer_and_its_host_for_nothing():
     """``FSDPParamGroup.wait_for_unshard``: in forward a gather follows the copy-out of the unit before the last, whose buffer is freed
     then; in backward, where the buffer is freed at once, that of the last."""
     plan = zero_plan(framework="fsdp2", sharding="zero3")
-    tasks, _ = step_tasks(plan, [1_000_000] * 5)
+    tasks = step_tasks(plan, [1_000_000] * 5)
     copies = [index for index, task in enumerate(tasks) if "copy-out" in getattr(task.op, "name", "")]
     gathers = [task for task in tasks if isinstance(task.op, Collective) and task.op.collective == "all_gather"]
     waits = [[copies.index(index) for index in task.after if index in copies] for task in gathers]
@@ -445,7 +432,7 @@ def test_streams_of_fully_shard_wait_for_a_buffer_and_its_host_for_nothing():
 @pytest.mark.parametrize(("precision", "width"), [("bf16", 2), ("fp32", 4), ("amp_bf16", 2)])
 def test_what_is_copied_out_is_as_wide_as_what_was_gathered(precision, width):
     """``foreach_all_gather_copy_out`` splits one buffer into the parameters of the unit, in the type that was gathered."""
-    tasks, _ = step_tasks(zero_plan(framework="fsdp2", sharding="zero3", precision=precision), [1_000_000] * 3)
+    tasks = step_tasks(zero_plan(framework="fsdp2", sharding="zero3", precision=precision), [1_000_000] * 3)
     copies = [task.op for task in tasks if "copy-out" in getattr(task.op, "name", "")]
     shapes = [kernel.shape for op in copies for kernel in op.kernels]
     assert shapes and {(one.read_bytes, one.written_bytes) for one in shapes} == {(width * 1e6, width * 1e6)}
@@ -459,11 +446,12 @@ def test_the_optimizer_waits_for_every_reduction(framework, sharding, overlap):
     plan = ParallelPlan(
         dp=8, gpus=8, sharding=sharding, framework=framework, overlap=overlap, micro_batch=1, global_batch=8
     )
-    tasks, done = step_tasks(plan, SIZES)
+    step = played_step(plan, layers(SIZES))
+    tasks = step.before_optimizer
     reduced = {
         i for i, task in enumerate(tasks) if isinstance(task.op, Collective) and task.op.collective != "all_gather"
     }
-    waited, reached = list(done), set()
+    waited, reached = list(step.awaited), set()
     while waited:
         index = waited.pop()
         if index not in reached:
@@ -508,7 +496,7 @@ def test_fsdp_issues_the_next_gather_before_or_behind_a_units_kernels(forward, b
     """torch/distributed/fsdp: ``forward_prefetch`` and ``BackwardPrefetch.BACKWARD_PRE`` issue it before the unit computes."""
     plan = ParallelPlan(dp=8, gpus=8, sharding="zero3", framework="fsdp", micro_batch=1, global_batch=8, forward_prefetch=forward,
                         backward_prefetch=backward, limit_all_gathers=False)  # fmt: skip
-    tasks, _ = step_tasks(plan, SIZES)
+    tasks = step_tasks(plan, SIZES)
     launches = [
         t.op.collective if isinstance(t.op, Collective) else "kernel"
         for t in tasks
@@ -590,7 +578,7 @@ def test_each_rank_broadcasts_what_it_owns_at_once():
 
 def alive_units(plan, sizes):
     """Most units of a step that are gathered and that the host does not know to be over."""
-    tasks, _ = step_tasks(plan, sizes)
+    tasks = step_tasks(plan, sizes)
     over, gathered, most = -1, [], 0
     for index, task in enumerate(tasks):
         if isinstance(task.op, HostWork) and task.after:

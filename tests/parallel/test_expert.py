@@ -14,9 +14,9 @@ from simulator.kernels.host import PIECE_S
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec, rename
 from simulator.models.layer import CommunicationPoint, GemmShape, Launch
-from simulator.models.setting import Setting
-from simulator.parallel.context import Exchange, exchange_context
-from simulator.parallel.expert import FP8_SHARE, exchange_experts, expected_distinct, expert_load
+from simulator.models.setting import RankSetting
+from simulator.parallel.context import LayerCollective, exchange_context
+from simulator.parallel.expert import exchange_experts, expected_distinct, expert_load
 from simulator.parallel.idle import idle_settings
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.rank_model import model_for
@@ -39,7 +39,8 @@ def plan_of(ep=8, **changes):
 
 def items(plan, kind="F", spec=SPEC, gpus_per_node=8):
     model = build_model(
-        spec, Setting(micro_batch=2, sequence_length=1024, ep=plan.ep, kernels="fused", expert_load=expert_load(plan))
+        spec,
+        RankSetting(micro_batch=2, sequence_length=1024, ep=plan.ep, kernels="fused", expert_load=expert_load(plan)),
     )
     layer = next(layer for layer in model.layers if layer.name == "moe_block")
     communicators = Communicators(Mesh(plan, gpus_per_node), 0, folded=True)
@@ -51,7 +52,7 @@ def items(plan, kind="F", spec=SPEC, gpus_per_node=8):
 
 
 def sent(*args, **kwargs):
-    return [(i.collective, i.axis, i.n_bytes) for i in items(*args, **kwargs) if isinstance(i, Exchange)]
+    return [(i.collective, i.axis, i.n_bytes) for i in items(*args, **kwargs) if isinstance(i, LayerCollective)]
 
 
 @pytest.mark.parametrize("kind", ["F", "B"])
@@ -69,17 +70,19 @@ def test_allgather_brings_all_tokens_to_all_ranks():
 
 
 def test_deepep_sends_one_copy_per_node_and_rank():
+    """Two draws leave out one of n places with probability (1 - 1/n)^2: of 2 nodes they hit 2 (1 - 1/4), of 8 ranks 8 (1 - 49/64)."""
     found = sent(plan_of(moe_dispatcher="deepep"), gpus_per_node=4)
-    across = round(TOKENS * TOKEN_BYTES * expected_distinct(2, SPEC.top_k))
-    inside = round(TOKENS * TOKEN_BYTES * expected_distinct(8, SPEC.top_k))
+    across, inside = TOKENS * TOKEN_BYTES * 3 // 2, TOKENS * TOKEN_BYTES * 15 // 8
     assert found == [("all_to_all", "ep:rail", across), ("all_to_all", "ep:local", inside)] * 2
     assert [axis for _, axis, _ in sent(plan_of(moe_dispatcher="deepep"), gpus_per_node=8)] == ["ep:local"] * 2
 
 
 @pytest.mark.parametrize("kind", ["F", "B"])
 def test_eight_bits_on_the_way_to_the_experts_only(kind):
-    n_bytes = TOKENS * SPEC.top_k * TOKEN_BYTES
-    assert [n for _, _, n in sent(plan_of(moe_fp8_dispatch=True), kind)] == [round(FP8_SHARE * n_bytes), n_bytes]
+    """DeepSeek-V3, arXiv:2412.19437, section 3.3.2: a byte an element and a scale of four bytes for every 128."""
+    n_tokens, hidden = TOKENS * SPEC.top_k, SPEC.hidden
+    there, back = n_tokens * (hidden + 4 * hidden // 128), n_tokens * 2 * hidden
+    assert [n for _, _, n in sent(plan_of(moe_fp8_dispatch=True), kind)] == [there, back]
 
 
 @pytest.mark.parametrize(
@@ -114,12 +117,12 @@ def test_the_shared_expert_runs_beside_the_first_exchange(kind):
     spec = replace(SPEC, name="shared", shared_expert_hidden=4096)
     plain, beside = (items(plan_of(moe_shared_expert_overlap=on), kind, spec) for on in (False, True))
     assert not any(isinstance(i, CommunicationPoint) and i.operator == "shared" for i in plain + beside)
-    first = next(i for i, item in enumerate(beside) if isinstance(item, Exchange))
+    first = next(i for i, item in enumerate(beside) if isinstance(item, LayerCollective))
     n_shared = beside[first].overlaps
     assert n_shared >= 3
     names = [getattr(item, "name", "") for item in beside[first + 1 : first + 1 + n_shared]]
     assert {"mlp_up", "mlp_down"} <= set(names)
-    kernels = [sorted(repr(i) for i in some if not isinstance(i, Exchange)) for some in (plain, beside)]
+    kernels = [sorted(repr(i) for i in some if not isinstance(i, LayerCollective)) for some in (plain, beside)]
     assert kernels[0] == kernels[1]
 
 
@@ -132,7 +135,7 @@ def expert_products(spec, **settings):
     """Grouped products of one block of one rank, forward and backward."""
     layer = next(
         one
-        for one in build_model(spec, Setting(micro_batch=1, sequence_length=4096, **settings)).layers
+        for one in build_model(spec, RankSetting(micro_batch=1, sequence_length=4096, **settings)).layers
         if one.is_block
     )
     return [k for k in (*layer.forward, *layer.backward) if isinstance(k, GemmShape) and k.name == "grouped_gemm"]
@@ -201,7 +204,7 @@ def moved(spec, plan, **settings):
     """Collectives of experts and tensors in forward, by axis, in elements of 16 bits."""
     layer = next(
         one
-        for one in build_model(spec, Setting(micro_batch=1, sequence_length=4096, **settings)).layers
+        for one in build_model(spec, RankSetting(micro_batch=1, sequence_length=4096, **settings)).layers
         if one.is_block
     )
     template = template_of(layer, "F", plan, Communicators(Mesh(plan), 0, folded=True))
@@ -278,7 +281,7 @@ def test_qwen3_235b_runs_as_nvidia_runs_it():
 
 def waits_of(kind="F", **changes):
     plan = plan_of(**changes)
-    model = build_model(SPEC, Setting(micro_batch=2, sequence_length=1024, ep=plan.ep, kernels="fused"))
+    model = build_model(SPEC, RankSetting(micro_batch=2, sequence_length=1024, ep=plan.ep, kernels="fused"))
     layer = next(layer for layer in model.layers if layer.name == "moe_block")
     template = template_of(layer, kind, plan, Communicators(Mesh(plan, 8), 0, folded=True))
     return sum(isinstance(entry.op, HostWork) for entry in template.entries)

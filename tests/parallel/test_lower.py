@@ -12,7 +12,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec, rename
 from simulator.models.layer import GemmShape, Layer, Model, Parameter
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import Flow
 from simulator.parallel.lower import lower, split_layers
@@ -122,7 +122,7 @@ def test_pairs_send_each_output_before_what_only_they_need():
         framework="megatron-core",
     )  # fmt: skip
     spec = rename(find_spec("qwen3-30b-a3b"), "x", layers=8)
-    model = build_model(spec, Setting(micro_batch=2, sequence_length=512, ep=4, precision="bf16"))
+    model = build_model(spec, RankSetting(micro_batch=2, sequence_length=512, ep=4, precision="bf16"))
     first, _ = lower(model, plan, gpus_per_node=8, boundary_bytes=1).program.ranks
     starts = [i for i, task in enumerate(first.tasks) if getattr(task.op, "name", "") == "forward and backward"]
     n_between = 0

@@ -9,7 +9,7 @@ import pytest
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import CommunicationPoint, GemmShape
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.sharded import released_before_reuse
 from simulator.parallel.stage import StageLayers, Tail, finish, in_pieces, items_of
@@ -35,7 +35,7 @@ def plan_of(**changes):
 def stage_of(plan):
     spec = find_spec("gpt2-medium")
     model = build_model(
-        spec, Setting(micro_batch=plan.micro_batch, sequence_length=plan.sequence_length, tp=plan.tp,
+        spec, RankSetting(micro_batch=plan.micro_batch, sequence_length=plan.sequence_length, tp=plan.tp,
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, recompute=plan.recompute,
     ))  # fmt: skip
     communicators = Communicators(Mesh(plan, 8), 0, folded=True)
@@ -111,7 +111,7 @@ def test_split_backward_has_every_kernel_once():
 def test_without_weights_gradients_nothing_runs_beside_the_reduction(precision):
     """The norm's gradient, next in a pass of input gradients alone, is that of what is reduced; the gather still has its product."""
     plan = plan_of(sequence_parallel=True, precision=precision, framework="megatron-core")
-    setting = Setting(
+    setting = RankSetting(
         micro_batch=2, sequence_length=512, tp=4, sequence_parallel=True, precision=precision, kernels="fused"
     )
     layer = build_model(find_spec("gpt2-medium"), setting).layers[1]
@@ -132,7 +132,7 @@ def test_without_weights_gradients_nothing_runs_beside_the_reduction(precision):
 def test_no_product_is_cut_twice(settings):
     """Neither where a host waits for every kernel nor where the framework runs no reduction beside a product."""
     plan = plan_of(sequence_parallel=True, asynchronous_tp=True, **({"framework": "megatron-core"} | settings))
-    setting = Setting(micro_batch=2, sequence_length=512, tp=4, sequence_parallel=True, reduces_beside=False)
+    setting = RankSetting(micro_batch=2, sequence_length=512, tp=4, sequence_parallel=True, reduces_beside=False)
     layer = build_model(find_spec("gpt2-medium"), setting).layers[1]
     _, _, stage = stage_of(plan)
     pieces = {}
@@ -255,7 +255,7 @@ def pair_of_experts():
         framework="megatron-core",
     )
     spec = find_spec("qwen3-30b-a3b")
-    layers = build_model(spec, Setting(micro_batch=2, sequence_length=512, ep=4, precision="bf16")).layers[1:3]
+    layers = build_model(spec, RankSetting(micro_batch=2, sequence_length=512, ep=4, precision="bf16")).layers[1:3]
     stage = StageLayers([layers, layers], plan, Communicators(Mesh(plan, 8), 0, folded=True))
     return stage.paired_blocks(0, 1), (stage.block(0, "F"), stage.block(1, "B"))
 
@@ -267,7 +267,7 @@ def test_under_tensor_parallelism_a_pair_is_left_whole(tp):
         tp=tp, pp=2, virtual_pp=2, dp=4 // tp, ep=2, global_batch=32, sequence_parallel=tp > 1, schedule="1f1b-combined",
         framework="megatron-core",
     )  # fmt: skip
-    setting = Setting(micro_batch=2, sequence_length=512, ep=2, tp=tp, sequence_parallel=tp > 1, kernels="fused")
+    setting = RankSetting(micro_batch=2, sequence_length=512, ep=2, tp=tp, sequence_parallel=tp > 1, kernels="fused")
     layers = build_model(find_spec("deepseek-v3"), setting).layers[5:7]
     stage = StageLayers([layers, layers], plan, Communicators(Mesh(plan, 8), 0, folded=True))
     assert (stage.paired_blocks(0, 1)[1] == Tail()) == (tp > 1)

@@ -7,7 +7,7 @@ import pytest
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, rename
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
-from simulator.models.setting import Setting
+from simulator.models.setting import RankSetting
 from simulator.parallel.rank_model import model_for
 from simulator.plan import FRAMEWORKS, PRECISIONS, ParallelPlan
 from simulator.plan.framework import FRAMEWORK_ALIASES
@@ -26,7 +26,7 @@ def kernels(model, kind):
 
 def built(name, precision, kernels="fused"):
     spec = rename(CATALOG[name], "x", layers=2, **({"dense_layers": 0} if name == "deepseek-v3" else {}))
-    return build_model(spec, Setting(micro_batch=1, sequence_length=1024, precision=precision, kernels=kernels))
+    return build_model(spec, RankSetting(micro_batch=1, sequence_length=1024, precision=precision, kernels=kernels))
 
 
 @pytest.mark.parametrize("precision", QUANTISED)
@@ -63,7 +63,7 @@ def test_casts_write_both_directions(precision):
 @pytest.mark.parametrize("precision", BYTES_OF_32)
 def test_casts_beside_frozen_weights_write_rows_only(precision):
     """Transformer Engine, ``module/linear.py``: columns of input and gradient are for the gradient of a weight that needs one."""
-    setting = Setting(micro_batch=1, sequence_length=1024, precision=precision, kernels="fused", lora_rank=16)
+    setting = RankSetting(micro_batch=1, sequence_length=1024, precision=precision, kernels="fused", lora_rank=16)
     model = build_model(rename(CATALOG["llama3-8b"], "x", layers=1), setting)
     casts = [item for item in kernels(model, PointwiseShape) if item.name.startswith("quantize")]
     assert {cast.kernel_pass for cast in casts} == {"forward", "backward"}
@@ -87,7 +87,7 @@ def products_of(name, **changes):
     """Blocks of narrow precision: by layer the names of its products in 16 bits, forward."""
     spec = rename(CATALOG[name], "x", mtp_layers=1, **changes.pop("spec", {}))
     model = build_model(
-        spec, Setting(micro_batch=1, sequence_length=1024, precision="nvfp4", kernels="fused", **changes)
+        spec, RankSetting(micro_batch=1, sequence_length=1024, precision="nvfp4", kernels="fused", **changes)
     )
     return [
         {item.name for item in layer.forward if isinstance(item, GemmShape) and item.dtype == "bf16"}
@@ -98,7 +98,9 @@ def products_of(name, **changes):
 def test_first_and_last_blocks_may_keep_16_bits():
     """Megatron-Core's ``num_layers_at_start_in_bf16`` 1 and ``num_layers_at_end_in_bf16`` 2 of four blocks."""
     narrow = products_of("llama3-8b", spec={"layers": 4})
-    found = products_of("llama3-8b", spec={"layers": 4}, wide_first=1, wide_last=2, narrow_modules=("attention",))
+    found = products_of(
+        "llama3-8b", spec={"layers": 4}, unquantised_first=1, unquantised_last=2, narrow_modules=("attention",)
+    )
     whole = {"qkv", "attention_output", "mlp_up", "mlp_down"}
     assert [names == whole for names in found[1:5]] == [True, False, True, True]
     assert found[2] == narrow[2] == set() and found[5] == narrow[5]
@@ -107,15 +109,17 @@ def test_first_and_last_blocks_may_keep_16_bits():
 def test_modules_may_keep_16_bits():
     """``te_quant.cfg`` of NVIDIA's recipe of Nemotron 3 Super: ``linear_qkv``, ``linear_proj``, ``fc[12]_latent_proj``, ``mtp.*``."""
     of_pattern = {"pattern": ("M", "E", "*"), "layers": 3}
-    found = products_of("nemotron-3-super", spec=of_pattern, wide_modules=("attention", "latent"))
+    found = products_of("nemotron-3-super", spec=of_pattern, unquantised_modules=("attention", "latent"))
     assert found[1:4] == [set(), {"router", "latent_down", "latent_up"}, {"qkv", "attention_output"}]
     # torchtitan's ``quantize.linear.mx`` and ``quantize.grouped_mm.mx`` are converters of their own
     parts = {"router": (), "grouped_gemm": ("experts",), "mlp_up": ("mlp",), "qkv": ("attention",)}
     for name, modules in parts.items():
-        wide = products_of("llama4-scout", spec={"layers": 1}, wide_modules=modules)[1]
-        assert {one for one in parts if one in wide} == {"router", name}
-    narrow, wide = (products_of("llama3-8b", spec={"layers": 1}, wide_modules=modules)[2] for modules in ((), ("mtp",)))
-    assert "mlp_up" in wide and "mlp_up" not in narrow
+        unquantised = products_of("llama4-scout", spec={"layers": 1}, unquantised_modules=modules)[1]
+        assert {one for one in parts if one in unquantised} == {"router", name}
+    narrow, unquantised = (
+        products_of("llama3-8b", spec={"layers": 1}, unquantised_modules=modules)[2] for modules in ((), ("mtp",))
+    )
+    assert "mlp_up" in unquantised and "mlp_up" not in narrow
 
 
 @pytest.mark.parametrize(("modules", "of_attention"), [((), 1), (("attention",), 2)])
@@ -127,9 +131,9 @@ def test_what_stays_in_16_bits_is_gathered_in_16_bits(modules, of_attention):
         "sequence_parallel": True,
         "kernels": "fused",
         "precision": "fp8_current",
-        "wide_modules": modules,
+        "unquantised_modules": modules,
     }
-    block = build_model(spec, Setting(micro_batch=1, sequence_length=1024, **split)).layers[1]
+    block = build_model(spec, RankSetting(micro_batch=1, sequence_length=1024, **split)).layers[1]
     for items, operator in ((block.forward, "f"), (block.backward, "g")):
         points = [i for i in items if isinstance(i, CommunicationPoint) and i.operator == operator]
         widths = [point.n_bytes / (1024 * spec.hidden) for point in points]
@@ -155,11 +159,11 @@ def test_gradients_are_added_to_sums_in_the_epilogue():
     spec = rename(CATALOG["llama3-8b"], "x", layers=2)
     for gradient_bytes, traffic in ((4, 8.0), (2, 4.0)):
         model = build_model(
-            spec, Setting(micro_batch=1, sequence_length=1024, kernels="fused", gradient_bytes=gradient_bytes)
+            spec, RankSetting(micro_batch=1, sequence_length=1024, kernels="fused", gradient_bytes=gradient_bytes)
         )
         wgrads = [item for item in kernels(model, GemmShape) if item.kernel_pass == "wgrad"]
         assert {item.result_bytes for item in wgrads} == {traffic}
-    unfused = build_model(spec, Setting(micro_batch=1, sequence_length=1024, kernels="megatron"))
+    unfused = build_model(spec, RankSetting(micro_batch=1, sequence_length=1024, kernels="megatron"))
     assert {item.result_bytes for item in kernels(unfused, GemmShape) if item.kernel_pass == "wgrad"} == {2}
 
 
@@ -198,7 +202,7 @@ def with_narrow(*modules, precision="fp8", **changes):
     spec = rename(CATALOG["llama3-8b"], "x", layers=1)
     model = build_model(
         spec,
-        Setting(
+        RankSetting(
             micro_batch=1,
             sequence_length=1024,
             precision=precision,
@@ -260,7 +264,7 @@ def test_one_kernel_for_all_experts_moves_what_its_epilogue_reads_and_writes():
     activation reads 2 x 2 bytes and writes 2 x 66 / 32.
     """
     spec = rename(CATALOG["mixtral-8x7b"], "x", layers=1)
-    setting = Setting(micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True)
+    setting = RankSetting(micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True)
     products = [i for i in kernels(build_model(spec, setting), GemmShape) if i.name == "grouped_gemm"]
     moved = {(i.kernel_pass, i.k): i.output_bytes for i in products}
     assert moved["forward", 4096] == 2 + 66 / 64 and moved["forward", 14336] == 0
@@ -274,7 +278,7 @@ def test_one_kernel_for_all_experts_activates_and_quantises():
     """
     spec = rename(CATALOG["mixtral-8x7b"], "x", layers=1)
     model = build_model(
-        spec, Setting(micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True)
+        spec, RankSetting(micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True)
     )
     names = [item.name for item in kernels(model, PointwiseShape)]
     assert names.count("quantize_mxfp8") == 6 and "swiglu" not in names
@@ -288,7 +292,9 @@ def test_fused_operations_write_what_products_read(precision, share, n_casts):
     (NVFP4's second level) only is found so, and those casts read 2 instead of 4 bytes.
     """
     spec = rename(CATALOG["llama3-8b"], "x", layers=1)
-    setting = Setting(micro_batch=1, sequence_length=1024, precision=precision, kernels="fused", fuses_operations=True)
+    setting = RankSetting(
+        micro_batch=1, sequence_length=1024, precision=precision, kernels="fused", fuses_operations=True
+    )
     shapes = kernels(build_model(spec, setting), PointwiseShape)
     casts = [item for item in shapes if item.name.startswith("quantize")]
     assert len(casts) == n_casts and (
@@ -308,7 +314,7 @@ def test_nvfp4_takes_an_experts_rows_in_four_launches():
         setting = {"micro_batch": 1, "sequence_length": 1024, "precision": precision, "kernels": "fused"}
         casts = [
             item
-            for item in kernels(build_model(spec, Setting(**setting)), PointwiseShape)
+            for item in kernels(build_model(spec, RankSetting(**setting)), PointwiseShape)
             if item.name.startswith("quantize")
         ]
         assert {cast.n_pieces for cast in casts} == {1, 8 * launches}
@@ -322,8 +328,8 @@ def test_biased_experts_of_megatron_clamp_and_add_in_kernels_of_their_own():
     and their sums of 4) and 10.
     """
     spec = rename(CATALOG["gpt-oss-120b"], "x", layers=1)
-    plain = build_model(spec, Setting(micro_batch=1, sequence_length=1024, kernels="fused"))
-    setting = Setting(micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True)
+    plain = build_model(spec, RankSetting(micro_batch=1, sequence_length=1024, kernels="fused"))
+    setting = RankSetting(micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True)
     fused = build_model(spec, setting)
     (block,) = [layer for layer in plain.layers if layer.name == "moe_block"]
     n_out, n_up = 1024 * 4 * 2880, 1024 * 4 * 2 * 2880
@@ -350,7 +356,7 @@ def test_graphs_of_whole_iterations_copy_what_experts_keep():
     rows, narrow = 1024 * 2, 33 / 32
     kept = {rows * 4096 * narrow, rows * 2 * 14_336 * 2, rows * 14_336 * narrow}
     for recompute, expected in ((None, kept), ("moe_act", kept - {rows * 14_336 * narrow})):
-        setting = Setting(
+        setting = RankSetting(
             micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True, stashes_experts=True,
             recompute="selective" if recompute else "none", recompute_modules=(recompute,) if recompute else (),
         )  # fmt: skip
@@ -370,15 +376,15 @@ def test_biases_of_fused_experts_are_added_by_products_and_their_gradients_summe
     for release, share in ((None, 16.6 / 139.0), ("26.06.01", 1223.8 / 139.0), ("26.08", 16.6 / 139.0)):
         assert FRAMEWORKS["megatron-core"].at(release).bias_summing == pytest.approx(share)
     common = {"micro_batch": 1, "sequence_length": 1024, "precision": "mxfp8", "kernels": "fused", "bias_summing": 0.5}
-    fused = build_model(spec, Setting(**common, fuses_experts=True))
+    fused = build_model(spec, RankSetting(**common, fuses_experts=True))
     products = [i for i in kernels(fused, GemmShape) if i.name == "grouped_gemm"]
     assert [(i.kernel_pass, i.n, i.summing) for i in products if i.summing] == [("dgrad", 2880, 0.5)]
     # a row of 2,880 in 16 bits for each of 128 experts, a weight in fp32 for each of four copies of a token
     sums = [(i.read_bytes, i.written_bytes) for i in kernels(fused, PointwiseShape) if i.name == "sum"]
     assert sums.count((2 * n_out, 2 * 128 * 2880 + 4 * 4 * 1024)) == 1
     for other in (
-        build_model(spec, Setting(**common)),
-        build_model(spec, Setting(**common, fuses_experts=True, lora_rank=8)),
+        build_model(spec, RankSetting(**common)),
+        build_model(spec, RankSetting(**common, fuses_experts=True, lora_rank=8)),
     ):
         assert not [i for i in kernels(other, GemmShape) if i.summing]
 
@@ -406,7 +412,7 @@ def test_fused_experts_leave_sms_to_the_exchange_beside_them():
 def test_narrow_products_of_experts_have_rows_in_whole_blocks(precision, rows):
     """Kimi K2: 4,096 tokens choose 8 of 384 experts, 85.3 rows each; Megatron's ``moe_router_padding_for_fp8`` pads to 16 or 32."""
     spec = rename(CATALOG["kimi-k2"], "x", layers=2, dense_layers=0)
-    model = build_model(spec, Setting(micro_batch=1, sequence_length=4096, precision=precision, kernels="fused"))
+    model = build_model(spec, RankSetting(micro_batch=1, sequence_length=4096, precision=precision, kernels="fused"))
     products = [shape for shape in kernels(model, GemmShape) if shape.name == "grouped_gemm"]
     assert {shape.k if shape.kernel_pass == "wgrad" else shape.m for shape in products} == {rows}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.program.op import HostWork, Kernel
-from simulator.program.program import HOST, Occurrence, Program, RankProgram, Stretch, Task
+from simulator.program.program import HOST, Occurrence, Program, RankProgram, Repetition, Task
 from simulator.program.stretch import find_stretch, insert_periods, leave_out_one, shifted
 
 SYNC = HostWork(name="sync", duration_s=0.0)
@@ -55,7 +55,7 @@ def test_fewer_than_two_equal_periods_are_no_stretch():
 
 def test_a_host_that_waits_for_nothing_runs_ahead_by_the_same_in_every_period():
     tasks = tuple(Task(PASS, micro_batch=i) for i in range(8))
-    assert find_stretch(tasks, list(range(8)), 8, 1) == Stretch(0, 8, 1)
+    assert find_stretch(tasks, list(range(8)), 8, 1) == Repetition(0, 8, 1)
 
 
 def test_a_host_that_waits_only_later_gets_there_after_all_that_it_issued_before():
@@ -73,12 +73,14 @@ def test_an_irregular_period_ends_the_stretch():
     tasks = list(row(8))
     tasks[5] = tasks[5]._replace(op=LAST)
     found = find_stretch(tasks, starts(8), 17, 1)
-    assert found == Stretch(6, 17, 2)  # five whole periods, and the wait of the irregular one, which is like the others
+    assert found == Repetition(
+        6, 17, 2
+    )  # five whole periods, and the wait of the irregular one, which is like the others
 
 
 def program_of(tasks, n_omitted=0):
     """Four periods of two tasks behind a first one, and what ends the program."""
-    rank = RankProgram(rank=0, members=(0,), tasks=tuple(tasks), stretch=Stretch(1, 9, 2))
+    rank = RankProgram(rank=0, members=(0,), tasks=tuple(tasks), stretch=Repetition(1, 9, 2))
     return Program(ranks=(rank,), n_omitted=n_omitted, period_micro_batches=1)
 
 

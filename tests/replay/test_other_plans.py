@@ -45,7 +45,7 @@ def simulated(**changes):
 @pytest.fixture(scope="module")
 def recording():
     run = simulated()
-    trace = from_timeline(run.timeline, world_size=4, everybody=True)
+    trace = from_timeline(run.timeline, world_size=4, all_members=True)
     job = PlannedJob(spec=load_model("gpt2-medium"), plan=run.plan, topology=open_topology("dgx-h100", 4))
     return reconstruct(trace), job
 

@@ -11,7 +11,7 @@ from simulator.analysis.metrics import PARTS
 from simulator.analysis.passes import Pass, in_flight, passes_of, table_of
 from simulator.answer import MEMORY_PARTS, bottleneck, memory_over_time
 from simulator.report import answer_charts, timeline_chart
-from simulator.report.agreement import Point, agreement_chart
+from simulator.report.agreement import MeasuredPoint, agreement_chart
 from simulator.report.answer_charts import breakdown_chart, memory_chart
 from simulator.report.constant_sources import constants_of
 from simulator.report.still_pages import schedule_page
@@ -231,7 +231,7 @@ def test_a_legend_of_passes_names_only_what_is_drawn(kinds):
 )
 def test_axes_of_agreement_name_few_values_and_no_two_series_look_alike(most, ticks):
     points = [
-        Point(plot="", series=f"{i:02}", label="x", measured=value, predicted=value)
+        MeasuredPoint(plot="", series=f"{i:02}", label="x", measured=value, predicted=value)
         for i, value in enumerate([1.1, *[most] * 9])
     ]
     chart = agreement_chart("agreement", "Agreement", points)

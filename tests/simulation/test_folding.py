@@ -187,7 +187,7 @@ def test_a_class_goes_at_the_pace_of_its_slowest_group_where_all_ranks_would_be_
     }  # fmt: skip
     every = simulated(plan, cluster="polaris", unfold=True)
     monkeypatch.setattr("simulator.simulation.MOST_SPLITS", 0)
-    monkeypatch.setattr("simulator.simulation.MOST_TASKS", 0)
+    monkeypatch.setattr("simulator.simulation.MOST_UNFOLDED_TASKS", 0)
     found = answer(plan, cluster="polaris")
     assert not found.scenario.unfold
     assert len(found.timeline.members) == 2

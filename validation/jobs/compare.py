@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from simulator.analysis.side_by_side import Part, ranked
+from simulator.analysis.side_by_side import Part, causes_of
 from simulator.models.layer import Model
 from simulator.program.program import COMPUTE
 from simulator.timeline import Timeline
@@ -90,7 +90,7 @@ class Comparison:
 
     def causes(self) -> list[tuple[str, float]]:
         """Parts by how much they add to the difference of the iteration, largest first."""
-        return [(part.name, part.difference_s) for part in ranked(self.parts)]
+        return causes_of(self.parts)
 
 
 def compare(seen: Sequence[Seen], size: GptSize, settings: Settings) -> Comparison:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simulator.analysis.side_by_side import Part, ranked
+from simulator.analysis.side_by_side import Part, causes_of
 from simulator.errors import CalibrationError, ThresholdError
 from simulator.interop.cluster import ImportedCluster
 from validation.jobs.job_settings import Settings
@@ -52,7 +52,7 @@ class GpuComparison:
             for o in self.found.outcomes
             if o.predicted is not None and o.row.metric in _PHASES
         ]
-        return [(part.name, part.difference_s) for part in ranked(phases)]
+        return causes_of(phases)
 
     def iterations(self) -> list[Outcome]:
         """Return the judged iterations."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from simulator.analysis.side_by_side import Part, ranked
+from simulator.analysis.side_by_side import Part, causes_of
 from simulator.errors import SimulatorError
 from simulator.models.layer import KernelShape
 from simulator.program.program import COMPUTE
@@ -123,7 +123,7 @@ class JobComparison:
 
     def causes(self) -> list[tuple[str, float]]:
         """Parts by how much they add to the difference of the iteration, largest first."""
-        return [(part.name, part.difference_s) for part in ranked(self.parts)]
+        return causes_of(self.parts)
 
 
 def compare_job(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from simulator.analysis.side_by_side import relative_error
-from simulator.report.agreement import Point
+from simulator.report.agreement import MeasuredPoint
 from simulator.report.grid import Grid
 from validation.tables.error_tables import percent, print_spaced, write_agreement
 
@@ -118,7 +118,7 @@ def write_page(path: str | Path, name: str, found: Sequence[Comparison]) -> None
         reduced = [(f"all_reduce of {n} bytes", p, m) for n, p, m in one.collectives]
         for plot, rows in (("iterations and operators, seconds per step", steps), ("collectives, seconds", reduced)):
             points += [
-                Point(plot=plot, series=_processes(one.n_ranks), label=label, predicted=p, measured=m)
+                MeasuredPoint(plot=plot, series=_processes(one.n_ranks), label=label, predicted=p, measured=m)
                 for label, p, m in rows
             ]
     tables = [table for one in found for table in tables_of(name, one)]

@@ -16,7 +16,7 @@ from simulator.models.spec import ModelSpec
 from simulator.plan import FRAMEWORKS, ParallelPlan, Recompute
 from simulator.plan.module_names import FP8_MODULES
 from simulator.plan.parallel_plan import SETTINGS
-from simulator.plan.vocabularies import RECOMPUTES
+from simulator.plan.vocabularies import RECOMPUTES, Usual
 from validation.tables.frameworks import (
     PUBLISHED,
     blocks_launches,
@@ -48,30 +48,6 @@ _PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "bf16+fp8": "fp8", "amp": "a
 _RECOMPUTE_WORDS = dict.fromkeys(
     ("op", "selective_op", "selective op", "core_attn", "attn"), "selective"
 ) | dict.fromkeys(("block", "uniform", "full_block", "full block", "activation checkpointing"), "full")
-#: Megatron-Core by itself, and under NVIDIA's recipes
-_CORE = ("megatron-core", "megatron-bridge")
-#: frameworks whose recipes say how experts are split
-_RECIPES_OF_EXPERTS = ("megatron-bridge",)
-#: fused kernels, sequence parallelism and interleaved pipelines as a matter of course
-_MODERN = (*_CORE, "llama3-4d")
-#: frameworks whose recipes run fused attention
-_WITH_FLASH = (
-    *_MODERN,
-    "torchtitan",
-    "torchtitan-compile",
-    "automodel",
-    "automodel-liger",
-    "automodel-te",
-    "fsdp",
-    "llm-foundry",
-    "fused",
-    "internevo",
-    "nanotron",
-    "jax",
-    "flash-attn",
-    "flash-attn-fsdp",
-)
-_MEGATRON = ("megatron", "megatron-2021", *_CORE, "megatron-deepspeed", "libai")
 #: Megatron's guidance: the bubble (pp - 1) / n_micro_batches stays small when there are several per stage
 _MICRO_BATCHES_PER_STAGE = 6
 #: micro-batches per stage of a plan whose batch nobody states, as on the command line
@@ -95,6 +71,7 @@ _ATTENTIONS: dict[str, tuple[str, str | None]] = {
 #: NeMo container from which Transformer Engine prefers cuDNN's fused attention to FlashAttention 2 on Hopper
 _CUDNN_ATTENTION = "24.05"
 _NORM_KERNEL = "rms_norm_kernel"
+#: framework -> who says that its runs keep all activations
 _RECOMPUTES_NOTHING = {"llama3-4d": "arXiv:2407.21783, section 3.3.2, trains without activation checkpointing"}
 
 
@@ -110,6 +87,10 @@ class Case:
     #: What a row changes of the cluster's file, and a limit of power where it says that there is one.
     overrides: tuple[tuple[str, str], ...] = ()
     alternatives: tuple[ParallelPlan, ...] = ()  #: Tried in turn while the plan before does not fit in memory.
+
+
+def _is_usual(framework: str, what: Usual) -> bool:
+    return what in FRAMEWORKS[framework].usual
 
 
 def _degrees(row: Row, assumed: list[str]) -> dict[str, int]:
@@ -182,8 +163,9 @@ def _attention(row: Row, framework: str, spec: ModelSpec, assumed: list[str]) ->
         return {"attention": attention, "attention_kernel": name}
     flash = row.flag("flash_attention")
     if flash is None:
-        flash = framework in _WITH_FLASH or spec.gated_mlp
-        models = " with models of Llama's kind" if spec.gated_mlp and framework not in _WITH_FLASH else ""
+        is_usual = _is_usual(framework, "flash")
+        flash = is_usual or spec.gated_mlp
+        models = " with models of Llama's kind" if spec.gated_mlp and not is_usual else ""
         assumed.append(f"attention {'flash' if flash else 'eager'}: usual for {framework}{models}")
     return {"attention": "flash" if flash else "eager"}
 
@@ -223,13 +205,13 @@ def _virtual_pp(row: Row, degrees: Mapping[str, int], layers: int, framework: st
     if stated or degrees["pp"] == 1:
         return max(stated, 1)
     said = f"{row.text('framework')} {row.text('schedule')}".lower()
-    interleaves = "interleav" in said or (framework in _MODERN and "megatron-lm" not in said)
+    interleaves = "interleav" in said or (_is_usual(framework, "interleaving") and "megatron-lm" not in said)
     counted = layers + 2 if layers % degrees["pp"] else layers
     per_stage = counted // degrees["pp"]
     divisors = [n for n in range(2, per_stage + 1) if per_stage % n == 0]
     if not interleaves or counted % degrees["pp"] or not divisors:
         chunks = 1
-    elif framework in _MODERN:
+    elif _is_usual(framework, "interleaving"):
         chunks = max(n for n in divisors if n <= max(_MAX_CHUNKS, divisors[0]))
     else:
         chunks = divisors[0]
@@ -250,7 +232,7 @@ def _micro_batch(
 ) -> int | None:
     """Return sequences per micro-batch; where blank, the largest power of two with a small bubble."""
     stated = row.integer("micro_batch", 0)
-    if stated and framework.startswith("torchtitan") and degrees["pp"] > 1:
+    if stated and _is_usual(framework, "local_batch") and degrees["pp"] > 1:
         pieces = stated // max(1, stated // degrees["pp"])
         size = stated // pieces if stated % pieces == 0 else 1
         if size != stated:
@@ -285,7 +267,8 @@ def _sequence_parallel(row: Row, tp: int, framework: str, recompute: str, assume
         return False
     if stated is not None:
         return stated
-    chosen = framework in _MODERN or FRAMEWORKS[framework].parallel_recipe.get("sequence_parallel", False)
+    by_recipe = FRAMEWORKS[framework].parallel_recipe.get("sequence_parallel", False)
+    chosen = by_recipe or _is_usual(framework, "sequence_parallel")
     chosen = chosen or (framework == "megatron" and recompute == "selective")
     assumed.append(f"sequence_parallel {'on' if chosen else 'off'}: usual for {framework}, recompute {recompute}")
     return chosen
@@ -330,17 +313,17 @@ def _usual(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[s
     if "apex" in said or "paddle" in said:
         facts["overlap"] = False
         assumed.append("overlap off: these trainers reduce once, after accumulation")
-    if degrees["cp"] > 1 and framework.startswith("torchtitan"):
+    if degrees["cp"] > 1 and _is_usual(framework, "unbalanced_context"):
         facts["cp_load_balance"] = False
         assumed.append("cp_load_balance off: torchtitan's tables are older than its balancer")
     if blocking := blocks_launches(row.text("source"), degrees["gpus"]):
         facts["launch_blocking"] = True
         assumed.append(blocking)
     local = re.search(r"local batch (\d+)", row.text("notes").lower())
-    if framework.startswith("automodel") and degrees["pp"] > 1 and local:
+    if _is_usual(framework, "drained_batch") and degrees["pp"] > 1 and local:
         facts["pipeline_batch"] = int(local[1]) // max(1, row.integer("micro_batch", 1))
         assumed.append(f"pipeline_batch {facts['pipeline_batch']}: its local batch, one call of the schedule")
-    if framework in _CORE and degrees["dp"] > 1:
+    if _is_usual(framework, "parameter_gather") and degrees["dp"] > 1:
         facts["overlap_parameter_gather"] = True
         assumed.append("parameter gather overlapped: usual for megatron-core")
     return facts
@@ -349,10 +332,11 @@ def _usual(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[s
 def _expert_split(degrees: Mapping[str, int], framework: str, assumed: list[str]) -> dict[str, int]:
     """Return the experts' own tensor-parallel degree where theirs cannot be that of the dense layers."""
     ranks = degrees["dp"] * degrees["cp"] * degrees["tp"]
-    if framework in _RECIPES_OF_EXPERTS and degrees["ep"] > ranks:
+    says_how = bool(FRAMEWORKS[framework].expert_recipe)
+    if says_how and degrees["ep"] > ranks:
         assumed.append(f"ep {ranks} for the printed {degrees['ep']}: a stage has no more ranks")
         return {"ep": ranks}
-    if framework in _RECIPES_OF_EXPERTS or degrees["dp"] * degrees["cp"] % degrees["ep"] == 0:
+    if says_how or degrees["dp"] * degrees["cp"] % degrees["ep"] == 0:
         return {}
     assumed.append(
         f"etp 1: ep {degrees['ep']} does not divide dp x cp, so experts lie over the tensor-parallel ranks, too"
@@ -370,7 +354,7 @@ def _heavier(row: Row, plan: ParallelPlan, layers: int, recompute: Sequence[Reco
     """
     if plan.framework in _RECOMPUTES_NOTHING:
         yield replace(plan, recompute="selective", recompute_modules="layernorm")
-    if plan.framework.startswith("torchtitan") and plan.pp == 1 and not recompute:
+    if _is_usual(plan.framework, "local_batch") and plan.pp == 1 and not recompute:
         yield from (
             replace(plan, micro_batch=n) for n in range(plan.micro_batch - 1, 0, -1) if plan.micro_batch % n == 0
         )
@@ -437,7 +421,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     task = read_task(row, assumed)
     degrees = _degrees(row, assumed)
     framework, sharding = _framework(row, degrees, assumed)
-    pad = 128 * degrees["tp"] if framework in _MEGATRON else 1
+    pad = 128 * degrees["tp"] if _is_usual(framework, "padded_vocabulary") else 1
     spec, about_model = spec_of(row, pad_vocab_to=pad, fused_style=framework in ("fused", "compiled-ddp"))
     topology, different, where = machine_of(row.text("source"), machine)
     changes |= different

@@ -15,7 +15,7 @@ from math import comb
 from simulator.collectives.shape import shape_of
 from simulator.errors import ConfigError
 from simulator.interop import open_topology
-from simulator.kernels.dispatcher import DispatchConstants, Dispatcher, copying_s, larger
+from simulator.kernels.dispatcher import DispatchConstants, DispatcherKernels, copying_s, larger
 from simulator.program.op import Routed
 from simulator.topology import Topology
 from validation.tables.outcome import one_by_one
@@ -82,9 +82,9 @@ _LOW_LATENCY = {"dispatch": (0.48, 0.80), "combine": (0.64, 0.85)}
 
 
 @cache
-def _machine(name: str, n_gpus: int) -> tuple[Topology, Dispatcher]:
+def _machine(name: str, n_gpus: int) -> tuple[Topology, DispatcherKernels]:
     topology = open_topology(name, n_gpus)
-    return topology, Dispatcher.of(topology.device(0))
+    return topology, DispatcherKernels.of(topology.device(0))
 
 
 def _exchange_us(row: Row) -> tuple[float, str]:
@@ -106,7 +106,7 @@ def _exchange_us(row: Row) -> tuple[float, str]:
 
 
 def _deepep_s(
-    operator: str, routed: Routed, n_sms: int, n_nodes: int, topology: Topology, dispatcher: Dispatcher
+    operator: str, routed: Routed, n_sms: int, n_nodes: int, topology: Topology, dispatcher: DispatcherKernels
 ) -> float:
     if n_nodes > 1:
         return network_s(operator, routed, n_sms, _nic_rate(topology))
@@ -145,7 +145,7 @@ def noted_exchange_s(row: Row, topology: Topology) -> float:
         return nvlink_s(kernel, operator, routed, _nvlink_rate(topology, n_gpus))
     n_sms = re.search(r"(\d+) sms", kernel)
     return _deepep_s(
-        operator, routed, int(n_sms[1]) if n_sms else 20, n_nodes, topology, Dispatcher.of(topology.device(0))
+        operator, routed, int(n_sms[1]) if n_sms else 20, n_nodes, topology, DispatcherKernels.of(topology.device(0))
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from simulator.report.agreement import Point, agreement_chart
+from simulator.report.agreement import MeasuredPoint, agreement_chart
 from simulator.report.grid import Grid
 from simulator.report.markup import element
 from simulator.report.page import Section, make_page
@@ -184,7 +184,7 @@ def print_tables(
     out.print(f"{predicted} of {len(outcomes)} rows predicted{said}", highlight=False)
 
 
-def _points(outcomes: Sequence[Outcome]) -> list[Point]:
+def _points(outcomes: Sequence[Outcome]) -> list[MeasuredPoint]:
     points = []
     for outcome in outcomes:
         row = outcome.row
@@ -193,7 +193,9 @@ def _points(outcomes: Sequence[Outcome]) -> list[Point]:
         series = row.text("op") or row.text("collective") or row.key("source")
         name = f"{row.kind}: {row.metric}"
         label = f"{row.row_id}: {describe_row(outcome)}"
-        points.append(Point(plot=name, series=series, label=label, measured=row.measured, predicted=outcome.predicted))
+        points.append(
+            MeasuredPoint(plot=name, series=series, label=label, measured=row.measured, predicted=outcome.predicted)
+        )
     return points
 
 
@@ -214,7 +216,9 @@ def write_page(path: str | Path, validation: Validation) -> None:
     write_agreement(path, "Predicted against measured", note, _points(outcomes), [t for t in tables if t.rows])
 
 
-def write_agreement(path: str | Path, title: str, note: str, points: Sequence[Point], tables: Sequence[Grid]) -> None:
+def write_agreement(
+    path: str | Path, title: str, note: str, points: Sequence[MeasuredPoint], tables: Sequence[Grid]
+) -> None:
     """Write a page: a plot of each kind of point, the tables below, and what was compared as a note at the top."""
     charts = [
         agreement_chart(f"plot-{index}", name, [point for point in points if point.plot == name])

@@ -158,7 +158,7 @@ def recipe_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any
             f"release {row.text('release')}: neither a container (26.06) nor a month, current software taken"
         )
     month = re.fullmatch(r"20(\d\d)-(\d\d)", row.text("release"))
-    has_own_modules = FRAMEWORKS[framework].gates_fused_since and not FRAMEWORKS[framework].calls_modules
+    has_own_modules = FRAMEWORKS[framework].rope_and_swiglu_fused_since and not FRAMEWORKS[framework].calls_modules
     if month and (has_own_modules or "nvidia/megatron-lm" in row.text("source").lower() or row.text("task") == "lora"):
         fields["release"] = f"{month[1]}.{month[2]}"
         assumed.append(f"release {fields['release']}: the software of the month of publication")

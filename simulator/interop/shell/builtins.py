@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simulator.interop.shell.conditions import Conditions
+from simulator.interop.shell.conditions import ShellConditions
 from simulator.interop.shell.expansion import Assignment, assignment, unescaped
 from simulator.interop.shell.getopt import options_of
 from simulator.interop.shell.state import MOST_CHARACTERS, split_name
@@ -24,7 +24,7 @@ _FORMAT = re.compile(
 
 
 @dataclass(slots=True, kw_only=True)
-class Builtins(Conditions):
+class Builtins(ShellConditions):
     """Does what builtins do."""
 
     source: Source = field(default_factory=lambda: Source(None))  #: What commands read.

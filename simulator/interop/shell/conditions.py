@@ -43,7 +43,7 @@ def opposite(a: bool | None) -> bool | None:
     return None if a is None else not a
 
 
-class Conditions(Expander):
+class ShellConditions(Expander):
     """Evaluates conditions."""
 
     __slots__ = ()
@@ -171,7 +171,7 @@ class Conditions(Expander):
 class _Reader:
     """Reads ``[[ ... ]]``; what it returns is evaluated only where it counts."""
 
-    def __init__(self, conditions: Conditions, words: Sequence[Word]) -> None:
+    def __init__(self, conditions: ShellConditions, words: Sequence[Word]) -> None:
         self.conditions, self.words, self.at = conditions, words, 0
 
     def text(self, ahead: int = 0) -> str:

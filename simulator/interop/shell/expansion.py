@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from simulator.interop.shell.parameters import Parameters, Part
+from simulator.interop.shell.parameters import Parameters, WordPart
 from simulator.interop.shell.patterns import BoundError, in_braces, quoted
 from simulator.interop.shell.state import MOST_CHARACTERS
 from simulator.interop.shell.syntax import OPEN, SPECIAL, Word, after_quotation, closing, split_words
@@ -207,7 +207,7 @@ class Expander(Parameters):
             for text, kind in self.parts(raw)
         )
 
-    def parts(self, raw: str, mode: str = "word") -> Iterator[Part]:
+    def parts(self, raw: str, mode: str = "word") -> Iterator[WordPart]:
         """Yield the parts of a word.
 
         Parameters
@@ -221,7 +221,7 @@ class Expander(Parameters):
             home = self.value("HOME")
             if home is None:
                 self.note("what ~ stands for is not known: it stands as it is")
-            yield Part("~" if home is None else home, "quoted")
+            yield WordPart("~" if home is None else home, "quoted")
             at = 1
         while at < len(raw):
             char = raw[at]
@@ -231,7 +231,7 @@ class Expander(Parameters):
                     continue
                 is_inside = not is_inside
                 if not is_inside and (has_text or not is_void):
-                    yield Part("", "quoted")
+                    yield WordPart("", "quoted")
                 has_text = is_void = False
             elif char == "$" and at + 1 < len(raw):
                 found, at = self.parameter(raw, at, is_quoted=is_inside)
@@ -246,24 +246,24 @@ class Expander(Parameters):
                 following = raw[at + 1]
                 special = "$`\\\n" + ('"' if mode != "document" else "") + ("}" if mode == "quoted" else "")
                 text = following if not is_inside or following in special else "\\" + following
-                yield Part("" if following == "\n" else text, "quoted" if following != "\n" else "literal")
+                yield WordPart("" if following == "\n" else text, "quoted" if following != "\n" else "literal")
                 at, has_text = at + 2, True
             elif char == OPEN:
                 end = after_quotation(raw, at)
-                yield Part(raw[at:end], "quoted" if is_inside else "literal")
+                yield WordPart(raw[at:end], "quoted" if is_inside else "literal")
                 at, has_text = end, True
             elif char == "'" and not is_inside:
                 end = after_quotation(raw, at)
-                yield Part(raw[at + 1 : end - 1], "quoted")
+                yield WordPart(raw[at + 1 : end - 1], "quoted")
                 at = end
             else:
                 end = at + 1
                 while end < len(raw) and raw[end] not in '\\"`$\ue000' and (is_inside or raw[end] != "'"):
                     end += 1
-                yield Part(raw[at:end], "quoted" if is_inside else "literal")
+                yield WordPart(raw[at:end], "quoted" if is_inside else "literal")
                 at, has_text = end, True
 
-    def parameter(self, raw: str, at: int, *, is_quoted: bool) -> tuple[list[Part], int]:
+    def parameter(self, raw: str, at: int, *, is_quoted: bool) -> tuple[list[WordPart], int]:
         """Expand what begins with a dollar; return its parts and the place after it."""
         following = raw[at + 1]
         if following in "({[":
@@ -272,19 +272,19 @@ class Expander(Parameters):
                 return self._bracketed(raw[at:end], is_quoted=is_quoted), end
         if following == "'" and not is_quoted:
             end = after_quotation(raw, at)
-            return [Part(unescaped(raw[at + 2 : end - 1]), "quoted")], end
+            return [WordPart(unescaped(raw[at + 2 : end - 1]), "quoted")], end
         if following == '"' and not is_quoted:
             return [], at + 1
         match = _NAME.match(raw, at + 1)
         name = match[0] if match else following
         if not match and name not in "0123456789#@*?$!-":
-            return [Part("$", "quoted")], at + 1
+            return [WordPart("$", "quoted")], at + 1
         end = at + 1 + len(name)
         if name in ("@", "*"):
             return self.listed(self.places(), is_quoted=is_quoted, is_star=name == "*"), end
         return [self._part(self.known(name), is_quoted)], end
 
-    def _bracketed(self, raw: str, *, is_quoted: bool) -> list[Part]:
+    def _bracketed(self, raw: str, *, is_quoted: bool) -> list[WordPart]:
         if raw.startswith("${"):
             return self.braced(raw[2:-1], is_quoted=is_quoted)
         if raw.startswith("$[") or (raw.startswith("$((") and raw.endswith("))")):

@@ -16,7 +16,7 @@ from simulator.interop.shell.parser import parse_script
 from simulator.interop.shell.redirections import Redirections
 from simulator.interop.shell.state import MANY_ELEMENTS, Command, DropError
 from simulator.interop.shell.streams import TOOLS, Sink, Source, output_of
-from simulator.interop.shell.syntax import Node
+from simulator.interop.shell.syntax import Statement
 from simulator.interop.shell.variables import Variables, numbered
 from simulator.interop.shell.xargs import commands_of
 from simulator.interop.typed_values import readable
@@ -60,8 +60,8 @@ class LoopError(Exception):
 class Launches(Redirections):
     """Notes commands, and walks what they hand to another shell."""
 
-    functions: dict[str, Node] = field(default_factory=dict)
-    known_texts: dict[tuple[str, str, int], Sequence[Node]] = field(default_factory=dict)  #: Cut into statements.
+    functions: dict[str, Statement] = field(default_factory=dict)
+    known_texts: dict[tuple[str, str, int], Sequence[Statement]] = field(default_factory=dict)  #: Cut into statements.
     n_captures: int = 0  #: Command substitutions around: what they launch is no launch.
     n_loops: int = 0  #: Loops around.
     n_calls: int = 0  #: Functions and sourced files around, which may be returned from.
@@ -73,15 +73,15 @@ class Launches(Redirections):
     running: tuple[str, ...] = ()  #: Files of the scripts around.
 
     @abstractmethod
-    def go_on(self, nodes: Sequence[Node]) -> int | None:
+    def go_on(self, nodes: Sequence[Statement]) -> int | None:
         """Walk statements of which the first sees the status before them."""
 
     @abstractmethod
-    def one(self, node: Node) -> int | None:
+    def one(self, node: Statement) -> int | None:
         """Walk one statement."""
 
     @abstractmethod
-    def whole(self, nodes: Sequence[Node]) -> None:
+    def whole(self, nodes: Sequence[Statement]) -> None:
         """Walk a script, and what it leaves to its end."""
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Launches(Redirections):
             except LoopError:
                 self.status = status
 
-    def call(self, function: Node, arguments: list[str]) -> int | None:
+    def call(self, function: Statement, arguments: list[str]) -> int | None:
         """Walk a function."""
         kept = self.arguments, self.has_all_arguments, self.n_loops, self.n_waits
         self.arguments, self.has_all_arguments, self.n_loops = numbered(arguments, 1), True, 0
@@ -280,7 +280,7 @@ class Launches(Redirections):
         with self.deeper():
             return self.go_on(self.parsed(text, line))
 
-    def parsed(self, text: str, line: int) -> Sequence[Node]:
+    def parsed(self, text: str, line: int) -> Sequence[Statement]:
         """Return the statements of a text that stands in a line of the script; a loop may ask for them again."""
         key = (text, self.file, line)
         if len(self.known_texts) > _MOST_TEXTS:

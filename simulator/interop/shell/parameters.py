@@ -25,7 +25,7 @@ _MOST_WORDS = 100_000
 _NAMED = re.compile(r"[A-Za-z_]\w*|\d+|[@*#?$!-]")
 
 
-class Part(NamedTuple):
+class WordPart(NamedTuple):
     """A part of a word."""
 
     text: str
@@ -40,7 +40,7 @@ class Parameters(State):
     __slots__ = ()
 
     @abstractmethod
-    def parts(self, raw: str, mode: str = "word") -> Iterator[Part]:
+    def parts(self, raw: str, mode: str = "word") -> Iterator[WordPart]:
         """Yield the parts of a word, see :class:`simulator.interop.shell.expansion.Expander`."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Parameters(State):
         self.step(len(variable) // MANY_ELEMENTS)
         return variable.items()
 
-    def braced(self, inner: str, *, is_quoted: bool) -> list[Part]:
+    def braced(self, inner: str, *, is_quoted: bool) -> list[WordPart]:
         """Expand what stands between braces."""
         if inner[:1] == "#" and len(inner) > 1 and (found := self._named(inner[1:])) and not found[2]:
             return [self._part(self._count(found[0], found[1]), is_quoted)]
@@ -95,20 +95,20 @@ class Parameters(State):
         end = closing(inner, at)
         return name, inner[at + 1 : end], inner[end + 1 :]
 
-    def _part(self, text: str, is_quoted: bool) -> Part:
-        return Part(text, "quoted" if is_quoted else "split")
+    def _part(self, text: str, is_quoted: bool) -> WordPart:
+        return WordPart(text, "quoted" if is_quoted else "split")
 
-    def listed(self, values: Sequence[str], *, is_quoted: bool, is_star: bool) -> list[Part]:
+    def listed(self, values: Sequence[str], *, is_quoted: bool, is_star: bool) -> list[WordPart]:
         """Return the parts of several values: joined where they are quoted and starred."""
         joint = self.separators()[:1] if is_star else " "
         if is_star and is_quoted:
-            return [Part(joint.join(values), "quoted")]
-        found: list[Part] = []
+            return [WordPart(joint.join(values), "quoted")]
+        found: list[WordPart] = []
         if len(values) > _MOST_WORDS:
             self.refuse(f"an array gives {len(values):,} words", hint=f"at most {_MOST_WORDS:,}; no launch has so many")
         self.step(len(values) // MANY_ELEMENTS)
         for value in values:
-            found += [*([Part(joint, "break")] if found else []), self._part(value, is_quoted)]
+            found += [*([WordPart(joint, "break")] if found else []), self._part(value, is_quoted)]
         return found
 
     def _count(self, name: str, subscript: str | None) -> str:
@@ -123,7 +123,7 @@ class Parameters(State):
     def _element(self, name: str, subscript: str) -> str | None:
         return self.element(name, self.text_of(subscript))
 
-    def _indirect(self, name: str, subscript: str | None, operation: str, *, is_quoted: bool) -> list[Part]:
+    def _indirect(self, name: str, subscript: str | None, operation: str, *, is_quoted: bool) -> list[WordPart]:
         """Expand ``${!name}``, ``${!name[@]}`` and ``${!prefix*}``."""
         if subscript in ("@", "*"):
             held = self.elements(name)
@@ -137,7 +137,7 @@ class Parameters(State):
             return [self._part(other if is_unknown(other) else unknown(f"${{!{name}}}"), is_quoted)]
         return self._expanded(found[0], found[1], operation, is_quoted=is_quoted)
 
-    def _expanded(self, name: str, subscript: str | None, operation: str, *, is_quoted: bool) -> list[Part]:
+    def _expanded(self, name: str, subscript: str | None, operation: str, *, is_quoted: bool) -> list[WordPart]:
         is_list = subscript in ("@", "*") or name in ("@", "*")
         is_default = re.match(r":?[-=+?]", operation) is not None
         if is_list:
@@ -166,7 +166,7 @@ class Parameters(State):
             return self.known(name)
         return self.value(name) if self.is_set(name) else None
 
-    def _chosen(self, value: str | None, operation: str, name: str, *, is_quoted: bool) -> list[Part]:
+    def _chosen(self, value: str | None, operation: str, name: str, *, is_quoted: bool) -> list[WordPart]:
         """Expand ``:-word`` and its like."""
         is_strict = operation.startswith(":")
         sign, word = operation[is_strict : is_strict + 1], operation[is_strict + 1 :]
@@ -183,9 +183,9 @@ class Parameters(State):
             return [self._part(self.known(name) if "[" not in name else self.text_of(word, mode), is_quoted)]
         return self._of_word(word, mode)
 
-    def _of_word(self, word: str, mode: str) -> list[Part]:
+    def _of_word(self, word: str, mode: str) -> list[WordPart]:
         """Return the parts of a default: what is not quoted in it is split."""
-        found = [Part(text, "split" if kind == "literal" else kind) for text, kind in self.parts(word, mode)]
+        found = [WordPart(text, "split" if kind == "literal" else kind) for text, kind in self.parts(word, mode)]
         return found or [self._part("", mode == "quoted")]
 
     # -- operations ------------------------------------------------------------------------------------------------

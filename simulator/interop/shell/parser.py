@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from simulator.errors import ConfigError
-from simulator.interop.shell.syntax import Lexer, Node, Redirection, Word, closing
+from simulator.interop.shell.syntax import Lexer, Redirection, Statement, Word, closing
 
 _SIGN = re.compile(r"(\d*|\{\w+\})(<<<|<<-|&>>|<<|>>|&>|>&|<&|>\||<>|<|>)")
 _ENDS = {"then", "fi", "elif", "else", "do", "done", "esac", "}", ")", ";;", ";&", ";;&"}
 _NAME = re.compile(r"[A-Za-z_][\w:.-]*")
 
 
-def parse_script(text: str, file: str, *, first_line: int = 1) -> Sequence[Node]:
+def parse_script(text: str, file: str, *, first_line: int = 1) -> Sequence[Statement]:
     """Return the statements of a script; a ConfigError names the line where they are not well-formed."""
     parser = _Parser(Lexer(text, file, first_line).words(), file)
     return parser.statements(is_whole=True)
@@ -55,9 +55,9 @@ class _Parser:
         while self.is_next("\n", ";"):
             self.at += 1
 
-    def statements(self, *, is_whole: bool = False) -> Sequence[Node]:
+    def statements(self, *, is_whole: bool = False) -> Sequence[Statement]:
         """Return the statements up to a word that ends them."""
-        found: list[Node] = []
+        found: list[Statement] = []
         while True:
             self.skip_lines()
             if self.next is None:
@@ -70,20 +70,20 @@ class _Parser:
             chain = self.chain()
             if self.is_next("&"):
                 self.take()
-                chain = Node(kind="background", line=chain.line, body=[chain])
+                chain = Statement(kind="background", line=chain.line, body=[chain])
             found.append(chain)
 
-    def chain(self) -> Node:
+    def chain(self) -> Statement:
         """Return a statement with its ``&&`` and ``||``."""
         left = self.pipeline()
         while self.is_next("&&", "||"):
             kind = "and" if self.take().text == "&&" else "or"
             while self.is_next("\n"):
                 self.at += 1
-            left = Node(kind=kind, line=left.line, body=[left], other=[self.pipeline()])
+            left = Statement(kind=kind, line=left.line, body=[left], other=[self.pipeline()])
         return left
 
-    def pipeline(self) -> Node:
+    def pipeline(self) -> Statement:
         ahead = self.words[self.at + 1 : self.at + 2]
         if self.is_next("time") and ahead and (not ahead[0].is_operator or ahead[0].text == "("):
             self.take()
@@ -91,16 +91,16 @@ class _Parser:
                 self.take()
         if self.is_next("!"):
             line = self.take().line
-            return Node(kind="not", line=line, body=[self.pipeline()])
+            return Statement(kind="not", line=line, body=[self.pipeline()])
         parts = [self.compound()]
         while self.is_next("|", "|&"):
             self.take()
             while self.is_next("\n"):
                 self.at += 1
             parts.append(self.compound())
-        return parts[0] if len(parts) == 1 else Node(kind="pipe", line=parts[0].line, body=parts)
+        return parts[0] if len(parts) == 1 else Statement(kind="pipe", line=parts[0].line, body=parts)
 
-    def compound(self) -> Node:
+    def compound(self) -> Statement:
         word = self.next
         if word is None:
             self.take()
@@ -109,12 +109,12 @@ class _Parser:
             "if": self.branch, "for": self.loop, "select": self.loop, "while": self.loop_while, "until": self.loop_while,
             "case": self.case, "function": self.function, "[[": self.test, "{": self.group, "(": self.group,
         }  # fmt: skip
-        node: Node
+        node: Statement
         if word.text in readers and (not word.is_operator or word.text == "("):
             node = readers[word.text]()
         elif word.text.startswith("((") and word.text.endswith("))"):
             self.take()
-            node = Node(kind="arithmetic", line=word.line, word=Word(word.text[2:-2], word.line))
+            node = Statement(kind="arithmetic", line=word.line, word=Word(word.text[2:-2], word.line))
         elif self.is_function():
             node = self.function()
         elif word.text == "coproc" and not word.is_operator:
@@ -128,11 +128,11 @@ class _Parser:
         ahead = [word.text for word in self.words[self.at : self.at + 3]]
         return len(ahead) == 3 and ahead[1:] == ["(", ")"] and bool(_NAME.fullmatch(ahead[0]))
 
-    def command(self) -> Node:
+    def command(self) -> Statement:
         """Return a simple command."""
         first = self.next
         assert first is not None
-        node = Node(kind="command", line=first.line, words=[])
+        node = Statement(kind="command", line=first.line, words=[])
         while self.next is not None and not (self.next.is_operator and not _SIGN.fullmatch(self.next.text)):
             if self.next.is_operator:
                 self.redirections(node)
@@ -143,7 +143,7 @@ class _Parser:
             self.take()  # an operator without a command
         return node
 
-    def redirections(self, node: Node) -> None:
+    def redirections(self, node: Statement) -> None:
         while (sign := self.next) is not None and sign.is_operator and (match := _SIGN.fullmatch(sign.text)):
             self.take()
             if self.next is None or self.next.is_operator:
@@ -153,15 +153,15 @@ class _Parser:
                 is_literal, target = target.text[:1] == "'", Word(target.text[1:], target.line)
             node.redirections.append(Redirection(stream=match[1], sign=match[2], target=target, is_literal=is_literal))
 
-    def group(self) -> Node:
+    def group(self) -> Statement:
         opening = self.take()
         body = self.statements()
         self.expect("}" if opening.text == "{" else ")")
-        return Node(kind="group" if opening.text == "{" else "subshell", line=opening.line, body=body)
+        return Statement(kind="group" if opening.text == "{" else "subshell", line=opening.line, body=body)
 
-    def branch(self) -> Node:
+    def branch(self) -> Statement:
         line = self.take().line
-        node = Node(kind="if", line=line)
+        node = Statement(kind="if", line=line)
         while True:
             condition = self.statements()
             self.expect("then")
@@ -173,9 +173,9 @@ class _Parser:
             if word.text != "elif":
                 return node
 
-    def loop(self) -> Node:
+    def loop(self) -> Statement:
         opening, name = self.take(), self.take()
-        node = Node(kind=opening.text, line=opening.line, word=name)
+        node = Statement(kind=opening.text, line=opening.line, word=name)
         if name.text.startswith("(("):
             node.kind, parts = "count", _parts(name.text[2:-2])
             if len(parts) != 3:
@@ -202,17 +202,19 @@ class _Parser:
         self.expect("done")
         return node
 
-    def loop_while(self) -> Node:
+    def loop_while(self) -> Statement:
         word = self.take()
         condition = self.statements()
         self.expect("do")
         body = self.statements()
         self.expect("done")
-        return Node(kind="while", line=word.line, branches=[(condition, body)], body=body, negated=word.text == "until")
+        return Statement(
+            kind="while", line=word.line, branches=[(condition, body)], body=body, negated=word.text == "until"
+        )
 
-    def case(self) -> Node:
+    def case(self) -> Statement:
         line = self.take().line
-        node = Node(kind="case", line=line, word=self.take())
+        node = Statement(kind="case", line=line, word=self.take())
         self.expect("in")
         while True:
             self.skip_lines()
@@ -230,7 +232,7 @@ class _Parser:
             body = self.statements()
             node.cases.append((patterns, body, self.take().text if self.is_next(";;", ";&", ";;&") else ";;"))
 
-    def function(self) -> Node:
+    def function(self) -> Statement:
         word = self.take()
         name = self.take() if word.text == "function" else word
         if self.is_next("("):
@@ -238,9 +240,9 @@ class _Parser:
             self.expect(")")
         while self.is_next("\n"):
             self.at += 1
-        return Node(kind="function", line=name.line, word=name, body=[self.compound()])
+        return Statement(kind="function", line=name.line, word=name, body=[self.compound()])
 
-    def test(self) -> Node:
+    def test(self) -> Statement:
         line = self.take().line
         words: list[Word] = []
         while not self.is_next("]]"):
@@ -248,7 +250,7 @@ class _Parser:
             if word.text != "\n":
                 words.append(word)
         self.take()
-        return Node(kind="test", line=line, words=words)
+        return Statement(kind="test", line=line, words=words)
 
 
 def _parts(text: str) -> list[str]:

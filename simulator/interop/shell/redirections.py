@@ -11,7 +11,7 @@ from pathlib import Path
 
 from simulator.interop.shell.builtins import Builtins
 from simulator.interop.shell.streams import Sink, Source
-from simulator.interop.shell.syntax import Node, Redirection
+from simulator.interop.shell.syntax import Redirection, Statement
 from simulator.interop.typed_values import is_unknown
 
 
@@ -26,7 +26,7 @@ class Redirections(Builtins):
         """Return what commands would print; None where only a run would tell."""
 
     @contextmanager
-    def redirected(self, node: Node) -> Iterator[None]:
+    def redirected(self, node: Statement) -> Iterator[None]:
         """Give a statement what it reads and writes."""
         if not node.redirections or node.kind == "function":
             yield

@@ -23,7 +23,7 @@ from simulator.interop.shell.parser import parse_script
 from simulator.interop.shell.patterns import BoundError, matches
 from simulator.interop.shell.state import MANY_ELEMENTS, DropError, Script
 from simulator.interop.shell.streams import TOOLS, Sink, Source, output_of
-from simulator.interop.shell.syntax import Node, Word
+from simulator.interop.shell.syntax import Statement, Word
 from simulator.interop.shell.variables import Variable, Variables, numbered
 from simulator.interop.typed_values import is_unknown, readable, unknown
 
@@ -72,7 +72,7 @@ class _Walker(Launches):
 
     # -- statements ------------------------------------------------------------------------------------------------
 
-    def whole(self, nodes: Sequence[Node]) -> None:
+    def whole(self, nodes: Sequence[Statement]) -> None:
         """Walk a script, and what it leaves to its end."""
         self.status = 0
         dropped = 0
@@ -94,7 +94,7 @@ class _Walker(Launches):
             pass
         self.ended()
 
-    def go_on(self, nodes: Sequence[Node]) -> int | None:
+    def go_on(self, nodes: Sequence[Statement]) -> int | None:
         """Walk statements of which the first sees the status before them."""
         for node in nodes:
             self.line = node.line
@@ -114,7 +114,7 @@ class _Walker(Launches):
                 raise ExitError(node.line, self.status)
         return self.status
 
-    def one(self, node: Node) -> int | None:
+    def one(self, node: Statement) -> int | None:
         """Walk one statement."""
         match node.kind:
             case "command":
@@ -149,7 +149,7 @@ class _Walker(Launches):
                 return 0
         return self.go_on(node.body)
 
-    def condition(self, nodes: Sequence[Node]) -> int | None:
+    def condition(self, nodes: Sequence[Statement]) -> int | None:
         """Walk statements that may fail."""
         self.n_conditions += 1
         try:
@@ -157,7 +157,7 @@ class _Walker(Launches):
         finally:
             self.n_conditions -= 1
 
-    def chain(self, node: Node) -> int | None:
+    def chain(self, node: Statement) -> int | None:
         """Walk ``a && b`` or ``a || b``."""
         status = self.condition(node.body)
         if status is None:
@@ -170,7 +170,7 @@ class _Walker(Launches):
         self.status = status
         return self.go_on(node.other) if (status == 0) == (node.kind == "and") else status
 
-    def pipe(self, node: Node) -> int | None:
+    def pipe(self, node: Statement) -> int | None:
         """Walk the commands of a pipe, each of which reads what the one before writes."""
         source, sink = self.source, self.sink
         statuses: list[int | None] = []
@@ -192,7 +192,7 @@ class _Walker(Launches):
         failed = [status for status in statuses if status != 0]
         return None if None in failed else failed[-1] if failed else 0
 
-    def branch(self, node: Node) -> int | None:
+    def branch(self, node: Statement) -> int | None:
         for condition, body in node.branches:
             status = self.condition(condition)
             if status is None:
@@ -202,7 +202,7 @@ class _Walker(Launches):
                 return self.go_on(body)
         return self.go_on(node.other) if node.other else 0
 
-    def case(self, node: Node) -> int | None:
+    def case(self, node: Statement) -> int | None:
         value = self.text_of(node.word.text)
         if is_unknown(value):
             self.note(f"case {readable(value)} is not known: no branch is taken")
@@ -230,7 +230,7 @@ class _Walker(Launches):
 
     # -- loops -----------------------------------------------------------------------------------------------------
 
-    def loop(self, node: Node) -> int | None:
+    def loop(self, node: Statement) -> int | None:
         """Walk a loop; return the status of its last pass."""
         self.n_loops += 1
         self.status = 0
@@ -250,7 +250,7 @@ class _Walker(Launches):
         finally:
             self.n_loops -= 1
 
-    def loop_over(self, node: Node) -> None:
+    def loop_over(self, node: Statement) -> None:
         self.opens = False
         words = self.places() if node.words is None else self.expand(node.words, names_files="a loop")
         if self.opens:
@@ -262,7 +262,7 @@ class _Walker(Launches):
             if self._pass(node.body):
                 break
 
-    def loop_counting(self, node: Node) -> None:
+    def loop_counting(self, node: Statement) -> None:
         first, condition, after = (word.text for word in node.words or ())
         if first.strip():
             self.holds(self.text_of(first, "quoted"))
@@ -279,7 +279,7 @@ class _Walker(Launches):
             if after.strip():
                 self.holds(self.text_of(after, "quoted"))
 
-    def loop_while(self, node: Node) -> None:
+    def loop_while(self, node: Statement) -> None:
         status: int | None = 0
         while True:
             self.n_waits += 1
@@ -300,7 +300,7 @@ class _Walker(Launches):
             status = self.status
         self.status = status
 
-    def _pass(self, body: Sequence[Node]) -> bool:
+    def _pass(self, body: Sequence[Statement]) -> bool:
         """Walk the body of a loop once; return whether the loop ends."""
         try:
             self.go_on(body)
@@ -343,7 +343,7 @@ class _Walker(Launches):
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def command(self, node: Node) -> int | None:
+    def command(self, node: Statement) -> int | None:
         """Walk a simple command: assignments, a builtin, a function, or one that would be run."""
         words = list(node.words or ())
         outside: dict[str, Variable | None] = {}
@@ -384,7 +384,7 @@ class _Walker(Launches):
         self.variables.restore(outside)  # NAME=value command: for that command only
         return status
 
-    def execute(self, words: list[str], node: Node) -> int | None:
+    def execute(self, words: list[str], node: Statement) -> int | None:
         """Do what a builtin does, or note the command."""
         if words[:1] == ["command"] and words[1:2] and words[1].startswith("-"):
             self.sink.write(None)
@@ -408,7 +408,7 @@ class _Walker(Launches):
             raise ExitError(node.line, status)
         return status
 
-    def flow(self, name: str, rest: list[str], node: Node) -> tuple[bool, int | None]:
+    def flow(self, name: str, rest: list[str], node: Statement) -> tuple[bool, int | None]:
         """Do what changes which statement runs next, or with which arguments; return whether it is that, and its status."""
         number = int(rest[0]) if rest and re.fullmatch(r"\d{1,6}", rest[0]) else None
         match name:
@@ -440,7 +440,7 @@ class _Walker(Launches):
                 return True, 0
         return False, 0
 
-    def builtin(self, name: str, rest: list[str], node: Node) -> tuple[bool, int | None]:
+    def builtin(self, name: str, rest: list[str], node: Statement) -> tuple[bool, int | None]:
         """Do what sets variables, tests or prints; return whether it is that, and its status."""
         match name:
             case "[" | "test":
@@ -512,7 +512,7 @@ class _Walker(Launches):
         return 0
 
 
-def _condition(nodes: Sequence[Node]) -> str:
+def _condition(nodes: Sequence[Statement]) -> str:
     """Write a condition for a note, as the script has it."""
     words = [word.text for node in nodes for word in node.words or ()]
     if len(nodes) == 1 and nodes[0].kind == "test":
@@ -520,14 +520,14 @@ def _condition(nodes: Sequence[Node]) -> str:
     return f" [{' '.join(words):.80}]" if words else ""
 
 
-def _sets(nodes: Sequence[Node]) -> str:
+def _sets(nodes: Sequence[Statement]) -> str:
     """Say which variables statements would set, for a note that they are left out."""
     names = list(dict.fromkeys(_assigned(nodes)))
     more = " and others" if len(names) > _MOST_NAMES else ""
     return f" ({', '.join(names[:_MOST_NAMES])}{more} would be set)" if names else ""
 
 
-def _assigned(nodes: Sequence[Node]) -> Iterator[str]:
+def _assigned(nodes: Sequence[Statement]) -> Iterator[str]:
     for node in nodes:
         for word in node.words or () if node.kind == "command" else ():
             if (one := assignment(word.text)) is not None:
@@ -537,7 +537,7 @@ def _assigned(nodes: Sequence[Node]) -> Iterator[str]:
             yield from _assigned(body)
 
 
-def _changes_nothing(node: Node) -> bool:
+def _changes_nothing(node: Statement) -> bool:
     """Whether a statement sets no variable and launches nothing."""
     if node.kind == "command" and node.words:
         return node.words[0].text in CHANGE_NOTHING

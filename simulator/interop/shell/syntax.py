@@ -44,7 +44,7 @@ class Redirection:
 
 
 @dataclass(slots=True, kw_only=True)
-class Node:
+class Statement:
     """A statement."""
 
     #: ``command``, ``if``, ``case``, ``for``, ``count`` (``for ((...))``), ``select``, ``while``, ``function``, ``test``,
@@ -57,11 +57,11 @@ class Node:
     #: The name of a function or of a loop's variable, what a case looks at, or an arithmetic expression.
     word: Word = field(default_factory=lambda: Word("", 0))
     #: What runs; what runs otherwise, or on the right.
-    body: Sequence[Node] = ()
-    other: Sequence[Node] = ()
+    body: Sequence[Statement] = ()
+    other: Sequence[Statement] = ()
     #: Conditions with their bodies; patterns with theirs and with what ends them.
-    branches: list[tuple[Sequence[Node], Sequence[Node]]] = field(default_factory=list)
-    cases: list[tuple[list[Word], Sequence[Node], str]] = field(default_factory=list)
+    branches: list[tuple[Sequence[Statement], Sequence[Statement]]] = field(default_factory=list)
+    cases: list[tuple[list[Word], Sequence[Statement], str]] = field(default_factory=list)
     redirections: list[Redirection] = field(default_factory=list)
     negated: bool = False  #: ``until`` instead of ``while``.
 

@@ -20,7 +20,7 @@ from simulator.models.layer import (
 )
 from simulator.models.liveness import Tensor
 from simulator.models.ops import add, batched_product, cast, copy, flash_attention, kernel, map_kernel, product, scale
-from simulator.models.setting import Setting, check_blocks
+from simulator.models.setting import RankSetting, check_blocks
 from simulator.models.spec import ModelSpec
 from simulator.models.tape import Tape
 from simulator.plan.precision import Quantisation
@@ -86,7 +86,7 @@ class Style(ABC):
         """Traffic per element of a weight gradient: read and written where it is added to a sum, else its own width (0)."""
         return 2.0 * self.setting.gradient_bytes if self.accumulates_in_product else 0.0
 
-    def __init__(self, spec: ModelSpec, setting: Setting, tape: Tape) -> None:
+    def __init__(self, spec: ModelSpec, setting: RankSetting, tape: Tape) -> None:
         self.spec = spec
         self.setting = setting
         self.tape = tape
@@ -211,7 +211,7 @@ class Style(ABC):
         if self.is_autocast:
             vector = cast(self.tape, vector, self.dtype) if vector is not None else None
             weight = cast(self.tape, weight, self.dtype)
-        if is_narrow and not self.is_wide(name) and setting.recipe.quantisation is not None:
+        if is_narrow and not self.is_unquantised(name) and setting.recipe.quantisation is not None:
             shape = GemmShape(m=x.n_elements // columns, n=rows, k=columns, name=name)
             y = self.quantised_product(
                 taken, weight, shape, before=before, between=between, saved_input=saved_input,
@@ -225,9 +225,9 @@ class Style(ABC):
             )  # fmt: skip
         return self._with_adapter(y, x, rows, columns, name) if self.is_adapted(name) else y
 
-    def is_wide(self, name: str) -> bool:
+    def is_unquantised(self, name: str) -> bool:
         """Whether a plan leaves a product in 16 bits that the precision would narrow."""
-        return _MODULES.get(name, "") in self.setting.wide_modules
+        return _MODULES.get(name, "") in self.setting.unquantised_modules
 
     def is_adapted(self, name: str) -> bool:
         """Whether a product has a low-rank adapter beside it."""
@@ -244,7 +244,7 @@ class Style(ABC):
         """
         rank, tape, dtype = self.setting.lora_rank, self.tape, self.setting.gemm_dtype
         held = self.dtype
-        if self.setting.wide_adapters:
+        if self.setting.adapters_fp32:
             held = dtype = "fp32"
         self.adapters += [
             Parameter(name=f"{name}.lora_a", n_elements=rank * columns, is_matrix=True),
@@ -295,7 +295,7 @@ class Style(ABC):
         held = x if saved_input is None else saved_input
         is_narrow = self.saves_quantised and not held.storage.is_rebuilt
         narrow = replace(shape, dtype=recipe.products, output_bytes=result_bytes[0])
-        wgrad = recipe.wide_products if narrowing.wide_wgrad else recipe.products
+        wgrad = recipe.unquantised_products if narrowing.unquantised_wgrad else recipe.products
         weight_gradient = replace(
             shape, m=shape.n, n=shape.k, k=shape.m, kernel_pass="wgrad", dtype=wgrad, output_bytes=self.wgrad_bytes
         )
@@ -424,7 +424,7 @@ class Style(ABC):
         ``grad_output_preprocess``; pytorch/ao, ``float8/float8_tensor_parallel.py``, which casts for scales per tensor only.
         """
         narrowing = self.setting.recipe.quantisation
-        is_cast = is_narrow and not self.is_wide(name) and narrowing is not None and narrowing.is_gathered
+        is_cast = is_narrow and not self.is_unquantised(name) and narrowing is not None and narrowing.is_gathered
         return is_cast and self.setting.is_sequence_parallel
 
     def narrow_bytes(self, width: int, *, is_gradient: bool = False) -> int:

@@ -75,9 +75,9 @@ class HfEager(Style):
     def _rms_norm(self, x: Tensor, width: int) -> Tensor:
         tape = self.tape
         n_rows = x.n_elements // width
-        wide = cast(tape, x, "fp32")
-        n_bytes = wide.n_bytes
-        squares = _power(tape, wide)
+        fp32 = cast(tape, x, "fp32")
+        n_bytes = fp32.n_bytes
+        squares = _power(tape, fp32)
         spread = kernel("div", x.n_elements, 4 * n_rows, n_bytes, "fp32", in_pass="backward")
         mean = tape.record(
             [squares],
@@ -89,7 +89,7 @@ class HfEager(Style):
         small = kernel("rsqrt", n_rows, 4 * n_rows, 4 * n_rows, "fp32")
         back = kernel("rsqrt", n_rows, 8 * n_rows, 4 * n_rows, "fp32", in_pass="backward")
         inverse = tape.record([mean], n_rows, "fp32", forward=[small, small], backward=[back] * 3, saves_output=True)
-        source = x if self.spec.family.norms_input else wide
+        source = x if self.spec.family.norms_input else fp32
         normal = self._times_rows(source, inverse, n_rows, width)
         return self._times_weight(cast(tape, normal, self._norm_dtype(x)), width)
 
@@ -98,19 +98,19 @@ class HfEager(Style):
 
     def _times_rows(self, x: Tensor, rows: Tensor, n_rows: int, width: int) -> Tensor:
         """Append ``x[row, i] * rows[row]`` in fp32."""
-        wide = Tensor(x.n_elements, "fp32", x.storage)
+        fp32 = Tensor(x.n_elements, "fp32", x.storage)
         backward: list[LayerItem] = [
-            map_kernel("mul", [wide, x], [wide], in_pass="backward"),
-            map_kernel("mul", [wide, rows], [wide], in_pass="backward"),
-            kernel("sum", n_rows, wide.n_bytes, 4 * n_rows, "fp32", row=width, in_pass="backward"),
+            map_kernel("mul", [fp32, x], [fp32], in_pass="backward"),
+            map_kernel("mul", [fp32, rows], [fp32], in_pass="backward"),
+            kernel("sum", n_rows, fp32.n_bytes, 4 * n_rows, "fp32", row=width, in_pass="backward"),
         ]
         if x.dtype != "fp32":
-            backward.append(map_kernel("cast", [wide], [x], in_pass="backward"))
+            backward.append(map_kernel("cast", [fp32], [x], in_pass="backward"))
         return self.tape.record(
             [x, rows],
             x.n_elements,
             "fp32",
-            forward=[map_kernel("mul", [x, rows], [wide])],
+            forward=[map_kernel("mul", [x, rows], [fp32])],
             backward=backward,
             saves=[x, rows],
         )
@@ -162,8 +162,8 @@ class HfEager(Style):
         """Append ``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``, eight kernels."""
         tape = self.tape
         half = scale(tape, x)
-        wide = cast(tape, x, "fp32") if self.is_autocast else x
-        cube = _power(tape, wide)
+        base = cast(tape, x, "fp32") if self.is_autocast else x
+        cube = _power(tape, base)
         inner = scale(tape, add(tape, x, scale(tape, cube)))
         return mul(tape, half, shift(tape, pointwise(tape, "tanh", [inner], saves_output=True)))
 
@@ -177,12 +177,12 @@ class HfEager(Style):
         dtype = wider(x.dtype, self.residual_dtype)
         y = Tensor(x.n_elements, dtype, x.storage)
         half = Tensor(x.n_elements // 2, x.dtype, x.storage)
-        wide_half = Tensor(x.n_elements // 2, dtype, x.storage)
+        promoted_half = Tensor(x.n_elements // 2, dtype, x.storage)
         backward: list[LayerItem] = [
             map_kernel("mul", [y], [y], in_pass="backward", access="strided"),
-            map_kernel("neg", [wide_half], [wide_half], in_pass="backward", access="strided"),
-            map_kernel("copy", [wide_half], [y], in_pass="backward"),
-            map_kernel("copy", [wide_half], [y], in_pass="backward"),
+            map_kernel("neg", [promoted_half], [promoted_half], in_pass="backward", access="strided"),
+            map_kernel("copy", [promoted_half], [y], in_pass="backward"),
+            map_kernel("copy", [promoted_half], [y], in_pass="backward"),
             map_kernel("add", [y, y], [y], in_pass="backward"),
             map_kernel("mul", [y], [y], in_pass="backward", access="strided"),
             map_kernel("add", [y, y], [y], in_pass="backward", access="strided"),
@@ -214,8 +214,8 @@ class HfEager(Style):
             weights = pointwise(tape, "softmax", [scores], saves_output=True, row=shape.seq_k)
             return self.weighted_values(dropout(tape, weights, self.spec.dropout), v, shape)
         scores = self.biased(scores, shape)
-        wide = self.is_autocast or self.spec.family.has_wide_scores
-        scores = cast(tape, scores, "fp32") if wide else scores
+        is_fp32 = self.is_autocast or self.spec.family.softmax_in_fp32
+        scores = cast(tape, scores, "fp32") if is_fp32 else scores
         weights = pointwise(tape, "softmax", [scores], saves_output=True, row=shape.seq_k)
         if self.spec.family.is_decoder_like:
             weights = cast(tape, weights, self.dtype)
@@ -228,14 +228,14 @@ class HfEager(Style):
         if self.spec.positions == "relative":
             bias = tape.shared(shape.heads * shape.seq_q * shape.seq_k, self.weight_dtype)
             dtype = wider(scores.dtype, bias.dtype)
-            wide = Tensor(scores.n_elements, dtype, scores.storage)
-            reduce = kernel("sum", bias.n_elements, wide.n_bytes, bias.n_bytes, dtype, in_pass="backward")
-            casts = [map_kernel("cast", [wide], [scores], in_pass="backward")] if dtype != scores.dtype else []
+            biased = Tensor(scores.n_elements, dtype, scores.storage)
+            reduce = kernel("sum", bias.n_elements, biased.n_bytes, bias.n_bytes, dtype, in_pass="backward")
+            casts = [map_kernel("cast", [biased], [scores], in_pass="backward")] if dtype != scores.dtype else []
             scores = tape.record(
                 [scores, bias],
                 scores.n_elements,
                 dtype,
-                forward=[map_kernel("add", [scores, bias], [wide], access="strided")],  # a permuted table
+                forward=[map_kernel("add", [scores, bias], [biased], access="strided")],  # a permuted table
                 backward=[reduce, *casts],
                 gradient="alias",
             )
@@ -290,8 +290,8 @@ class HfEager(Style):
         Composer's ``train_metrics``, which llm-foundry logs at every step (mosaicml/llm-foundry, issue 444).
         """
         for _ in ("LanguageCrossEntropy", "LanguagePerplexity"):
-            wide = Tensor(logits.n_elements, "fp32", logits.storage)
-            softmax = map_kernel("cross_entropy", [wide], [wide], row=vocab)
+            fp32 = Tensor(logits.n_elements, "fp32", logits.storage)
+            softmax = map_kernel("cross_entropy", [fp32], [fp32], row=vocab)
             self.tape.record(
-                [logits], 1, "fp32", forward=[map_kernel("cast", [logits], [wide]), softmax], gradient="none"
+                [logits], 1, "fp32", forward=[map_kernel("cast", [logits], [fp32]), softmax], gradient="none"
             )

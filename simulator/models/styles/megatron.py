@@ -48,10 +48,10 @@ class Megatron(Style):
     def activation(self, x: Tensor, *, bias: bool) -> Tensor:
         """Append bias and activation (and the product of a gated MLP) as one kernel."""
         spec = self.spec
-        if spec.gated_mlp and not bias and self.setting.has_loose_gates:
+        if spec.gated_mlp and not bias and self.setting.has_unfused_swiglu:
             gate, up = self.split_pair(x)
             return mul(self.tape, pointwise(self.tape, spec.activation, [gate], saves=[gate]), up)
-        if spec.activation == "relu2" and self.setting.has_loose_squares and not spec.gated_mlp:
+        if spec.activation == "relu2" and self.setting.has_unfused_relu2 and not spec.gated_mlp:
             return squared_relu(self.tape, x)
         n_elements = x.n_elements // 2 if spec.gated_mlp else x.n_elements
         name = self.activation_kernel
@@ -75,8 +75,8 @@ class Megatron(Style):
     def rotary(self, x: Tensor) -> Tensor:
         """Append the rotation as one kernel each way; one by one in early releases, or where sine and cosine have a factor.
 
-        Loose rotations take packed documents one after the other, whose lengths the host reads, until all of them are rotated by a
-        table that is gathered for their tokens.
+        Rotations that are not fused take packed documents one after the other, whose lengths the host reads, until all of them are
+        rotated by a table that is gathered for their tokens.
 
         References
         ----------
@@ -85,7 +85,7 @@ class Megatron(Style):
         ``_apply_rotary_pos_emb_thd``.
         """
         setting = self.setting
-        if not self.spec.scales_rotation and not setting.has_loose_rotations:
+        if not self.spec.scales_rotation and not setting.has_unfused_rope:
             return pointwise(self.tape, "rotary", [x])
         is_by_document = setting.n_documents > 1 and setting.rotates_by_document
         n_parts = setting.n_documents * setting.micro_batch if is_by_document else 1
@@ -172,35 +172,35 @@ class Megatron(Style):
         ----------
         Megatron-LM, ``megatron/core/tensor_parallel/cross_entropy.py``.
         """
-        wide = cast(self.tape, logits, "fp32")
-        n = wide.n_elements
+        fp32 = cast(self.tape, logits, "fp32")
+        n = fp32.n_elements
         per_token = 4 * n_tokens
         reduce = CommunicationPoint(operator="vocabulary", n_bytes=per_token)
         points: list[LayerItem] = [reduce] if self.setting.tp > 1 else []
         forward: list[LayerItem] = [
-            kernel("max", n_tokens, wide.n_bytes, per_token, "fp32", row=vocab),
+            kernel("max", n_tokens, fp32.n_bytes, per_token, "fp32", row=vocab),
             *points,
-            map_kernel("sub", [wide], [wide]),
+            map_kernel("sub", [fp32], [fp32]),
             kernel("gather", n_tokens, 2 * per_token, per_token, "fp32"),
             *points,
-            map_kernel("exp", [wide], [wide]),
-            kernel("sum", n_tokens, wide.n_bytes, per_token, "fp32", row=vocab),
+            map_kernel("exp", [fp32], [fp32]),
+            kernel("sum", n_tokens, fp32.n_bytes, per_token, "fp32", row=vocab),
             *points,
-            map_kernel("div", [wide], [wide]),
+            map_kernel("div", [fp32], [fp32]),
             kernel("mean", 1, per_token, 4, "fp32", row=n_tokens),
         ]
         backward: list[LayerItem] = [
             kernel("index_put", n_tokens, 2 * per_token, per_token, "fp32", in_pass="backward"),
-            map_kernel("mul", [wide], [wide], in_pass="backward"),
+            map_kernel("mul", [fp32], [fp32], in_pass="backward"),
         ]
         # the exponentials overwrite the fp32 logits, and the gradient overwrites the saved exponentials
         softmax = self.tape.record(
-            [wide],
+            [fp32],
             n,
             "fp32",
             forward=forward,
             backward=backward,
-            view=wide,
+            view=fp32,
             saves_output=True,
             gradient="alias",
         )
@@ -244,7 +244,7 @@ class Fused(Megatron):
         is_apart = (
             self._narrowed_by_producer(name)
             or self.recomputes("layernorm")
-            or self.is_wide(name)
+            or self.is_unquantised(name)
             or self.is_adapted(name)
         )
         if narrowing is None or not (narrowing.is_by_tensor and setting.merges_norms) or is_apart:

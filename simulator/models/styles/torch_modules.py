@@ -60,16 +60,16 @@ class TorchModules(HfEager):
         """
         tp = self.setting.tp
         whole = self._gathered(logits, n_tokens * vocab * tp) if tp > 1 else logits
-        wide = Tensor(whole.n_elements, "fp32", whole.storage)
-        wide = self.tape.record(
+        fp32 = Tensor(whole.n_elements, "fp32", whole.storage)
+        fp32 = self.tape.record(
             [whole],
             whole.n_elements,
             "fp32",
-            forward=[map_kernel("cast", [whole], [wide])],
-            backward=[map_kernel("cast", [wide], [whole], in_pass="backward")],
+            forward=[map_kernel("cast", [whole], [fp32])],
+            backward=[map_kernel("cast", [fp32], [whole], in_pass="backward")],
             saves_output=True,
         )
-        return super().loss(wide, n_tokens, vocab * tp)
+        return super().loss(fp32, n_tokens, vocab * tp)
 
     def _gathered(self, logits: Tensor, n_elements: int) -> Tensor:
         whole = Tensor(n_elements, logits.dtype, logits.storage)

@@ -17,7 +17,7 @@ from typing import Any
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.models.layer import CommunicationPoint
 from simulator.models.recording import Recorder
-from simulator.models.torch_module.styles import PARTIAL, REPLICATED, Move, Placement, Style
+from simulator.models.torch_module.styles import PARTIAL, REPLICATED, Move, ParallelStyle, Placement
 
 #: on tensors that a move has handed on as distributed ones
 _MARK = "_is_distributed"
@@ -32,7 +32,7 @@ def identity(torch: Any, forward: Callable[[Any], Any], backward: Callable[[Any]
     return made
 
 
-def hooks_of(torch: Any, recorder: Recorder, style: Style, child: Any, tp: int, config: Any) -> list[Any]:
+def hooks_of(torch: Any, recorder: Recorder, style: ParallelStyle, child: Any, tp: int, config: Any) -> list[Any]:
     """Set hooks that bring what goes into a submodule and what comes out of it into the layouts of a style."""
     is_table = isinstance(child, torch.nn.Embedding)
     ranks = _Ranks(torch, recorder, tp, "embedding" if is_table else "g")
@@ -69,7 +69,7 @@ def hooks_of(torch: Any, recorder: Recorder, style: Style, child: Any, tp: int, 
     return handles + _own_hooks(ranks, style, child, config)
 
 
-def _own_hooks(ranks: _Ranks, style: Style, child: Any, config: Any) -> list[Any]:
+def _own_hooks(ranks: _Ranks, style: ParallelStyle, child: Any, config: Any) -> list[Any]:
     """Set the hooks of styles of transformers that no layout describes."""
     if style.own == "weights":
         return [p.register_post_accumulate_grad_hook(ranks.sum_gradient) for p in child.parameters() if p.requires_grad]

@@ -22,7 +22,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.models.layer import CommunicationPoint
 from simulator.models.recording import Recorder
 from simulator.models.torch_module.layouts import hooks_of, identity
-from simulator.models.torch_module.styles import EXPERT_WORDS, Style, style_of
+from simulator.models.torch_module.styles import EXPERT_WORDS, ParallelStyle, style_of
 
 Found = TypeVar("Found")
 
@@ -41,7 +41,7 @@ def _matching(module: Any, kind: str, read: Callable[[Any, str], Found]) -> Iter
         yield from ((name, found, children[name]) for name in names)
 
 
-def _styled(module: Any) -> Iterator[tuple[str, Style, Any]]:
+def _styled(module: Any) -> Iterator[tuple[str, ParallelStyle, Any]]:
     """Yield what a module's ``tp_plan`` changes."""
     return (one for one in _matching(module, "tp_plan", style_of) if not one[1].is_idle)
 

@@ -24,7 +24,7 @@ _LAST: Placement = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
+class ParallelStyle:
     """What tensor parallelism does to a submodule, or to a parameter that is named itself.
 
     Attributes
@@ -53,38 +53,40 @@ class Style:
     @property
     def is_idle(self) -> bool:
         """Whether it leaves a submodule as it is."""
-        return self == Style()
+        return self == ParallelStyle()
 
 
-def _column(source: Placement = REPLICATED, target: Placement = _LAST) -> Style:
-    return Style(splits="column", arguments=((source, REPLICATED),), outputs=((_LAST, target),), sums_gradient=True)
+def _column(source: Placement = REPLICATED, target: Placement = _LAST) -> ParallelStyle:
+    return ParallelStyle(
+        splits="column", arguments=((source, REPLICATED),), outputs=((_LAST, target),), sums_gradient=True
+    )
 
 
-def _row(source: Placement = _LAST, target: Placement = REPLICATED) -> Style:
-    return Style(splits="row", arguments=((source, _LAST),), outputs=((PARTIAL, target),))
+def _row(source: Placement = _LAST, target: Placement = REPLICATED) -> ParallelStyle:
+    return ParallelStyle(splits="row", arguments=((source, _LAST),), outputs=((PARTIAL, target),))
 
 
 _SUMMED: tuple[Move] = ((PARTIAL, REPLICATED),)
 
 #: words of tensor-parallel plans, most of them those of transformers
-WORDS: dict[str, Style] = {
+WORDS: dict[str, ParallelStyle] = {
     **dict.fromkeys(("colwise", "colwiseparallel", "packed_colwise"), _column()),
     **dict.fromkeys(("colwise_rep", "colwise_gather_output", "embedding_colwise"), _column(target=REPLICATED)),
     **dict.fromkeys(("rowwise", "rowwiseparallel", "embedding_rowwise"), _row()),
     **dict.fromkeys(("rowwise_rep", "rowwise_split_input"), _row(REPLICATED)),
-    "packed_rowwise": Style(splits="row"),
-    **dict.fromkeys(("replicate", "replicated", "sequence_parallel", "local_params"), Style()),
-    "replicated_with_grad_allreduce": Style(own="weights"),
-    "mla_kv_a_proj": Style(own="rotary"),
-    "all_reduce": Style(outputs=_SUMMED),
-    "moe_tp_experts": Style(arguments=((REPLICATED, REPLICATED),), outputs=_SUMMED, sums_gradient=True),
-    "moe_identity_expert": Style(own="share"),
+    "packed_rowwise": ParallelStyle(splits="row"),
+    **dict.fromkeys(("replicate", "replicated", "sequence_parallel", "local_params"), ParallelStyle()),
+    "replicated_with_grad_allreduce": ParallelStyle(own="weights"),
+    "mla_kv_a_proj": ParallelStyle(own="rotary"),
+    "all_reduce": ParallelStyle(outputs=_SUMMED),
+    "moe_tp_experts": ParallelStyle(arguments=((REPLICATED, REPLICATED),), outputs=_SUMMED, sums_gradient=True),
+    "moe_identity_expert": ParallelStyle(own="share"),
 }
 #: words of expert-parallel plans, and names of torchtitan's classes -> whether they mark what holds experts
 EXPERT_WORDS = {"expert_parallel": True, "expertparallel": True, "ep_dispatch_experts": True, "grouped_gemm": False}
 
 
-def style_of(style: Any, place: str) -> Style:
+def style_of(style: Any, place: str) -> ParallelStyle:
     """Return what a word, or an object of torch or transformers, says; ``place`` begins the message where it is not known."""
     if isinstance(style, str):
         found = WORDS.get(style.lower())
@@ -98,15 +100,15 @@ def style_of(style: Any, place: str) -> Style:
     return read(style, place)
 
 
-def _of_column(style: Any, place: str) -> Style:
+def _of_column(style: Any, place: str) -> ParallelStyle:
     return _column(_one(style, "input_layouts", place, REPLICATED), _one(style, "output_layouts", place, _LAST))
 
 
-def _of_row(style: Any, place: str) -> Style:
+def _of_row(style: Any, place: str) -> ParallelStyle:
     return _row(_one(style, "input_layouts", place, _LAST), _one(style, "output_layouts", place, REPLICATED))
 
 
-def _of_input(style: Any, place: str) -> Style:
+def _of_input(style: Any, place: str) -> ParallelStyle:
     given, wanted = (
         getattr(style, part, None) or {} for part in ("input_kwarg_layouts", "desired_input_kwarg_layouts")
     )
@@ -115,22 +117,26 @@ def _of_input(style: Any, place: str) -> Style:
     }
     is_local = getattr(style, "use_local_output", False)
     arguments = _moves(style, "input_layouts", "desired_input_layouts", place)
-    return Style(arguments=arguments, keywords=keywords, hands_on=not is_local)
+    return ParallelStyle(arguments=arguments, keywords=keywords, hands_on=not is_local)
 
 
-def _of_output(style: Any, place: str) -> Style:
-    return Style(outputs=_moves(style, "output_layouts", "desired_output_layouts", place))
+def _of_output(style: Any, place: str) -> ParallelStyle:
+    return ParallelStyle(outputs=_moves(style, "output_layouts", "desired_output_layouts", place))
 
 
-def _of_both(style: Any, place: str) -> Style:
+def _of_both(style: Any, place: str) -> ParallelStyle:
     before, behind = _of_input(style.prepare_module_input, place), _of_output(style.prepare_module_output, place)
-    return Style(arguments=before.arguments, keywords=before.keywords, hands_on=before.hands_on, outputs=behind.outputs)
+    return ParallelStyle(
+        arguments=before.arguments, keywords=before.keywords, hands_on=before.hands_on, outputs=behind.outputs
+    )
 
 
-_CLASSES: dict[str, Callable[[Any, str], Style]] = {
+_CLASSES: dict[str, Callable[[Any, str], ParallelStyle]] = {
     "ColwiseParallel": _of_column,
     "RowwiseParallel": _of_row,
-    "SequenceParallel": lambda style, place: Style(),  # takes what is divided along the sequence, and keeps it so
+    "SequenceParallel": lambda style, place: (
+        ParallelStyle()
+    ),  # takes what is divided along the sequence, and keeps it so
     "PrepareModuleInput": _of_input,
     "PrepareModuleOutput": _of_output,
     "PrepareModuleInputOutput": _of_both,
