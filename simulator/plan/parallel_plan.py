@@ -669,13 +669,13 @@ class ParallelPlan:
                 hint=f"leave --dp out, or set it to {gpus // self.model_parallel}",
             )
         check_expert_degrees(self, dp)
-        chunks, batch, plan = chunks_of_layout(self.pipeline_layout, self.pp, self.virtual_pp), self._batch(dp), self
+        chunks, batch, plan = chunks_of_layout(self.pipeline_layout, self.pp, self.virtual_pp), self.batch_of(dp), self
         if (gpus, dp, chunks, batch) != (self.gpus, self.dp, self.virtual_pp, self.global_batch):
             plan = replace(self, gpus=gpus, dp=dp, virtual_pp=chunks, global_batch=batch)
         check_combination(plan)
         return plan
 
-    def _batch(self, dp: int) -> int:
+    def batch_of(self, dp: int) -> int:
         """Return the global batch, which follows from the micro-batch where it is left out."""
         if not self.micro_batch:
             return self.global_batch

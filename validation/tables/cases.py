@@ -50,8 +50,6 @@ _RECOMPUTE_WORDS = dict.fromkeys(
 ) | dict.fromkeys(("block", "uniform", "full_block", "full block", "activation checkpointing"), "full")
 #: Megatron's guidance: the bubble (pp - 1) / n_micro_batches stays small when there are several per stage
 _MICRO_BATCHES_PER_STAGE = 6
-#: micro-batches per stage of a plan whose batch nobody states, as on the command line
-_MICRO_BATCHES_UNASKED = 4
 #: largest micro_batch x hidden of published Megatron runs, with full recomputation and without
 _WIDTH_LIMITS = {True: 65536, False: 16384}
 #: chunks per stage of published Megatron-Core recipes go up to about this
@@ -452,11 +450,10 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         "sequence_parallel": _sequence_parallel(row, degrees["tp"], framework, recompute["recompute"], assumed),
     }
     fields |= launched_fields(row, spec.layers, degrees["pp"], assumed) | stated_settings(row)
-    if not fields["global_batch"] and fields["micro_batch"]:
-        n = 1 if degrees["pp"] == 1 else _MICRO_BATCHES_UNASKED * degrees["pp"]
-        fields["global_batch"] = fields["micro_batch"] * degrees["dp"] * n
-        assumed.append(f"global_batch {fields['global_batch']}: not stated, {n} micro-batches per replica")
     plan = ParallelPlan.of(fields, is_mixture=spec.has_experts)
+    if not plan.global_batch and plan.micro_batch:
+        plan = replace(plan, global_batch=plan.batch_of(degrees["dp"]))
+        assumed.append(f"global_batch {plan.global_batch}: not stated, as the command line fills it")
     if limit := power_limit_of(row.text("notes"), topology):
         changes["power.gpu_cap"] = limit
     case = Case(
