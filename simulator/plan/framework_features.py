@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulator.plan.releases import is_before
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
@@ -17,8 +19,8 @@ class Feature:
 
     def is_on(self, settings: Mapping[str, Any], *, is_mixture: bool) -> bool:
         """Tell whether it belongs to a plan of these settings for such a model; a release that is not named is the newest."""
-        is_known = str(settings.get("release") or self.since) >= self.since
-        return is_mixture and is_known and settings.get("precision") in self.precisions
+        has_it = not is_before(settings.get("release"), self.since)
+        return is_mixture and has_it and settings.get("precision") in self.precisions
 
 
 #: Transformer Engine's fused operations over all experts are for MXFP8 (NVIDIA/TransformerEngine, pull requests 2622 and 2769)

@@ -298,15 +298,16 @@ def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
     """
     is_padded = plan.moe_capacity_factor and plan.moe_pad_to_capacity
     lacks_dispatcher = plan.ep > 1 and not plan.dispatcher.counts_on_device
+    lacks_fusion = not plan.moe_fused_experts
     if plan.cuda_graphs != "full_iteration" or not has_experts or is_padded:
         return ""
     known = " or ".join(name for name, one in DISPATCHERS.items() if one.counts_on_device)
     missing = [f"--set moe_dispatcher={known}"] * lacks_dispatcher
-    missing += ["--set moe_fused_experts=true"] * (not plan.moe_fused_experts)
+    missing += ["--set moe_fused_experts=true"] * lacks_fusion
     if not missing:
         return ""
     precisions = plan.framework_spec.fused_experts
-    if "moe_fused_experts" in missing[-1] and plan.precision not in precisions:
+    if lacks_fusion and plan.precision not in precisions:
         missing.append(f"--precision {' or '.join(precisions)}")
     return (
         "Megatron-Core cannot capture this iteration as one graph (cuda_graphs=full_iteration): its host must ask how many tokens each "

@@ -36,6 +36,7 @@ from validation.tables.recipes import (
     optimizer_fields,
     overlaps_experts,
     precision_of,
+    precision_word,
     read_task,
     recipe_fields,
     recomputed_modules,
@@ -44,7 +45,6 @@ from validation.tables.recipes import (
 )
 
 #: what tables call things beside the plan's own words and their synonyms
-_PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "bf16+fp8": "fp8", "amp": "amp_fp16"}
 _RECOMPUTE_WORDS = dict.fromkeys(
     ("op", "selective_op", "selective op", "core_attn", "attn"), "selective"
 ) | dict.fromkeys(("block", "uniform", "full_block", "full block", "activation checkpointing"), "full")
@@ -111,13 +111,9 @@ def _precision(row: Row, framework: str, assumed: list[str]) -> str:
     if not text:
         assumed.append("precision bf16: not stated")
         return "bf16"
-    setting = SETTINGS["precision"]
-    known = _PRECISIONS.get(text) or setting.synonyms.get(text)
-    if known is None:
-        plain = text.replace("-", "_")
-        known = setting.synonyms.get(plain, plain)
-    if known not in setting.words:
-        raise ConfigError(f"precision '{text}' is unknown", hint=", ".join(setting.words))
+    known, words = precision_word(text), SETTINGS["precision"].words
+    if known not in words:
+        raise ConfigError(f"precision '{text}' is unknown", hint=", ".join(words))
     known = precision_of(row, known, assumed)
     if known in ("bf16", "fp16") and any(word in row.text("source").lower() for word in PUBLISHED["autocast"]):
         known = f"amp_{known}"

@@ -22,6 +22,8 @@ from validation.tables.reader import Row
 _FLOAT8 = {
     "tensorwise": "fp8_current", "rowwise": "fp8_rowwise", "rowwise_with_gw_hp": "fp8_rowwise_gw_hp", "delayed": "fp8",
 }  # fmt: skip
+#: what tables call precisions beside the plan's own words and their synonyms
+_PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "bf16+fp8": "fp8", "amp": "amp_fp16"}
 #: value of ``vocabulary_parallel`` -> schedule that computes the vocabulary's layers so
 _VOCABULARY = {"interlaced": "interlaced"}
 _TASKS = {"": "", "pretrain": "", "sft": "task sft: as pretraining, which updates all parameters, too", "lora": ""}
@@ -118,6 +120,20 @@ def stated_settings(row: Row) -> dict[str, Any]:
     return fields
 
 
+def precision_word(text: str) -> str:
+    """Return the plan's word for a precision as tables write it, or what is written where there is none.
+
+    Examples
+    --------
+    >>> precision_word("FP8-MX"), precision_word("bf16-mixed"), precision_word("fp7")
+    ('mxfp8', 'amp_bf16', 'fp7')
+    """
+    synonyms = {**SETTINGS["precision"].synonyms, **_PRECISIONS}
+    plain = text.lower()
+    underlined = plain.replace("-", "_")
+    return synonyms.get(plain) or synonyms.get(underlined, underlined)
+
+
 def precision_of(row: Row, precision: str, assumed: list[str]) -> str:
     """Return the precision with the float8 recipe that the row states."""
     recipe = row.text("float8_recipe").lower()
@@ -184,7 +200,7 @@ def megatron_word(row: Row) -> str:
     for column in ("fused_grouped_mlp", "moe_a2a_overlap", "nccl_ub"):
         if row.flag(column):
             return column
-    scaled, is_split = row.text("precision").lower(), any(row.integer(axis, 1) > 1 for axis in ("tp", "pp"))
+    scaled, is_split = precision_word(row.text("precision")), any(row.integer(axis, 1) > 1 for axis in ("tp", "pp"))
     return f"{scaled} beside tensor or pipeline parallelism" if scaled in _BLOCK_SCALED and is_split else ""
 
 
