@@ -7,15 +7,18 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import Protocol
 
 import numpy as np
 
 from simulator.answer import Answer, abbreviate_plan
 from simulator.config import notebook_table
-from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.errors import InfeasiblePlanError
 from simulator.explore.bounds import Bounds, PlacedPlan
+from simulator.explore.candidates import PLAIN, TIGHTER, Candidates, n_ahead, plain_kind
 from simulator.explore.energy import PowerModel, power_model
 from simulator.explore.evaluation import Record, Store, compute, look_up
 from simulator.explore.judged_plans import JudgedPlans
@@ -27,25 +30,44 @@ from simulator.scenario import Scenario
 from simulator.topology import Topology
 from simulator.units import format_bytes, format_time
 
-#: kinds of plain data parallelism that every search reports
-PLAIN = {"DDP": "none", "FSDP": "zero3"}
-_KINDS = ("", *PLAIN)
-
 
 def _order(values: array[float]) -> array[int]:
     """Return the places of values, the least first."""
     return array("Q", np.argsort(values, kind="stable").astype(np.uint64).tobytes())
 
 
-class Frontier:
-    """Plans, by number, by their bounds: a quick one, known of all, and the next ones for those that come to the front."""
+#: how many times fewer plans are asked at a time for a bound behind the next one, which few of them turn out to need
+_DEARER = 4
 
-    def __init__(self, plans: Sequence[int], quick: Sequence[float], bounds: Sequence[Callable[[int], float]]) -> None:
+
+class Frontier:
+    """Plans, by number, by their bounds: a quick one, known of all, and the next ones for those that come to the front.
+
+    Parameters
+    ----------
+    plans, quick : sequences
+        Plans by number, and the quick bound of each.
+    bounds : sequence of callables
+        The next bounds, each tighter than the one before.
+    ask : callable, optional
+        Is told of which plans, ``n_ahead`` of them at most, a bound will be asked for next, given by its place in ``bounds``.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[int],
+        quick: Sequence[float],
+        bounds: Sequence[Callable[[int], float]],
+        *,
+        ask: Callable[[Sequence[int], int], None] = lambda *_: None,
+        n_ahead: int = 1,
+    ) -> None:
         self._bounds = bounds
         self._plans, self._quick = array("Q", plans), array("d", quick)
         self._order = _order(self._quick)
         self._n_seen = 0
         self._heap: list[tuple[float, int, int]] = []
+        self._ask, self._n_ahead = ask, n_ahead
 
     @property
     def n_left(self) -> int:
@@ -62,6 +84,23 @@ class Frontier:
                 return first
         return heapq.heappop(self._heap)
 
+    def _alike(self, n_asked: int, limit: Callable[[int], float]) -> list[tuple[float, int]]:
+        """Remove the next plans that have been asked for as many bounds and may be below their limit; return them with their bounds."""
+        found: list[tuple[float, int]] = []
+        if not n_asked:
+            while self._n_seen < len(self._order) and len(found) < self._n_ahead - 1:
+                place = self._order[self._n_seen]
+                self._n_seen += 1
+                if self._quick[place] < limit(self._plans[place]):
+                    found.append((self._quick[place], self._plans[place]))
+        elif self._n_ahead > 1:
+            alike = (one for one in self._heap if one[1] == n_asked and one[0] < limit(one[2]))
+            taken = set(heapq.nsmallest(self._n_ahead // _DEARER - 1, alike))
+            self._heap = [one for one in self._heap if one not in taken]
+            heapq.heapify(self._heap)
+            found += ((bound, index) for bound, _, index in taken)
+        return found
+
     def take(self, n_plans: int, limit: Callable[[int], float]) -> list[tuple[int, float]]:
         """Return the next plans that may be below their limit, with their bounds."""
         batch: list[tuple[int, float]] = []
@@ -72,9 +111,12 @@ class Frontier:
             if n_asked == len(self._bounds):
                 batch.append((index, bound))
                 continue
-            tighter = max(bound, self._bounds[n_asked](index))
-            if tighter < limit(index):
-                heapq.heappush(self._heap, (tighter, n_asked + 1, index))
+            wave = [(bound, index), *self._alike(n_asked, limit)]
+            self._ask([index for _, index in wave], n_asked)
+            for bound, index in wave:
+                tighter = max(bound, self._bounds[n_asked](index))
+                if tighter < limit(index):
+                    heapq.heappush(self._heap, (tighter, n_asked + 1, index))
         return batch
 
 
@@ -99,97 +141,6 @@ class Board:
             self.plain_s[kind] = min(self.plain_s[kind], seconds)
 
 
-def plain_kind(plan: ParallelPlan) -> str:
-    """Return which kind of plain data parallelism a plan is, empty for none."""
-    if plan.model_parallel * plan.ep > 1:
-        return ""
-    return next((label for label, sharding in PLAIN.items() if plan.sharding == sharding), "")
-
-
-#: layouts of candidates that are kept at a time
-MOST_LAYOUTS = 2048
-
-
-class Candidates:
-    """Plans that fit, by number: of each only what tells it apart, the most that it holds, its kind and its bounds.
-
-    A plan with its layers takes 5 KB and a search may have hundreds of thousands: a layout is made again on demand.
-    Kept of each are a number of two bytes for every setting that it changes and 42 bytes more.
-    """
-
-    def __init__(self, bounds: Bounds, base: ParallelPlan) -> None:
-        self._bounds = bounds
-        self._base = base
-        self._names = tuple(one.name for one in fields(base))
-        #: each change of a setting once; of every plan the numbers of its changes, and where they begin
-        self._settings: list[tuple[str, Any]] = []
-        self._numbers: dict[tuple[str, object], int] = {}
-        self._changes, self._begins = array("H"), array("Q", [0])
-        self._layouts: dict[int, PlacedPlan] = {}
-        self._full_s, self._run_s = array("d"), array("d")  # not a number until asked for
-        #: Of plans that cannot be simulated, the bound with which that was found out, and why.
-        self.failed: dict[int, float] = {}
-        self.reasons: dict[int, str] = {}
-        self._kinds = array("H")
-        self.peak_bytes = array("d")
-        self.quick_s = array("d")
-
-    def __len__(self) -> int:
-        return len(self._kinds)
-
-    def add(self, layout: PlacedPlan, peak_bytes: int) -> None:
-        """Note a plan that fits."""
-        if len(self._layouts) < MOST_LAYOUTS:
-            self._layouts[len(self)] = layout
-        settings = ((name, getattr(layout.plan, name)) for name in self._names)
-        for one in settings:
-            if one[1] != getattr(self._base, one[0]):
-                if one not in self._numbers:
-                    self._numbers[one] = len(self._settings)
-                    self._settings.append(one)
-                self._changes.append(self._numbers[one])
-        self._begins.append(len(self._changes))
-        self._kinds.append(_KINDS.index(plain_kind(layout.plan)))
-        self.peak_bytes.append(peak_bytes)
-        self.quick_s.append(self._bounds.quick_s(layout))
-        self._full_s.append(math.nan)
-        self._run_s.append(math.nan)
-
-    def refuse(self, index: int, bound_s: float, reason: str) -> None:
-        """Note that a plan cannot be simulated."""
-        self.failed[index], self.reasons[index] = bound_s, reason
-
-    def kind(self, index: int) -> str:
-        """Return which kind of plain data parallelism a plan is, empty for none."""
-        return _KINDS[self._kinds[index]]
-
-    def __getitem__(self, index: int) -> PlacedPlan:
-        layout = self._layouts.get(index)
-        if layout is None:
-            if len(self._layouts) == MOST_LAYOUTS:
-                self._layouts.clear()
-            numbers = self._changes[self._begins[index] : self._begins[index + 1]]
-            changes = dict(self._settings[number] for number in numbers)
-            layout = self._layouts[index] = self._bounds.layout(replace(self._base, **changes))
-        return layout
-
-    def full_s(self, index: int) -> float:
-        """Return the bound with communication and the end of the step; infinity where a collective cannot run as asked."""
-        if math.isnan(self._full_s[index]):
-            try:
-                self._full_s[index] = self._bounds.full_s(self[index])
-            except ConfigError as error:
-                self.refuse(index, self.quick_s[index], error.message)
-                self._full_s[index] = math.inf
-        return self._full_s[index]
-
-    def run_s(self, index: int) -> float:
-        """Return the bound with the engine's own time of passes."""
-        if math.isnan(self._run_s[index]):
-            self._run_s[index] = self._bounds.run_s(self[index], self.full_s(index))
-        return self._run_s[index]
-
-
 @dataclass(slots=True)
 class Unfit:
     """Plans that do not fit: how many, and what the smallest of all and of each kind of plain data parallelism needs."""
@@ -211,7 +162,7 @@ class Unfit:
 #: plans in work at a time, per worker where there are several: one that waits for work takes a plan ahead of its turn
 BATCH_PER_WORKER = 3
 #: the Pareto front is looked for among plans at most so many times as slow as the best, beyond which few would go to save memory
-FRONT_SLOWDOWN = 1.25
+FRONT_SLOWDOWN = 1.1
 
 
 #: the parts of a breakdown add up to the step but for rounding; a bound must stay below
@@ -257,6 +208,8 @@ class Observer(Protocol):
         ...
 
 
+#: plans behind one among which others are looked for whose bounds can be worked out with its own
+_NEAR = 512
 #: plans that are judged between two looks of an observer
 _BETWEEN_LOOKS = 100
 
@@ -479,7 +432,8 @@ class _Run:
     def best_first(self, top: int, observe: Observer | None) -> None:
         """Simulate plans in the order of their bounds until no other one can be among the best."""
         some = self.candidates
-        frontier = Frontier(range(len(some)), some.quick_s, (some.full_s, some.run_s))
+        tighter = [partial(some.bound_s, level=level) for level in range(len(TIGHTER))]
+        frontier = Frontier(range(len(some)), some.quick_s, tighter, ask=self._ask, n_ahead=n_ahead(self.pool))
         board = Board(top)
         n_taken = self._n_at_once()
         while batch := frontier.take(n_taken, lambda index: board.limit_s(some.kind(index))):
@@ -526,31 +480,46 @@ class _Run:
         bounds_s: dict[int, float] = {}
         for place in range(first, len(lean)):
             index = lean[place]
-            is_known = index in self.found or index in self.candidates.failed
-            if (
-                not is_known
-                and self.candidates.quick_s[index] < limit_s
-                and self.candidates.full_s(index) < limit_s
-                and (bound_s := self.candidates.run_s(index)) < limit_s
-            ):
+            if not self._is_known(index) and (bound_s := self._bound_s(lean, place, limit_s)) < limit_s:
                 bounds_s[index] = bound_s
             if not bounds_s or len(bounds_s) == self.pool.n_workers:
                 break
         for _ in self._simulate(bounds_s):
             pass
 
+    def _is_known(self, index: int) -> bool:
+        return index in self.found or index in self.candidates.failed
+
+    def _bound_s(self, lean: Sequence[int], place: int, limit_s: float) -> float:
+        """Return the tightest bound of a plan, or the first that is not below a limit, worked out for those behind it, too."""
+        some, index = self.candidates, lean[place]
+        bound_s = some.quick_s[index]
+        for level in range(len(TIGHTER)):
+            if bound_s >= limit_s:
+                break
+            if not some.has_bound(index, level):
+                near = lean[place : place + _NEAR]
+                alike = (one for one in near if not self._is_known(one) and some.known_s(one, level) < limit_s)
+                self._ask(list(islice(alike, n_ahead(self.pool))), level)
+            bound_s = some.bound_s(index, level)
+        return bound_s
+
+    def _ask(self, indices: Sequence[int], level: int) -> None:
+        self.candidates.ask(indices, level, self.pool)
+
     def least_energy(self, energy: Energy, observe: Observer | None) -> Ranked:
         """Simulate plans in the order of the energy that they draw at least until no other one can draw less."""
         some = self.candidates
         left = [index for index in range(len(some)) if index not in self.found and index not in some.failed]
         quick_j = array("d", (energy.least_j(some[index], some.quick_s[index]) for index in left))
-        frontier = Frontier(left, quick_j, (lambda index: energy.least_j(some[index], some.full_s(index)),))
+        full_j = (lambda index: energy.least_j(some[index], some.bound_s(index, 0)),)
+        frontier = Frontier(left, quick_j, full_j, ask=self._ask, n_ahead=n_ahead(self.pool))
 
         def least(_: int = 0) -> float:
             return min((energy.joules(one.answer) for one in self.found.values()), default=float("inf"))
 
         while batch := frontier.take(self._n_at_once(), least):
-            for _ in self._simulate({index: some.full_s(index) for index, _ in batch}):
+            for _ in self._simulate({index: some.bound_s(index, 0) for index, _ in batch}):
                 pass
             self._tell(observe, frontier.n_left)
         return min(self.found.values(), key=lambda one: (energy.joules(one.answer), one.iteration_time_s))

@@ -258,35 +258,37 @@ class Bounds:
         times = [self.layer_time(layer, layout.plan) for layer in layout.stage_layers(stage)]
         return layout.n_times * sum(time.forward_s + time.backward_s for time in times)
 
-    def run_s(self, layout: PlacedPlan, full_s: float | None = None) -> float:
+    def full_s(self, layout: PlacedPlan, known_s: float = 0.0) -> float:
+        """Return the bound with communication and the end of the step, or a known one that is tighter."""
+        return max(known_s, self._bound_s(layout, runs_passes=False))
+
+    def run_s(self, layout: PlacedPlan, known_s: float | None = None) -> float:
         """Return the full bound, where it is known already, with the engine's own time of passes that nothing outside touches.
 
         It has what compute and the collectives of a pass take from each other. Such a pass takes no less where its host
         is late: of two that run side by side and slow each other down the later one ends no sooner if one of them is delayed, as
         long as the shares of their speeds that they keep add up to more than one.
         """
-        known_s = self.full_s(layout) if full_s is None else full_s
-        return max(known_s, self._bound_s(layout, runs_passes=True), self._path_s(layout))
+        known_s = self.full_s(layout) if known_s is None else known_s
+        return max(known_s, self._bound_s(layout, runs_passes=True))
 
-    def _path_s(self, layout: PlacedPlan) -> float:
-        """Return the longest path through the program of rank 0, where passes take turns that gathers or reductions interrupt.
+    def path_s(self, layout: PlacedPlan, known_s: float | None = None) -> float:
+        """Return the run's bound, where it is known already, or the longest path through the program of rank 0.
 
-        That is asked for without other stages only, and of what cannot be lowered nothing is known.
+        That is asked for where passes take turns that gathers or reductions interrupt, without other stages only; and of what
+        cannot be lowered nothing more is known.
         """
+        known_s = self.run_s(layout) if known_s is None else known_s
         plan = layout.plan
         if plan.pp > 1 or not layout.schedule.takes_turns or self._are_alone(layout, 0):
-            return 0.0
+            return known_s
         try:
             program = lower_scenario(replace(self.scenario, plan=plan), self.topology, self.spec)[1].program
         except InfeasiblePlanError:
-            return 0.0
+            return known_s
         durations = LeastDurations(self.costs)
         durations.evenness = self._evenness
-        return SLACK * durations.program_s(program.ranks[0], program.n_omitted)
-
-    def full_s(self, layout: PlacedPlan) -> float:
-        """Return the bound with communication and the end of the step."""
-        return self._bound_s(layout, runs_passes=False)
+        return max(known_s, SLACK * durations.program_s(program.ranks[0], program.n_omitted))
 
     def _forget(self) -> None:
         """Let groups and their flows go where they have become many; they are keyed by identity, and so go together."""

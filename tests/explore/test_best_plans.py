@@ -17,7 +17,6 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore import best_plans
 from simulator.explore.best_plans import (
     FRONT_SLOWDOWN,
-    Candidates,
     Energy,
     Frontier,
     Ranked,
@@ -26,6 +25,7 @@ from simulator.explore.best_plans import (
     search,
 )
 from simulator.explore.bounds import Bounds
+from simulator.explore.candidates import TIGHTER, Candidates
 from simulator.explore.energy import parse_price, power_model
 from simulator.explore.evaluation import Store
 from simulator.explore.judged_plans import JudgedPlans
@@ -34,6 +34,7 @@ from simulator.explore.objectives import answer_of, differences_s, explain, sear
 from simulator.explore.space import search_space
 from simulator.explore.sweeps import run_sweep
 from simulator.explore.training_run import RunRequest
+from simulator.explore.workers import Pool
 from simulator.memory import MemoryReport
 from simulator.plan import ParallelPlan
 from simulator.report.sweep_page import search_rows, write_search
@@ -431,7 +432,7 @@ def test_plans_that_leave_little_memory_free_are_marked():
 
 def test_candidates_come_back_as_they_were_and_few_layouts_are_held(monkeypatch):
     """Whatever was forgotten is made again: the same plan, what it holds at most, and its first bound."""
-    monkeypatch.setattr(best_plans, "MOST_LAYOUTS", 3)
+    monkeypatch.setattr("simulator.explore.candidates.MOST_LAYOUTS", 3)
     scenario, space = request_of()
     bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
     layouts = [bounds.layout(plan) for plan in itertools.islice(space.plans(), 20)]
@@ -444,10 +445,28 @@ def test_candidates_come_back_as_they_were_and_few_layouts_are_held(monkeypatch)
     assert len(some._layouts) <= 3
     assert list(some.peak_bytes) == list(range(1000, 1020))
     assert list(some.quick_s) == [bounds.quick_s(layout) for layout in layouts]
-    assert [some.full_s(index) for index in range(4)] == [bounds.full_s(layout) for layout in layouts[:4]]
-    assert [some.run_s(index) for index in range(4)] == [bounds.run_s(layout) for layout in layouts[:4]]
-    kept = sum(one.itemsize * len(one) for one in vars(some).values() if isinstance(one, array))
+    for level, bound in enumerate((bounds.full_s, bounds.run_s, bounds.path_s)):
+        assert [some.bound_s(index, level) for index in range(4)] == [bound(layout) for layout in layouts[:4]]
+    arrays = (*vars(some).values(), *some._tighter_s)
+    kept = sum(one.itemsize * len(one) for one in arrays if isinstance(one, array))
     assert kept < 100 * len(some)
+
+
+def test_workers_find_the_bounds_that_are_found_alone():
+    """Several plans at a time, in other processes, which look at the cluster and the model anew; each is asked for once."""
+    scenario, space = request_of()
+    bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
+    layouts = [bounds.layout(plan) for plan in itertools.islice(space.plans(), 12)]
+    alone, some = Candidates(bounds, space.base), Candidates(bounds, space.base)
+    for layout in layouts:
+        alone.add(layout, 1000)
+        some.add(layout, 1000)
+    with Pool(n_jobs=2, at_once=True) as pool:
+        for level in range(len(TIGHTER)):
+            some.ask(range(12), level, pool)
+            assert all(some.has_bound(index, level) for index in range(12))
+            found, expected = ([one.bound_s(index, level) for index in range(12)] for one in (some, alone))
+            assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_every_judged_plan_is_a_row_of_a_table_that_is_written_piece_by_piece(tmp_path, monkeypatch):

@@ -97,7 +97,7 @@ def test_no_simulation_undercuts_its_bound(
         assume(False)
     seconds = result.metrics.iteration_time_s
     assert bounds.quick_s(layout) <= seconds
-    assert bounds.full_s(layout) <= bounds.run_s(layout) <= seconds
+    assert bounds.full_s(layout) <= bounds.run_s(layout) <= bounds.path_s(layout) <= seconds
     assert bounds.memory(layout) == result.memory
     breakdown = result.metrics.breakdown
     assert bounds.compute_s(layout) <= breakdown["compute_s"]
@@ -182,7 +182,7 @@ def test_passes_that_take_turns_end_no_sooner_than_their_exchanges_and_their_pai
     )  # fmt: skip
     bounds, layout, result = bounded("dgx-h100", "qwen3-30b-a3b", plan)
     seconds = result.metrics.iteration_time_s
-    assert bounds.quick_s(layout) <= bounds.full_s(layout) <= bounds.run_s(layout) <= seconds
+    assert bounds.quick_s(layout) <= bounds.full_s(layout) <= bounds.run_s(layout) <= bounds.path_s(layout) <= seconds
     exchanged_s = sum(row["total_s"] for row in result.metrics.communication if row["axis"].startswith("ep"))
     if degrees.get("pp", 1) == 1 and schedule == "1f1b-combined":
         assert bounds.full_s(layout) >= 0.9 * exchanged_s
@@ -208,7 +208,7 @@ def test_turns_among_gathers_and_reductions_are_followed_through_the_whole_step(
         framework="megatron-core", sharding=sharding, schedule="1f1b-combined",
     )  # fmt: skip
     bounds, layout, result = bounded("dgx-h100", "qwen3-30b-a3b", plan)
-    assert 0.8 <= bounds.run_s(layout) / result.metrics.iteration_time_s <= 1.0
+    assert 0.8 <= bounds.path_s(layout) / result.metrics.iteration_time_s <= 1.0
 
 
 def test_copies_of_what_was_gathered_run_beside_exchanges_inside_passes():
@@ -242,7 +242,7 @@ def test_a_plan_that_the_hosts_cannot_hold_keeps_the_bound_of_its_streams():
         lower_scenario(scenario, cluster, spec)
     bounds = Bounds(scenario, cluster, spec)
     layout = bounds.layout(plan)
-    assert bounds.run_s(layout) == bounds.full_s(layout) > 0.0
+    assert bounds.path_s(layout) == bounds.run_s(layout) == bounds.full_s(layout) > 0.0
 
 
 def test_passes_outside_pairs_hide_nothing():
