@@ -86,6 +86,7 @@ class RankSetting:
     gathers_logits: bool = (
         False  #: Whether tensor-parallel ranks gather the logits for a loss over the whole vocabulary.
     )
+    loss_fp32: bool = False  #: Whether the fused cross-entropy takes, and saves, logits in fp32.
     has_unfused_swiglu: bool = False  #: Whether Megatron's gated activations run operation by operation.
     has_unfused_relu2: bool = False  #: Whether squared ReLUs that have no gate do.
     has_unfused_rope: bool = False  #: Whether its rotations do.

@@ -20,7 +20,7 @@ Ulysses, arXiv:2309.14509; Llama 3, arXiv:2407.21783, section 3.3.2; NVIDIA/Tran
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from simulator.errors import InfeasiblePlanError
@@ -122,21 +122,101 @@ def _all_gather(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan
 
 def _ring(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_forward: bool) -> Iterator[Item]:
     """Attend to one rank's keys and values per step, while those of the next step, and gradients behind, travel."""
-    chunk_bytes = n_bytes // plan.cp
     for kernel in kernels:
-        if not isinstance(kernel, AttentionShape):
+        if isinstance(kernel, AttentionShape):
+            yield from (_ring_forward if is_forward else _ring_backward)(_Ring(kernel, n_bytes // plan.cp, plan))
+        else:
             yield kernel
-            continue
-        for step in range(plan.cp):
-            n_sent = chunk_bytes * ((step < plan.cp - 1) + (not is_forward and step > 0))
-            if n_sent:
-                yield LayerCollective("send_recv", "cp", n_sent, overlaps=1)
-            if (part := _ring_step(kernel, plan, step)) is not None:
-                yield replace(part, counted=0 if step else kernel.counted_keys)  # once
-        if is_forward:
-            yield _merge(kernel, plan.cp - 1)
-        else:  # the gradient of its own keys and values comes home
-            yield LayerCollective("send_recv", "cp", chunk_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """One rank's part of ring attention: what it computes and lays out in a step.
+
+    With a balanced load a rank needs, of an earlier rank's keys and values, one half for all of its queries; for those of a later
+    rank one half of its queries. Either half is copied, and results are as large as what they came from: a step stands for the mean
+    of both.
+    """
+
+    shape: AttentionShape
+    chunk_bytes: int  #: Keys and values of a rank.
+    plan: ParallelPlan
+
+    @property
+    def query_bytes(self) -> int:
+        """Of a rank's queries, as of its output and the gradients of both."""
+        shape = self.shape
+        width = max(DTYPE_BYTES[shape.dtype], DTYPE_BYTES["bf16"])
+        return shape.batch * shape.heads * shape.seq_q * shape.head_dim * width
+
+    def parts(self) -> list[tuple[int, AttentionShape]]:
+        """Return the steps in which anything is seen, by number, with their attention."""
+        found = ((step, _ring_step(self.shape, self.plan, step)) for step in range(self.plan.cp))
+        return [(step, replace(part, counted=0 if step else self.shape.counted_keys)) for step, part in found if part]
+
+    def halves(self, step: int) -> bool:
+        """Whether a step works on one half of its keys and values, or of its queries."""
+        return step > 0 and self.shape.causal and self.plan.cp_load_balance
+
+    def laid_out(self, step: int, n_query_like: int) -> list[Item]:
+        """Return the copy of the half that a step takes, of the keys and values or of so many tensors like the queries."""
+        n_bytes = (self.chunk_bytes / 2 + n_query_like * self.query_bytes / 2) / 2
+        return [self.kernel("copy", n_bytes, n_bytes)] if self.halves(step) else []
+
+    def kernel(self, name: str, read_bytes: float, written_bytes: float, step: int = 0) -> PointwiseShape:
+        """Return a kernel over 16-bit tensors; behind a step that works on halves, over three quarters of them in the mean."""
+        share = 0.75 if self.halves(step) else 1.0
+        return PointwiseShape(
+            name=name, n_elements=round(share * written_bytes) // DTYPE_BYTES["bf16"], read_bytes=share * read_bytes,
+            written_bytes=share * written_bytes, kernel_pass="backward" if self.shape.kernel_pass == "backward" else "forward",
+            is_captured=self.shape.is_captured,
+        )  # fmt: skip
+
+    def sent(self, n_chunks: int, beside: Sequence[Item]) -> Iterator[Item]:
+        """Send keys and values, or their gradients, beside kernels."""
+        if n_chunks:
+            yield LayerCollective("send_recv", "cp", n_chunks * self.chunk_bytes, overlaps=len(beside))
+        yield from beside
+
+
+def _ring_forward(ring: _Ring) -> Iterator[Item]:
+    """Attend step by step, then merge the outputs, weighted by their log-sum-exp.
+
+    References
+    ----------
+    NVIDIA/TransformerEngine, ``context_parallel.py``, ``AttnFuncWithCPAndKVP2P.forward``: keys and values are put together for their
+    way, halves made contiguous; ``flash_attn_fwd_out_correction_init`` reads one output and writes it, each
+    ``flash_attn_fwd_out_correction`` (on the second half only for keys and values of later ranks) reads another one and adds it.
+    """
+    n_bytes, last = ring.query_bytes, ring.plan.cp - 1
+    parts = ring.parts()
+    yield ring.kernel("cat", ring.chunk_bytes, ring.chunk_bytes)
+    for step, part in parts:
+        yield from ring.sent(int(step < last), [*ring.laid_out(step, 1), part])
+    for step, _ in parts:
+        yield ring.kernel("add", 2 * n_bytes, n_bytes, step) if step else ring.kernel("mul", n_bytes, n_bytes)
+
+
+def _ring_backward(ring: _Ring) -> Iterator[Item]:
+    """Go round from the keys and values that came last to the rank's own, whose gradients come home while those are attended to.
+
+    Transformer Engine's ring does, so that they make one way less than in others, where all of them are on their way until the end.
+
+    References
+    ----------
+    NVIDIA/TransformerEngine, ``AttnFuncWithCPAndKVP2P.backward``: queries, output and its gradient, or keys and values, are halved;
+    gradients of the queries are added up, those of keys and values put together and added to what arrives. PyTorch,
+    ``torch/distributed/tensor/experimental``, ``_templated_ring_attention_backward``, exchanges once more behind the last step.
+    """
+    n_bytes, last = ring.query_bytes, ring.plan.cp - 1
+    yield ring.kernel("copy", ring.chunk_bytes, ring.chunk_bytes)
+    for i, (step, part) in enumerate(reversed(ring.parts())):
+        total = ring.kernel("add", 2 * n_bytes, n_bytes, step) if i else ring.kernel("copy", n_bytes, n_bytes, step)
+        joined = ring.kernel("cat", ring.chunk_bytes, ring.chunk_bytes, step)
+        yield from ring.sent(int(i < last) + int(i > 0), [*ring.laid_out(step, 3), part, total, joined])
+        yield ring.kernel("add" if i else "copy", (2 if i else 1) * ring.chunk_bytes, ring.chunk_bytes, step)
+    if not ring.plan.framework_spec.calls_modules:
+        yield LayerCollective("send_recv", "cp", ring.chunk_bytes)
 
 
 def _ring_step(shape: AttentionShape, plan: ParallelPlan, step: int) -> AttentionShape | None:
@@ -159,15 +239,6 @@ def _ring_step(shape: AttentionShape, plan: ParallelPlan, step: int) -> Attentio
     own += max(0.0, others - most * (plan.cp - 1))
     n_seen = own if step == 0 else min(most, others - most * (step - 1))
     return replace(shape, seq_k=max(1, round(n_seen / chunk)), causal=False, window=0) if n_seen > 0 else None
-
-
-def _merge(shape: AttentionShape, n_merges: int) -> PointwiseShape:
-    """Return the kernel that adds up the outputs of the steps, weighted by their log-sum-exp, in fp32."""
-    n_elements = shape.batch * shape.heads * shape.seq_q * shape.head_dim
-    return PointwiseShape(
-        name="add", n_elements=n_elements * n_merges, dtype="fp32",
-        read_bytes=6.0 * n_elements * n_merges, written_bytes=4.0 * n_elements * n_merges,
-    )  # fmt: skip
 
 
 def _all_to_all(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_forward: bool) -> Iterator[Item]:

@@ -60,7 +60,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
         router_fp32=framework.router_fp32,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,
-        repacks_experts=released.repacks_experts,
+        repacks_experts=released.repacks_experts, loss_fp32=released.loss_fp32,
         merges_norms=framework.calls_modules, norms_find_scales=released.norms_find_scales,
         casts_columns_apart=released.casts_columns_apart,
         waits_for_gathers=released.waits_for_gathers and not plan.asynchronous_tp,

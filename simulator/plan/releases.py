@@ -12,6 +12,8 @@ _ENGINE_1_11, _ENGINE_2_0, _ENGINE_2_3 = "24.12", "25.03", "25.07"
 _ENGINE_2_7, _ENGINE_2_11, _MEGATRON_DOCUMENTS = "25.09", "26.02", "26.08"
 #: and of 2.14
 _ENGINE_2_14 = "26.04"
+#: and of NeMo's recipes with the cross-entropy of 2.2
+_ENGINE_LOSS = "25.04"
 #: the container whose cuDNN sums the gradients of biases slowly
 _SLOW_BIAS_SUMS = "26.06.01"
 
@@ -55,6 +57,9 @@ class ReleaseFacts:
     #: Whether a tensor is read once more for columns that a Hadamard transform makes: before Transformer Engine 2.14 a kernel of
     #: their own cast them (NVIDIA/TransformerEngine, pull request 2555 of March 2026).
     casts_columns_apart: bool
+    #: Whether the fused cross-entropy takes logits in fp32: Megatron-Core's own, until recipes took Transformer Engine's
+    #: (``cross_entropy_fusion_impl = "te"``, NVIDIA/NeMo, commit 96578928 of April 2025).
+    loss_fp32: bool
     #: Whether sorting tokens by expert visits all experts for every token, as Transformer Engine's kernels did before 2.7.
     permutes_by_scan: bool
     #: By what share of its time a fused product of experts sums the gradient of a bias in its epilogue (NVIDIA/cudnn-frontend, issue 256
@@ -85,6 +90,7 @@ class ReleaseFacts:
             has_early_modules=calls_modules and is_before(release, _ENGINE_2_11),
             norms_find_scales=calls_modules and not is_before(release, _ENGINE_2_7),
             casts_columns_apart=calls_modules and is_before(release, _ENGINE_2_14),
+            loss_fp32=calls_modules and is_before(release, _ENGINE_LOSS),
             permutes_by_scan=calls_modules and is_before(release, _ENGINE_2_7),
             bias_summing=(1362.8 if release == _SLOW_BIAS_SUMS else 155.6) / 139.0 - 1.0,
         )

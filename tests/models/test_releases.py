@@ -202,3 +202,34 @@ def test_columns_behind_a_hadamard_transform_were_read_for_themselves(precision,
         is_more = is_apart and precision == "nvfp4"
         assert more == [extra * is_more * 2 * item.n_elements for item in newest]
         assert newest
+
+
+@pytest.mark.parametrize(("release", "in_fp32"), [("24.07", True), ("25.02", True), ("25.04", False), (None, False)])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_loss_took_logits_in_fp32_until_recipes_took_transformer_engines(release, in_fp32, tp):
+    """``fused_cross_entropy.py`` of Megatron-Core, by the compiled function, and what it keeps; then one pass each way over 16 bits."""
+    plan = ParallelPlan(
+        framework="megatron-bridge",
+        micro_batch=1,
+        sequence_length=1024,
+        release=release,
+        tp=tp,
+        sequence_parallel=tp > 1,
+    )
+    spec = replace(find_spec("llama3-8b"), layers=1)
+    model = model_for(spec, plan, load_topology("dgx-h100", 8).device(0))
+    head = model.layers[-1]
+    n_logits = 1024 * spec.vocab // tp
+    forward, backward = (
+        sum(
+            item.read_bytes + item.written_bytes
+            for item in items
+            if isinstance(item, PointwiseShape) and "norm" not in item.name
+        )
+        for items in (head.forward, head.backward)
+    )
+    # max: 2 + 4 bytes, exponentials and their sum: 4 + 4, quotient: 4 + 4; gradient in place and in 16 bits: 4 + 4 + 2
+    expected = ((6 + 8 + 8), 10) if in_fp32 else (2, 4)
+    assert (forward / n_logits, backward / n_logits) == pytest.approx(expected, rel=0.01)
+    two_activations = 1.01 * 2 * 2 * 1024 * spec.hidden  # and the statistics of rows
+    assert head.saved_bytes == pytest.approx(n_logits * (4 if in_fp32 else 2), abs=two_activations)

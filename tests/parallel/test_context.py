@@ -59,8 +59,9 @@ def test_a_ring_sends_every_key_and_value_to_every_other_rank(cp):
     plan = plan_of(cp, "p2p")
     chunk = KEY_VALUE_BYTES // cp
     assert sent(plan, "F") == {"send_recv": (cp - 1) * chunk}
-    # in backward the keys and values again, and their gradients all the way round
-    assert sent(plan, "B") == {"send_recv": (cp - 1) * chunk + cp * chunk}
+    # in backward the keys and values again, from where they are, and their gradients home with them; PyTorch's make the whole round
+    assert sent(plan, "B") == {"send_recv": 2 * (cp - 1) * chunk}
+    assert sent(replace(plan, framework="torchtitan"), "B") == {"send_recv": (cp - 1) * chunk + cp * chunk}
 
 
 @pytest.mark.parametrize("cp", [2, 4, 8])
@@ -131,17 +132,55 @@ def test_ring_steps_run_beside_the_messages_of_the_next():
         following = tasks.tasks[index + 1]
         assert isinstance(following.op, KernelRun)
         assert index not in following.after
-        assert isinstance(following.op.kernels[0].shape, AttentionShape)
+        assert any(
+            isinstance(kernel.shape, AttentionShape) for kernel in following.op.kernels[:2]
+        )  # behind a half's copy
 
 
-def test_outputs_of_ring_steps_are_added_up_in_fp32():
-    """Each step but the first is read in bf16, and the sum of 32 bits read and written (TransformerEngine, fwd_out_correction)."""
-    added = [item for item in items(plan_of(4, "p2p"), "F") if getattr(item, "name", "") == "add"]
-    merges = [item for item in added if item.dtype == "fp32"]
-    n_elements = sum(item.n_elements for item in merges)
-    assert n_elements == 3 * TOKENS // 4 * SPEC.heads * SPEC.head_dim
-    assert sum(item.read_bytes for item in merges) == (2 + 4) * n_elements
-    assert sum(item.written_bytes for item in merges) == 4 * n_elements
+def moved_in_forward(rank, cp, chunk, query):
+    """Bytes that copies and merges read and write on a rank, as ``AttnFuncWithCPAndKVP2P.forward`` of Transformer Engine calls them."""
+    moved = 2 * chunk + 2 * query  # torch.cat of keys and values, and the first output
+    for i in range(1, cp):
+        is_whole = i <= rank  # all queries, and half of the keys and values; or the other way round
+        moved += 2 * (chunk if is_whole else query) // 2
+        moved += 3 * query // (1 if is_whole else 2)
+    return moved
+
+
+def moved_in_backward(rank, cp, chunk, query):
+    """The same of its backward, which begins with what came last."""
+    moved = 2 * chunk  # p2p_comm_buffers[0][0].copy_(kv)
+    for i in range(cp):
+        is_own, is_whole = i == cp - 1, i >= cp - rank - 1
+        moved += 0 if is_own else 2 * chunk // 2 if is_whole else 3 * 2 * query // 2  # the half that is made contiguous
+        keys = chunk if is_own or not is_whole else chunk // 2
+        moved += 2 * keys  # torch.cat of their gradients
+        if i > cp - rank - 1:
+            moved += 3 * query
+        elif i == cp - rank - 1:
+            moved += 2 * query if rank == cp - 1 else (2 + 3) * query // 2
+        else:
+            moved += (3 if i else 2) * query // 2
+        if is_own:
+            moved += (3 + 2) * chunk // 2 if rank == 0 else 3 * chunk
+        else:
+            moved += (3 if i else 2) * keys
+    return moved
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("kind", "moved", "tolerance"), [("F", moved_in_forward, 1e-6), ("B", moved_in_backward, 0.05)]
+)
+def test_a_ring_lays_out_halves_and_adds_up_what_its_steps_make(cp, kind, moved, tolerance):
+    """The mean over all ranks; in backward a step that writes one half of a gradient and adds to the other is taken for one that adds."""
+    kernels = [item for item in items(plan_of(cp, "p2p"), kind) if isinstance(item, PointwiseShape)]
+    others = [item for item in items(plan_of(1, "p2p"), kind) if isinstance(item, PointwiseShape)]
+    found = (
+        sum(k.read_bytes + k.written_bytes for k in kernels) - sum(k.read_bytes + k.written_bytes for k in others) / cp
+    )
+    expected = sum(moved(rank, cp, KEY_VALUE_BYTES // cp, QUERY_BYTES // cp) for rank in range(cp)) / cp
+    assert found == pytest.approx(expected, rel=tolerance)
 
 
 def test_frameworks_exchange_as_they_do_by_default():

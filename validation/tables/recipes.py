@@ -55,7 +55,7 @@ _CONTAINER = r"v?(\d\d\.\d\d(?:\.\d\d)?)"
 #: what tables write as a release: a container, a month or a day, a round of MLPerf
 _RELEASE = re.compile(rf"{_CONTAINER}|20\d\d-\d\d(-\d\d)?|v\d\.\d")
 #: sources whose releases are containers of NVIDIA, beside rows that name a recipe
-_CONTAINERS = ("dgxc-benchmarking", "megatron-bridge")
+_CONTAINERS = ("dgxc-benchmarking", "megatron-bridge", "nvidia/nemo")
 
 #: sources that tune on SQuAD 1.1, packed to the sequence length (NVIDIA/NeMo, docs/source/performance/performance_summary.md)
 _PACKS_SQUAD = ("nvidia/nemo@",)

@@ -309,8 +309,8 @@ class Fused(Megatron):
         )
 
     def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
-        """Append one kernel that reads the logits and overwrites them with their gradient."""
-        return fused_loss(self, logits, n_tokens, vocab)
+        """Append one kernel that reads the logits and overwrites them with their gradient, or compiled ones in fp32."""
+        return (compiled_loss if self.setting.loss_fp32 else fused_loss)(self, logits, n_tokens, vocab)
 
 
 def fused_loss(style: Style, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
@@ -327,3 +327,23 @@ def fused_loss(style: Style, logits: Tensor, n_tokens: int, vocab: int) -> Tenso
         backward=[back],
         saves=[logits],
     )
+
+
+def compiled_loss(style: Style, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
+    """Append the vocabulary-parallel cross-entropy, compiled: the maximum as fp32 is written, exponentials with their sum, the quotient.
+
+    The exponentials overwrite the fp32 logits, and the gradient overwrites them, as it is narrowed.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``megatron/core/fusions/fused_cross_entropy.py``: four functions under ``jit_fuser``, which is ``torch.compile``.
+    """
+    n, per_token = logits.n_elements, 4 * n_tokens
+    reduce = CommunicationPoint(operator="vocabulary", n_bytes=per_token)
+    points: list[LayerItem] = [reduce] if style.setting.tp > 1 else []
+    wide = kernel("cast", n, logits.n_bytes, 4 * n + per_token, "fp32", row=vocab)
+    back = kernel("mul", n, 4 * n, 4 * n + logits.n_bytes, "fp32", in_pass="backward")
+    fp32 = style.tape.record([logits], n, "fp32", forward=[wide], backward=[back])
+    forward = [*points, map_kernel("exp", [fp32], [fp32], row=vocab), *points, map_kernel("div", [fp32], [fp32])]
+    softmax = style.tape.record([fp32], n, "fp32", forward=forward, view=fp32, saves_output=True, gradient="alias")
+    return style.tape.record([softmax], 1, "fp32")

@@ -244,6 +244,16 @@ class TestPredicting:
         plan = case_of(row)[0].plan
         assert {key: getattr(plan, key) for key in expected} == expected
 
+    def test_containers_of_nemo_are_releases(self):
+        """NVIDIA/NeMo's pages on performance name the container that they measured."""
+        row = training_row(
+            source="NVIDIA/NeMo@7831735490:x", model="llama3-8b", release="24.07", topology="dgx-h100", gpus="8", dp="", tp="1", cp="2",
+            pp="1", micro_batch="1", global_batch="128", seq_len="8192", layers="", hidden="", heads="", recompute="", framework="",
+            precision="fp8_ds",
+        )  # fmt: skip
+        plan = case_of(row)[0].plan
+        assert (plan.framework, plan.release, plan.cuda) == ("megatron-bridge", "24.07", "12.4")
+
     def test_nemotron_3_super_predicts_two_further_tokens(self):
         """NVIDIA-NeMo/Megatron-Bridge, recipes/nemotronh/nemotron_3_super.py (mtp_num_layers 2), as the printed 475 TFLOP/s at 5,606
         tokens/s say: 84.7 GFLOP per token, of which 77.5 without them."""
