@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Literal, TypedDict, cast
 
 from simulator import __version__
@@ -66,6 +67,8 @@ class Memory(TypedDict):
     allocated_bytes: int  #: What ``torch.cuda.max_memory_allocated`` reports.
     reserved_bytes: int  #: What ``torch.cuda.max_memory_reserved`` reports.
     peak_bytes: int  #: Everything that the device must hold.
+    #: The same of the first rank of every pipeline stage, in their order.
+    stages_peak_bytes: list[int]
     capacity_bytes: int  #: Memory of the device.
     peak_at: str  #: Layer and operator at the peak, or the optimizer step.
     fits: bool  #: Whether the peak is within the capacity.
@@ -270,7 +273,7 @@ def _memory(report: MemoryReport, margin: float) -> Memory:
         for name in ("allocated_bytes", "reserved_bytes", "peak_bytes", "capacity_bytes", "peak_at", "fits")
     }
     found["is_tight"] = is_tight(report.peak_bytes, report.capacity_bytes, margin)
-    return cast(Memory, {**found, "margin": margin})
+    return cast(Memory, {**found, "margin": margin, "stages_peak_bytes": [stage.peak_bytes for stage in report.stages]})
 
 
 def _stages(result: Result) -> list[list[int]]:
@@ -407,6 +410,25 @@ def describe_stages(plan: ParallelPlan, stages: Sequence[Sequence[int]]) -> str:
     parts = [stages[place.stage(virtual)][place.chunk(virtual)] for virtual in range(place.n_parts)]
     chunks = f", in chunks of {in_runs(parts)}" if place.n_chunks > 1 else ""
     return f"stages: {in_runs([sum(chunks) for chunks in stages])} layers{chunks}"
+
+
+def describe_stage_memory(memory: Memory) -> str:
+    """Say what the stages of a pipeline hold at most; nothing without one.
+
+    Examples
+    --------
+    >>> describe_stage_memory({"stages_peak_bytes": [3 << 30, 5 << 29, 5 << 29, 2 << 30]})
+    'peak by stage: 3.0, 2 x 2.5 and 2.0 GiB'
+    >>> describe_stage_memory({"stages_peak_bytes": [3 << 30]})
+    ''
+    """
+    peaks = [f"{n_bytes / 2**30:.1f}" for n_bytes in memory["stages_peak_bytes"]]
+    if len(peaks) < 2:
+        return ""
+    runs = [(peak, len(list(alike))) for peak, alike in groupby(peaks)]
+    *first, last = [f"{count} x {peak}" if count > 1 else peak for peak, count in runs]
+    before = f"{', '.join(first)} and " if first else ""
+    return f"peak by stage: {before}{last} GiB"
 
 
 def throughput(answer: Answer) -> tuple[float, str]:

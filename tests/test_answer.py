@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,8 @@ from simulator.explore.answer_form import Document, Scaling
 from simulator.explore.full_answer import document
 from simulator.explore.trials import explain
 from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
 
 
 def fits(data, schema):
@@ -139,8 +142,6 @@ def test_the_least_time_leaves_out_what_causal_kernels_skip(simulated):
 
 
 def test_what_ran_is_the_same_folded_and_unfolded(simulated):
-    from simulator.scenario import Scenario
-    from simulator.simulation import simulate
 
     plan = simulated("dgx-a100-40g", "gpt2", gpus=8, tp=2, pp=2, micro_batch=1, global_batch=16, recompute="full").plan
     folded, unfolded = (
@@ -244,8 +245,6 @@ def test_models_without_tokens_have_samples_only():
     torch = pytest.importorskip("torch")
     from simulator.answer import describe_throughput
     from simulator.models.recorded import InputTensor, RecordedModule
-    from simulator.scenario import Scenario
-    from simulator.simulation import simulate
 
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 30 * 30, 10)
@@ -269,6 +268,20 @@ def test_the_margin_of_memory_travels_with_the_answer_and_stands_beside_the_verd
     free = 1.0 - memory["peak_bytes"] / memory["capacity_bytes"]
     assert memory["fits"] and (memory["margin"], memory["is_tight"]) == (margin, free < margin)
     assert words.format(free=f"{free:.1%}") in describe_fit(memory)
+
+
+def test_each_stage_of_a_pipeline_holds_one_micro_batch_less_than_the_one_before():
+    """Narayanan et al., SC 2021, section 2.2.1: 1F1B keeps as many in flight as stages are left; embedding and head are at the ends."""
+    plan = ParallelPlan(
+        gpus=8, pp=8, micro_batch=1, global_batch=32, sequence_length=1024, framework="megatron-core", sharding="none"
+    )
+    memory = simulate(Scenario(topology="dgx-h100", model="llama3-8b", plan=plan)).answer["memory"]
+    peaks = memory["stages_peak_bytes"]
+    assert len(peaks) == 8
+    assert max(peaks) == memory["peak_bytes"]
+    steps = [earlier - later for earlier, later in pairwise(peaks[1:7])]
+    assert min(steps) > 0
+    assert max(steps) - min(steps) < 1024
 
 
 def test_what_does_not_fit_is_not_tight():

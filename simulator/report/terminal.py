@@ -22,6 +22,7 @@ from simulator.answer import (
     describe_link,
     describe_margin,
     describe_plan,
+    describe_stage_memory,
     describe_stages,
     describe_support,
     describe_throughput,
@@ -180,6 +181,8 @@ def print_answer(scenario: Scenario, answer: Answer) -> None:
         print_grid(answer_tables.communication(answer["communication"]), out)
     out.print()
     print_grid(_memory(answer["memory"]), out)
+    if by_stage := describe_stage_memory(answer["memory"]):
+        out.print(by_stage)
     colour = "yellow" if answer["memory"]["is_tight"] else "green" if answer["memory"]["fits"] else "red"
     out.print(f"[{colour}]{describe_fit(answer['memory'])}[/{colour}]")
     if answer["bottleneck"] is not None:
