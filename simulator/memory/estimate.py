@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
-from simulator.models.layer import Elements, Layer
+from simulator.models.layer import Elements, Launch, Layer
 from simulator.plan import MOMENTS, ParallelPlan
 from simulator.schedules import find_schedule
 from simulator.topology.device import Device
@@ -278,7 +278,7 @@ def _stage_bytes(
         "context": CONTEXT_BYTES,
         "communicators": _communicator_bytes(plan, has_experts=every.n_expert > 0),
     }
-    categories["graphs"] = working if plan.captured_modules or plan.captures_iteration else 0
+    categories["graphs"] = working if plan.captures_iteration or _has_graphs(layers, plan) else 0
     dynamic = sum(saved) + working
     in_step = categories["gradients"]
     if plan.steps_adam == "foreach":
@@ -289,6 +289,12 @@ def _stage_bytes(
     categories["transient"] += max(0, in_step)
     categories["fragmentation"] = round(plan.framework_spec.fragmentation * dynamic)
     return categories, OPTIMIZER_STEP if in_step > 0 else peak_at
+
+
+def _has_graphs(layers: Sequence[Layer], plan: ParallelPlan) -> bool:
+    """Whether any of the modules that a plan captures is in these layers."""
+    kernels = (item for layer in distinct(layers) for item in layer.forward if isinstance(item, Launch))
+    return bool(plan.captured_modules) and any(item.is_captured for item in kernels)
 
 
 def _communicator_bytes(plan: ParallelPlan, *, has_experts: bool) -> int:

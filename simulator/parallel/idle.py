@@ -65,9 +65,12 @@ def idle_settings(
     has_rotations: bool = True,
     scales_rotations: bool = False,
     has_expert_bias: bool = True,
+    graph_scopes: Collection[str] | None = None,
     given: Collection[str] | None = None,
 ) -> list[tuple[str, str]]:
     """Name settings of a resolved plan that change nothing with a model that has these parts, and why.
+
+    What of it graphs may launch is ``graph_scopes``, None where nothing is known of it.
 
     Only those that the user gave; by default those that differ from their default. What :func:`without_stages` leaves out is in no plan
     that ran, so that it is taken as given.
@@ -82,6 +85,7 @@ def idle_settings(
         *_idle_kernels(plan),
         *_idle_precision(plan),
         *_idle_experts(plan, has_experts, has_shared_expert),
+        *_idle_graphs(plan, graph_scopes),
         (("rope_fusion",), not has_rotations, "the model rotates no queries and keys"),
         (
             ("release",),
@@ -231,6 +235,12 @@ def _idle_kernels(plan: ParallelPlan) -> Idle:
             f"Megatron of {plan.release or plan.framework} has no such kernel",
         ),
     ]
+
+
+def _idle_graphs(plan: ParallelPlan, scopes: Collection[str] | None) -> Idle:
+    named = plan.captured_modules
+    absent = bool(named) and scopes is not None and not set(named).intersection(scopes)
+    return [(("cuda_graphs",), absent, f"the model has no module that is called {' or '.join(named)}")]
 
 
 def _idle_precision(plan: ParallelPlan) -> Idle:

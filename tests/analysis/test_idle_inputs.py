@@ -39,6 +39,11 @@ def without_effect(settings, n_nodes, *, given=(), **chosen):
         ({"virtual_pp": 2}, "--virtual-pp has no effect: pp=1"),
         ({"asynchronous_tp": True}, "--asynchronous-tp has no effect: tp=1"),
         ({"sharding_group": 4}, "--sharding-group has no effect: sharding=none"),
+        ({"cuda_graphs": "mamba"}, "--cuda-graphs has no effect: the model has no module that is called mamba"),
+        (
+            {"cuda_graphs": "attn+mamba"},
+            "cuda_graphs=mamba has no effect: the model has no module that is called mamba",
+        ),
         ({"overlap_parameter_gather": True}, "--overlap-parameter-gather has no effect: sharding=none"),
         ({"sharding": "zero3", "dp": 1, "tp": 8}, "--sharding zero3 shards nothing: there is one data-parallel rank"),
         ({"sharding": "hsdp"}, "--sharding hsdp is the same as zero3"),
