@@ -154,6 +154,12 @@ class AttentionShape(Launch):
         """Keys that each query counts for in MFU."""
         return min(self.window or self.seq_k, self.seq_k) if self.counted is None else self.counted
 
+    def limited(self, n_keys: int) -> AttentionShape:
+        """Return it with so many keys for a query at most, of which the end of its document may hide some."""
+        window = min(n_keys, self.window or self.seq_k)
+        counted = None if self.counted is None else min(self.counted, n_keys)
+        return replace(self, window=window if window < self.seq_k else 0, counted=counted)
+
     def _flops_of(self, scores: float) -> float:
         products = 2.0 if self.kernel_pass == "forward" else 5.0
         return products * 2.0 * self.batch * self.heads * scores * self.head_dim

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 
 from simulator.models.styles import STYLES
 from simulator.parallel.expert import expert_load
+from simulator.parallel.rank_model import packed_length
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.schedules import find_schedule, sends_block
 
@@ -186,13 +187,20 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
 
 def _idle_documents(plan: ParallelPlan) -> Idle:
     documents = ("document_length", "document_spread")
+    length, sequence = plan.document_length or 0, plan.sequence_length or 0
+    fills = plan.attended_length >= sequence > 0 and not plan.release_facts.rotates_by_document
     return [
         (("document_spread",), plan.document_length is None, "no document_length: a sequence is one document"),
         (documents, plan.attention == "eager", "attention=eager computes all scores and masks them"),
         (
             documents,
-            2 * plan.attended_length > (plan.sequence_length or 0) > 0,
-            f"a sequence of {plan.sequence_length} tokens holds no two documents of {plan.attended_length}",
+            length > 0 and sequence > 0 and not packed_length(plan, sequence),
+            f"a sequence of {sequence} tokens holds no two documents of {length}",
+        ),
+        (
+            documents,
+            fills,
+            f"the mean token is in a document of {plan.attended_length}, which fills a sequence of {sequence}",
         ),
     ]
 
