@@ -15,6 +15,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
 from simulator.models.layer import Elements, Launch, Layer
 from simulator.plan import MOMENTS, ParallelPlan
+from simulator.plan.rules import captures_layers
 from simulator.schedules import find_schedule
 from simulator.topology.device import Device
 from simulator.units import format_bytes
@@ -278,7 +279,7 @@ def _stage_bytes(
         "context": CONTEXT_BYTES,
         "communicators": _communicator_bytes(plan, has_experts=every.n_expert > 0),
     }
-    categories["graphs"] = working if plan.captures_iteration or _has_graphs(layers, plan) else 0
+    categories["graphs"] = working if _has_graphs(layers, plan) else 0
     dynamic = sum(saved) + working
     in_step = categories["gradients"]
     if plan.steps_adam == "foreach":
@@ -292,7 +293,9 @@ def _stage_bytes(
 
 
 def _has_graphs(layers: Sequence[Layer], plan: ParallelPlan) -> bool:
-    """Whether any of the modules that a plan captures is in these layers."""
+    """Whether a plan captures any of these layers, or of their modules."""
+    if plan.captures_iteration or captures_layers(plan):
+        return True
     kernels = (item for layer in distinct(layers) for item in layer.forward if isinstance(item, Launch))
     return bool(plan.captured_modules) and any(item.is_captured for item in kernels)
 
