@@ -80,7 +80,7 @@ def idle_settings(
     named = changed if given is None else (changed | set(_OF_STAGES)).intersection(given)
     rules = (
         *_idle_data(plan, has_experts),
-        *_idle_axes(plan),
+        *_idle_axes(plan, has_experts),
         *_idle_documents(plan),
         *_idle_recompute(plan),
         *_idle_kernels(plan),
@@ -138,6 +138,7 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
         (("backward_prefetch", "limit_all_gathers"), plan.keeps_gathered, "parameters stay gathered for backward"),
         (_ELEMENTS, not is_zero3, "only DeepSpeed's ZeRO-3 has it"),
         (("prefetch_elements", *_FSDP[:2]), not plan.overlaps, "nothing is gathered ahead without overlap"),
+        (_FSDP[:2], plan.synchronises_once, "parameters are gathered once a step under a pipeline"),
         (("max_reuse_elements",), plan.recompute != "full", f"recompute={plan.recompute}"),
         (("secondary_group",), not plan.shards_parameters, "parameters are not sharded"),
         (("secondary_group",), plan.keeps_gathered, "parameters stay gathered for backward"),
@@ -164,12 +165,18 @@ def _depends_on_release(plan: ParallelPlan, *, has_experts: bool, has_expert_bia
     return any(gained) or any(not unused.get(name) for name in changed)
 
 
-def _idle_axes(plan: ParallelPlan) -> Idle:
+def _idle_axes(plan: ParallelPlan, has_experts: bool) -> Idle:
     n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
     takes_turns = find_schedule(plan.schedule, plan.virtual_pp).takes_turns
     return [
         (_PIPELINE[1:], plan.pp == 1, "pp=1"),
-        (("schedule",), plan.pp == 1 and not (plan.ep > 1 and takes_turns), "pp=1"),
+        (
+            ("schedule",),
+            plan.pp == 1 and takes_turns and not has_experts,
+            "the model has no experts, whose exchanges it hides",
+        ),
+        (("schedule",), plan.pp == 1 and takes_turns and plan.ep == 1, "ep=1 and pp=1"),
+        (("schedule",), plan.pp == 1 and not takes_turns, "pp=1"),
         (("delay_wgrad",), not find_schedule(plan.schedule, plan.virtual_pp).sends_inside, f"schedule={plan.schedule}"),
         (("delay_wgrad",), plan.tp > 1, "under tensor parallelism a pair sends when it ends"),
         (("sequence_parallel", "asynchronous_tp", "scatter_gather"), plan.tp == 1, "tp=1"),
@@ -210,6 +217,11 @@ def _idle_recompute(plan: ParallelPlan) -> Idle:
     keeps_no_scores = plan.attention == "flash" and not (style.recomputes_operators or style.recomputes_flash)
     return [
         (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
+        (
+            ("recompute_layers",),
+            plan.recompute_layers == 0 and plan.recompute_method == "uniform",
+            "recompute_method=uniform recomputes every block then, each from an input of its own (recompute_method=block none)",
+        ),
         (("offload_modules",), plan.recompute == "full", "recompute=full keeps no input of a module"),
         (("recompute_method",), plan.recompute_layers is None, "recompute_layers is not given: every block by itself"),
         (

@@ -346,6 +346,33 @@ def adapter_doubt(plan: ParallelPlan, hidden: int) -> str:
     )
 
 
+def recompute_doubt(plan: ParallelPlan, blocks: Sequence[int]) -> str:
+    """Say that full recomputation is told to recompute more blocks than a virtual stage has, or none; or nothing.
+
+    Parameters
+    ----------
+    blocks : sequence of int
+        Blocks of every virtual stage.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``training/arguments.py``, on ``--recompute-num-layers``: of each virtual pipeline stage.
+    """
+    count = plan.recompute_layers
+    if plan.recompute != "full" or count is None:
+        return ""
+    if count == 0 and plan.recompute_method == "block":
+        return (
+            "recompute=full with recompute_method=block and recompute_layers=0 recomputes nothing; give --recompute none, or leave "
+            "recompute_layers out"
+        )
+    most = max(blocks, default=0)
+    if count <= most:
+        return ""
+    same = f"recompute_layers={most}" + (" or without it" if plan.recompute_method == "block" else "")
+    return f"recompute_layers={count}: no stage has more than {most} blocks, so that the plan runs as with {same}"
+
+
 def layout_doubt(plan: ParallelPlan, blocks: Sequence[int], n_predictions: int = 0) -> str:
     """Say that Megatron-Core would refuse a split of layers, and which setting says the one that is simulated; or nothing.
 

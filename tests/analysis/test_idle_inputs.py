@@ -39,6 +39,7 @@ def without_effect(settings, n_nodes, *, given=(), **chosen):
         ({"virtual_pp": 2}, "--virtual-pp has no effect: pp=1"),
         ({"asynchronous_tp": True}, "--asynchronous-tp has no effect: tp=1"),
         ({"sharding_group": 4}, "--sharding-group has no effect: sharding=none"),
+        ({"schedule": "1f1b-combined"}, "--schedule has no effect: the model has no experts, whose exchanges it hides"),
         ({"cuda_graphs": "mamba"}, "--cuda-graphs has no effect: the model has no module that is called mamba"),
         (
             {"cuda_graphs": "attn+mamba"},

@@ -142,6 +142,8 @@ IDLE = [
     ("moe_capacity_factor", 0.5, {}), ("moe_pad_to_capacity", True, {"experts": True}), ("gradient_as_bucket_view", True, {}),
     ("max_reuse_elements", 1, ZERO3), ("asynchronous_tp", True, {"tp": 4}), ("rank_order", "pp-dp-cp-ep-tp", {}),
     ("overlap_p2p", True, {}), ("overlap_p2p", False, {**PIPE, "schedule": "zb-v"}),
+    ("forward_prefetch", True, {"framework": "fsdp2", "sharding": "zero3", **PIPE}),
+    ("recompute_layers", 0, {"recompute": "full"}),
     ("cuda_graphs", "mamba", {}), ("cuda_graphs", "moe_router", {}), ("cuda_graphs", "mamba", {"experts": True}),
     ("document_length", 128, {"attention": "eager"}),
     ("document_length", 513, {"sequence_length": 1024}), ("document_spread", 1.0, {}),
