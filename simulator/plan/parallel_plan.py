@@ -10,7 +10,7 @@ from typing import Any, Literal
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import module_names as parts
 from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
-from simulator.plan.dispatchers import DISPATCHERS, Dispatcher
+from simulator.plan.dispatchers import DISPATCHERS, Dispatcher, usual_sms
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting, words_of
 from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Host, hosted
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
@@ -293,12 +293,12 @@ class ParallelPlan:
     )  # fmt: skip
     moe_dispatcher: str = setting(
         "experts", "`alltoall`, `allgather` (every rank sees all tokens), `deepep` (one copy of a token per node and rank) or "
-        "`hybridep` (the same with fewer SMs and at the rate of the links).", default="alltoall", words=DISPATCHERS,
+        "`hybridep` (the same at the rate of the links, not of its SMs).", default="alltoall", words=DISPATCHERS,
         synonyms={"flex": "deepep"}, aliases=("moe_token_dispatcher_type", "moe_flex_dispatcher_backend"),
     )  # fmt: skip
     moe_dispatcher_sms: int | None = setting(
         "experts", "SMs that the dispatcher's own kernels take from compute.", least=1,
-        unset=", ".join(f"{one.n_sms} with {name}" for name, one in DISPATCHERS.items() if one.n_sms),
+        unset=usual_sms({name: one.dispatcher_recipes for name, one in FRAMEWORKS.items()}),
     )  # fmt: skip
     moe_fused_experts: bool = setting(
         "experts", "Whether one kernel serves all experts of a rank, whose rows the device counts without the host.", default=False,
