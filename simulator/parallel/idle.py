@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 
 from simulator.models.styles import STYLES
 from simulator.parallel.expert import expert_load
 from simulator.parallel.rank_model import packed_length
 from simulator.plan import SETTINGS, ParallelPlan
-from simulator.schedules import find_schedule, sends_block
+from simulator.schedules import SCHEDULES, find_schedule, sends_block
 
 _ELEMENTS = ("prefetch_elements", "persistence_elements", "max_live_elements", "max_reuse_elements")
 _FSDP = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
@@ -74,13 +74,14 @@ def idle_settings(
     What of it graphs may launch is ``graph_scopes``, None where nothing is known of it.
 
     Only those that the user gave; by default those that differ from their default. What :func:`without_stages` leaves out is in no plan
-    that ran, so that it is taken as given.
+    that ran, so that it is taken as given, with the value that a mapping has of it.
     """
+    schedule = given.get("schedule") if isinstance(given, Mapping) else None
     changed = {key for key, one in SETTINGS.items() if getattr(plan, key) != one.default}
     named = changed if given is None else (changed | set(_OF_STAGES)).intersection(given)
     rules = (
         *_idle_data(plan, has_experts),
-        *_idle_axes(plan, has_experts),
+        *_idle_axes(plan, str(schedule or plan.schedule), has_experts=has_experts),
         *_idle_documents(plan),
         *_idle_recompute(plan),
         *_idle_kernels(plan),
@@ -165,9 +166,9 @@ def _depends_on_release(plan: ParallelPlan, *, has_experts: bool, has_expert_bia
     return any(gained) or any(not unused.get(name) for name in changed)
 
 
-def _idle_axes(plan: ParallelPlan, has_experts: bool) -> Idle:
+def _idle_axes(plan: ParallelPlan, schedule: str, *, has_experts: bool) -> Idle:
     n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
-    takes_turns = find_schedule(plan.schedule, plan.virtual_pp).takes_turns
+    takes_turns = schedule in SCHEDULES and SCHEDULES[schedule].takes_turns
     return [
         (_PIPELINE[1:], plan.pp == 1, "pp=1"),
         (

@@ -184,6 +184,8 @@ def test_a_plan_of_one_stage_has_no_schedule(framework, sharding, settings):
     assert one.metrics == other.metrics and one.memory.peak_bytes == other.memory.peak_bytes
     (flag,) = settings
     assert list(other.idle_inputs(settings)) == [f"--{flag.replace('_', '-')} has no effect: pp=1"]
+    said = other.idle_inputs({**settings, "schedule": "1f1b-combined"})  # as it was asked for: what ran has no schedule
+    assert "--schedule has no effect: the model has no experts, whose exchanges it hides" in said
 
 
 @pytest.mark.parametrize("framework", ["deepspeed", "fsdp", "fsdp2", "megatron-core"])
