@@ -125,7 +125,7 @@ class AttentionShape(Launch):
     def reach(self) -> int:
         """Keys before a query from which on a kernel skips blocks; 0 where there is no window.
 
-        Kernels of eight bits skip none in backward but those above the diagonal.
+        Kernels of eight bits skip none in backward but those above the diagonal, and those of other documents (``counted``).
 
         References
         ----------
@@ -133,7 +133,7 @@ class AttentionShape(Launch):
         in bf16 grows with the number of tokens, in fp8 and mxfp8 with its square.
         """
         is_narrow = DTYPE_BYTES[self.dtype] < DTYPE_BYTES["bf16"]
-        return 0 if is_narrow and self.kernel_pass == "backward" else self.window
+        return 0 if is_narrow and self.kernel_pass == "backward" and self.counted is None else self.window
 
     @property
     def n_flops(self) -> float:
