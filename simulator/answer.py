@@ -29,7 +29,7 @@ from simulator.models.spec import ModelSpec
 from simulator.parallel.lower import blocks_of_parts
 from simulator.plan import ParallelPlan
 from simulator.plan.fields import in_words
-from simulator.plan.rules import adapter_doubt, capture_doubt, layout_doubt
+from simulator.plan.rules import adapter_doubt, capture_doubt, layout_doubt, recompute_doubt
 from simulator.plan.stage_layout import in_runs
 from simulator.scenario import Scenario
 from simulator.schedules import find_schedule, placement_of
@@ -200,6 +200,7 @@ class Result:
         doubts = (
             capture_doubt(plan, has_experts=self.spec.has_experts),
             layout_doubt(plan, self.blocks_of_parts, n_predictions),
+            recompute_doubt(plan, self.blocks_of_parts or [sum(layer.is_block for layer in self.model.layers)]),
             adapter_doubt(plan, getattr(self.spec, "hidden", 0)),
         )
         return [doubt for doubt in doubts if doubt]

@@ -229,6 +229,20 @@ def test_what_a_graph_of_the_iteration_lacks_is_what_to_set(settings, missing):
     assert not capture_doubt(ParallelPlan(**{**asked, **missing}), has_experts=True)
 
 
+@pytest.mark.parametrize(("settings", "is_said"), [
+    ({}, True), ({"ep": 1}, True), ({"framework": "fused"}, False),
+    ({"moe_capacity_factor": 1.0, "moe_pad_to_capacity": True}, False), ({"host": None}, False),
+])  # fmt: skip
+def test_graphs_of_whole_layers_need_static_shapes_too(settings, is_said):
+    """Megatron-Core user guide, "CUDA Graph": what is captured has static shapes; experts that drop nothing have none."""
+    from simulator.plan.rules import capture_doubt
+
+    plan = ParallelPlan(**{"framework": "megatron-core", "ep": 8, "host": "graphs", **settings})
+    said = capture_doubt(plan, has_experts=True)
+    assert ("host=graphs" in said and "moe_pad_to_capacity" in said) == is_said == bool(said)
+    assert not capture_doubt(plan, has_experts=False)
+
+
 def test_layers_of_stages_are_those_of_the_layout(simulated):
     """Megatron Bridge's words for 12 layers over 2 x 3: 3 + 2 + 2 and 2 + 2 + 1; without a pipeline there is nothing to say."""
     from simulator.answer import describe_stages

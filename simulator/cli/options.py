@@ -52,7 +52,7 @@ _OTHER_FLAGS = {
     "gradient_accumulation_steps": "--global-batch, micro-batch times replicas times steps",
     "use_distributed_optimizer": "--sharding zero1", "data_parallel_size": "--dp", "data_parallel_shard_degree": "--sharding zero3",
     "data_parallel_replicate_degree": "--dp, or --sharding hsdp to shard within nodes", "recompute_activations": "--recompute selective",
-    "recompute_granularity": "--recompute selective or full", "gradient_checkpointing": "--recompute full",
+    "gradient_checkpointing": "--recompute full",
     "activation_checkpoint.mode": "--recompute none, selective or full", "compile.enable": "--framework torchtitan-compile",
     "num_layers_per_virtual_pipeline_stage": "--virtual-pp, the layers of a stage over this",
     "train_iters": "--iterations", "training.steps": "--iterations", "attention_backend": "--attention flash or eager",

@@ -84,12 +84,13 @@ def scenario_of(settings: Mapping[str, Any]) -> Scenario:
     return Scenario(plan=made, overrides=tuple(sorted(rest.items())), **own)
 
 
-def given_in(settings: Mapping[str, Any]) -> set[str]:
-    """Return which settings of the plan the user made: those written down, and those of files that are no defaults."""
+def given_in(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the plan that the user made: those written down, and those of files that are no defaults."""
     from_files = with_files({name: value for name, value in settings.items() if name not in SETTINGS or name == "gpus"})
-    return {name for name in settings if name in SETTINGS} | {
-        name for name, value in from_files.items() if name in SETTINGS and value != SETTINGS[name].default
+    in_files = {
+        name: value for name, value in from_files.items() if name in SETTINGS and value != SETTINGS[name].default
     }
+    return in_files | {name: value for name, value in settings.items() if name in SETTINGS}
 
 
 def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class SharedIdle:
         try:
             self._given = given_in(base)
         except SimulatorError:  # of a file among the settings: each scenario says so
-            self._given = set()
+            self._given = {}
         self._axes, self._beside = tuple(axes), beside
         self._found: dict[str, IdleInput] | None = None
         self._idle_axes: dict[str, IdleInput] = {}
@@ -45,7 +45,7 @@ class SharedIdle:
         if self._found == {} and not open_axes:
             return
         here = idle_by_name(
-            scenario, topology_of(scenario), load_model(scenario.model), given=self._given.union(self._axes),
+            scenario, topology_of(scenario), load_model(scenario.model), given=self._given | dict.fromkeys(self._axes),
             beside=self._beside,
         )  # fmt: skip
         for name in open_axes:

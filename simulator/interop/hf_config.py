@@ -75,7 +75,8 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
     fields = _with_layers_of_their_own(inner, read_family(inner, row))
     if inner.boolean("add_cross_attention"):
         inner.fault("add_cross_attention", "cross-attention in a decoder is not modelled for this family", hint=RECORD)
-    if count := inner.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0):
+    count = inner.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", default=0)
+    if count and inner.boolean("use_mtp", default=True):
         inner.assume("mtp_layers", 0, f"{count} multi-token-prediction module left out, as in the published counts")
     if "quantization_config" in inner.data:
         inner.irrelevant(["quantization_config"])

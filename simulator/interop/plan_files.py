@@ -33,7 +33,11 @@ def load_plan(path: str | Path) -> dict[str, Any]:
             known = "" if guess else f"known keys: {', '.join(sorted(SETTINGS))}"
             faults.append(Fault(place=locator.key(at), path=at, message=f"unknown key.{guess}", hint=known))
         elif one.key in settings:
-            faults.append(Fault(place=locator.key(at), path=at, message=f"{one.key} is set twice"))
+            faults.append(
+                Fault(
+                    place=locator.key(at), path=at, message=f"{one.key} is set twice", hint="leave one of both keys out"
+                )
+            )
         elif value is None and one.takes_none and locator.value(at) == locator.key(at):
             hint = f"leave the key out, or write null for {one.unset or 'its default'}"
             faults.append(Fault(place=locator.key(at), path=at, message="needs a value", hint=hint))

@@ -13,8 +13,9 @@ from operator import itemgetter
 
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
-from simulator.models.layer import Elements, Layer
+from simulator.models.layer import Elements, Launch, Layer
 from simulator.plan import MOMENTS, ParallelPlan
+from simulator.plan.rules import captures_layers
 from simulator.schedules import find_schedule
 from simulator.topology.device import Device
 from simulator.units import format_bytes
@@ -278,7 +279,7 @@ def _stage_bytes(
         "context": CONTEXT_BYTES,
         "communicators": _communicator_bytes(plan, has_experts=every.n_expert > 0),
     }
-    categories["graphs"] = working if plan.captured_modules or plan.captures_iteration else 0
+    categories["graphs"] = working if _has_graphs(layers, plan) else 0
     dynamic = sum(saved) + working
     in_step = categories["gradients"]
     if plan.steps_adam == "foreach":
@@ -289,6 +290,14 @@ def _stage_bytes(
     categories["transient"] += max(0, in_step)
     categories["fragmentation"] = round(plan.framework_spec.fragmentation * dynamic)
     return categories, OPTIMIZER_STEP if in_step > 0 else peak_at
+
+
+def _has_graphs(layers: Sequence[Layer], plan: ParallelPlan) -> bool:
+    """Whether a plan captures any of these layers, or of their modules."""
+    if plan.captures_iteration or captures_layers(plan):
+        return True
+    kernels = (item for layer in distinct(layers) for item in layer.forward if isinstance(item, Launch))
+    return bool(plan.captured_modules) and any(item.is_captured for item in kernels)
 
 
 def _communicator_bytes(plan: ParallelPlan, *, has_experts: bool) -> int:

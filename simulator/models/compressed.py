@@ -32,12 +32,11 @@ def compressed_attention(style: Style, x: Tensor, *, kind: str) -> Tensor:
         q = _rotated(style, style.norm(q, width=spec.head_dim))
     kv = style.norm(style.linear(x, spec.head_dim, spec.hidden, name="kv"), width=spec.head_dim)
     kv = _rotated(style, kv)
-    shape = style.attention_shape(causal=True, kind="w")
+    shape = style.attention_shape(causal=True, kind="w" if kind == "w" else "*")
     if kind != "w":
         kv = _with_compressed(style, x, kv, shape, kind)
         compressed = seen_keys(spec, kind, shape.seq_k)
-        seen = spec.sliding_window + compressed
-        shape = replace(shape, window=seen if seen < shape.seq_k else 0, gathered=compressed if kind == "k" else 0)
+        shape = replace(shape, gathered=compressed if kind == "k" else 0).limited(spec.sliding_window + compressed)
     context = _rotated(style, style.core_attention(q, kv, kv, shape))
     groups = max(1, spec.output_groups // setting.tp)
     grouped = style.linear(context, spec.output_lora_rank, width // groups, name="output_down")

@@ -29,7 +29,7 @@ def latent_attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
     shape = replace(shape, kv_heads=style.heads)
     if spec.index_top_k:
         k = _chosen(style, x, k, shape) if spec.index_heads else k
-        shape = replace(shape, window=spec.index_top_k if spec.index_top_k < shape.seq_k else 0)
+        shape = shape.limited(spec.index_top_k)
     with style.offloaded("core_attn"):
         context = style.core_attention(q, k, values, shape)
     with style.offloaded("attn_proj"):

@@ -125,7 +125,7 @@ class AttentionShape(Launch):
     def reach(self) -> int:
         """Keys before a query from which on a kernel skips blocks; 0 where there is no window.
 
-        Kernels of eight bits skip none in backward but those above the diagonal.
+        Kernels of eight bits skip none in backward but those above the diagonal, and those of other documents (``counted``).
 
         References
         ----------
@@ -133,7 +133,7 @@ class AttentionShape(Launch):
         in bf16 grows with the number of tokens, in fp8 and mxfp8 with its square.
         """
         is_narrow = DTYPE_BYTES[self.dtype] < DTYPE_BYTES["bf16"]
-        return 0 if is_narrow and self.kernel_pass == "backward" else self.window
+        return 0 if is_narrow and self.kernel_pass == "backward" and self.counted is None else self.window
 
     @property
     def n_flops(self) -> float:
@@ -153,6 +153,12 @@ class AttentionShape(Launch):
     def counted_keys(self) -> int:
         """Keys that each query counts for in MFU."""
         return min(self.window or self.seq_k, self.seq_k) if self.counted is None else self.counted
+
+    def limited(self, n_keys: int) -> AttentionShape:
+        """Return it with so many keys for a query at most, of which the end of its document may hide some."""
+        window = min(n_keys, self.window or self.seq_k)
+        counted = None if self.counted is None else min(self.counted, n_keys)
+        return replace(self, window=window if window < self.seq_k else 0, counted=counted)
 
     def _flops_of(self, scores: float) -> float:
         products = 2.0 if self.kernel_pass == "forward" else 5.0

@@ -24,6 +24,8 @@ class RankSetting:
     micro_batch: int  #: Sequences.
     sequence_length: int  #: Tokens of one whole sequence, before context parallelism splits it.
     document_length: int = 0  #: Tokens of each document packed into it, within which attention stays; 0: it is one.
+    #: Tokens of the document that the mean token is in, where documents are not of equal length; 0: they are.
+    unequal_length: int = 0
     #: ``tp``, ``cp``, ``ep``: degrees of tensor, context and expert parallelism.
     tp: int = 1
     #: Whether the tensor-parallel ranks split the tokens between tensor-parallel regions.
@@ -153,10 +155,13 @@ class RankSetting:
     def attended_length(self) -> int:
         """Tokens of the whole sequence that attention stays within: of one document where the kernel is told where each begins.
 
-        Eager attention computes all scores and masks them. As many documents as fit in the sequence share it evenly.
+        Eager attention computes all scores and masks them. As many equal documents as fit in the sequence share it evenly; none of
+        unequal ones is longer than it.
         """
         if not self.document_length or self.attention != "flash":
             return self.sequence_length
+        if self.unequal_length:
+            return min(self.unequal_length, self.sequence_length)
         return self.sequence_length // max(1, self.sequence_length // self.document_length)
 
     @property

@@ -158,11 +158,18 @@ _SUBLAYERS: dict[str, tuple[Callable[[Style, Tensor], Tensor], str]] = {
 }
 
 
+def graph_scopes(spec: ModelSpec) -> tuple[str, ...]:
+    """Return what of a model CUDA graphs may launch, as ``cuda_graphs`` names it."""
+    found = {"attn" if kind in ATTENTION else _SUBLAYERS[kind][1] for kind in "".join(spec.blocks)}
+    found |= {"attn", "mlp"} if spec.encoder_layers else set()
+    found |= set(graph_scopes(spec.image)) if spec.image else set()
+    found |= {"moe_router", "moe_preprocess"} if "moe" in found else set()
+    return tuple(scope for scope in GRAPH_SCOPES if scope in found)
+
+
 def capturable(spec: ModelSpec) -> tuple[str, ...]:
     """Return the modules of a model that CUDA graphs can launch whatever experts get: of experts what comes before their tokens travel."""
-    found = {"attn" if kind in ATTENTION else _SUBLAYERS[kind][1] for kind in "".join(spec.blocks)}
-    before = {"moe_router", "moe_preprocess"} if "moe" in found else set()
-    return tuple(scope for scope in GRAPH_SCOPES if scope in (found - {"moe"} | before))
+    return tuple(scope for scope in graph_scopes(spec) if scope != "moe")
 
 
 #: sublayer -> the product that it begins with, of which the norm before is a part in Megatron-Core (``models/gpt/gpt_layer_specs.py``,
@@ -192,7 +199,7 @@ def block(
     """
     spec = style.spec
     if spec.parallel_block:
-        return _parallel_block(style, x, _SUBLAYERS[sublayers[-1]][0], kind=sublayers[0], causal=causal)
+        return _parallel_block(style, x, *_SUBLAYERS[sublayers[-1]], kind=sublayers[0], causal=causal)
     for kind in sublayers:
         if kind not in ATTENTION:
             sublayer, module = _SUBLAYERS[kind]
@@ -244,12 +251,14 @@ _NORMS = {"attn": "attn_norm", "mlp": "mlp_norm", "moe": "mlp_norm"}
 
 
 def _parallel_block(
-    style: Style, x: Tensor, second: Callable[[Style, Tensor], Tensor], *, kind: str, causal: bool
+    style: Style, x: Tensor, second: Callable[[Style, Tensor], Tensor], module: str, *, kind: str, causal: bool
 ) -> Tensor:
-    """Append a block whose attention and MLP or experts read the same stream (GPT-J, NeoX, Falcon)."""
+    """Append a block whose attention and MLP or experts (``module``) read the same stream (GPT-J, NeoX, Falcon)."""
     spec, late = style.spec, style.adds_bias_late()
-    normed = style.norm(x)
-    branch = attention(style, normed, causal=causal, kind=kind)
-    y = style.residual(x, branch, bias=late and spec.attention_output_bias)
-    inside = normed if spec.shared_norm else style.norm(x)
-    return style.residual(y, second(style, inside), bias=late and spec.mlp_bias)
+    with style.captured("attn"):
+        normed = style.norm(x)
+        branch = attention(style, normed, causal=causal, kind=kind)
+        y = style.residual(x, branch, bias=late and spec.attention_output_bias)
+    with style.captured(module):
+        inside = normed if spec.shared_norm else style.norm(x)
+        return style.residual(y, second(style, inside), bias=late and spec.mlp_bias)

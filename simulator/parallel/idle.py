@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 
 from simulator.models.styles import STYLES
 from simulator.parallel.expert import expert_load
+from simulator.parallel.rank_model import packed_length
 from simulator.plan import SETTINGS, ParallelPlan
-from simulator.schedules import find_schedule, sends_block
+from simulator.schedules import SCHEDULES, find_schedule, sends_block
 
 _ELEMENTS = ("prefetch_elements", "persistence_elements", "max_live_elements", "max_reuse_elements")
 _FSDP = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
@@ -65,23 +66,28 @@ def idle_settings(
     has_rotations: bool = True,
     scales_rotations: bool = False,
     has_expert_bias: bool = True,
+    graph_scopes: Collection[str] | None = None,
     given: Collection[str] | None = None,
 ) -> list[tuple[str, str]]:
     """Name settings of a resolved plan that change nothing with a model that has these parts, and why.
 
+    What of it graphs may launch is ``graph_scopes``, None where nothing is known of it.
+
     Only those that the user gave; by default those that differ from their default. What :func:`without_stages` leaves out is in no plan
-    that ran, so that it is taken as given.
+    that ran, so that it is taken as given, with the value that a mapping has of it.
     """
+    schedule = given.get("schedule") if isinstance(given, Mapping) else None
     changed = {key for key, one in SETTINGS.items() if getattr(plan, key) != one.default}
     named = changed if given is None else (changed | set(_OF_STAGES)).intersection(given)
     rules = (
         *_idle_data(plan, has_experts),
-        *_idle_axes(plan),
+        *_idle_axes(plan, str(schedule or plan.schedule), has_experts=has_experts),
         *_idle_documents(plan),
         *_idle_recompute(plan),
         *_idle_kernels(plan),
         *_idle_precision(plan),
         *_idle_experts(plan, has_experts, has_shared_expert),
+        *_idle_graphs(plan, graph_scopes),
         (("rope_fusion",), not has_rotations, "the model rotates no queries and keys"),
         (
             ("release",),
@@ -133,6 +139,7 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
         (("backward_prefetch", "limit_all_gathers"), plan.keeps_gathered, "parameters stay gathered for backward"),
         (_ELEMENTS, not is_zero3, "only DeepSpeed's ZeRO-3 has it"),
         (("prefetch_elements", *_FSDP[:2]), not plan.overlaps, "nothing is gathered ahead without overlap"),
+        (_FSDP[:2], plan.synchronises_once, "parameters are gathered once a step under a pipeline"),
         (("max_reuse_elements",), plan.recompute != "full", f"recompute={plan.recompute}"),
         (("secondary_group",), not plan.shards_parameters, "parameters are not sharded"),
         (("secondary_group",), plan.keeps_gathered, "parameters stay gathered for backward"),
@@ -159,12 +166,18 @@ def _depends_on_release(plan: ParallelPlan, *, has_experts: bool, has_expert_bia
     return any(gained) or any(not unused.get(name) for name in changed)
 
 
-def _idle_axes(plan: ParallelPlan) -> Idle:
+def _idle_axes(plan: ParallelPlan, schedule: str, *, has_experts: bool) -> Idle:
     n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
-    takes_turns = find_schedule(plan.schedule, plan.virtual_pp).takes_turns
+    takes_turns = schedule in SCHEDULES and SCHEDULES[schedule].takes_turns
     return [
         (_PIPELINE[1:], plan.pp == 1, "pp=1"),
-        (("schedule",), plan.pp == 1 and not (plan.ep > 1 and takes_turns), "pp=1"),
+        (
+            ("schedule",),
+            plan.pp == 1 and takes_turns and not has_experts,
+            "the model has no experts, whose exchanges it hides",
+        ),
+        (("schedule",), plan.pp == 1 and takes_turns and plan.ep == 1, "ep=1 and pp=1"),
+        (("schedule",), plan.pp == 1 and not takes_turns, "pp=1"),
         (("delay_wgrad",), not find_schedule(plan.schedule, plan.virtual_pp).sends_inside, f"schedule={plan.schedule}"),
         (("delay_wgrad",), plan.tp > 1, "under tensor parallelism a pair sends when it ends"),
         (("sequence_parallel", "asynchronous_tp", "scatter_gather"), plan.tp == 1, "tp=1"),
@@ -182,13 +195,20 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
 
 def _idle_documents(plan: ParallelPlan) -> Idle:
     documents = ("document_length", "document_spread")
+    length, sequence = plan.document_length or 0, plan.sequence_length or 0
+    fills = plan.attended_length >= sequence > 0 and not plan.release_facts.rotates_by_document
     return [
         (("document_spread",), plan.document_length is None, "no document_length: a sequence is one document"),
         (documents, plan.attention == "eager", "attention=eager computes all scores and masks them"),
         (
             documents,
-            2 * plan.attended_length > (plan.sequence_length or 0) > 0,
-            f"a sequence of {plan.sequence_length} tokens holds no two documents of {plan.attended_length}",
+            length > 0 and sequence > 0 and not packed_length(plan, sequence),
+            f"a sequence of {sequence} tokens holds no two documents of {length}",
+        ),
+        (
+            documents,
+            fills,
+            f"the mean token is in a document of {plan.attended_length}, which fills a sequence of {sequence}",
         ),
     ]
 
@@ -198,6 +218,11 @@ def _idle_recompute(plan: ParallelPlan) -> Idle:
     keeps_no_scores = plan.attention == "flash" and not (style.recomputes_operators or style.recomputes_flash)
     return [
         (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
+        (
+            ("recompute_layers",),
+            plan.recompute_layers == 0 and plan.recompute_method == "uniform",
+            "recompute_method=uniform recomputes every block then, each from an input of its own (recompute_method=block none)",
+        ),
         (("offload_modules",), plan.recompute == "full", "recompute=full keeps no input of a module"),
         (("recompute_method",), plan.recompute_layers is None, "recompute_layers is not given: every block by itself"),
         (
@@ -231,6 +256,12 @@ def _idle_kernels(plan: ParallelPlan) -> Idle:
             f"Megatron of {plan.release or plan.framework} has no such kernel",
         ),
     ]
+
+
+def _idle_graphs(plan: ParallelPlan, scopes: Collection[str] | None) -> Idle:
+    named = plan.captured_modules
+    absent = bool(named) and scopes is not None and not set(named).intersection(scopes)
+    return [(("cuda_graphs",), absent, f"the model has no module that is called {' or '.join(named)}")]
 
 
 def _idle_precision(plan: ParallelPlan) -> Idle:

@@ -30,7 +30,9 @@ from simulator.program.stretch import leave_out_one
 from simulator.schedules import Placement, Table, build_table, placement_of
 
 
-def checkpointed(layers: Sequence[Layer], plan: ParallelPlan, known: dict[tuple[int, int], Layer]) -> tuple[Layer, ...]:
+def checkpointed(
+    layers: Sequence[Layer], plan: ParallelPlan, known: dict[tuple[int, int, int], Layer]
+) -> tuple[Layer, ...]:
     """Return the layers of one virtual stage as a plan recomputes them.
 
     ``recompute_method: block`` recomputes the first ``recompute_layers`` blocks and keeps what the others save;
@@ -45,6 +47,7 @@ def checkpointed(layers: Sequence[Layer], plan: ParallelPlan, known: dict[tuple[
         return tuple(layers)
     found: list[Layer] = []
     position = 0
+    count = min(count, sum(layer.plain is not None for layer in layers))
     for layer in layers:
         plain = layer.plain
         if plain is None:
@@ -54,7 +57,7 @@ def checkpointed(layers: Sequence[Layer], plan: ParallelPlan, known: dict[tuple[
             found.append(layer if position < count else plain)
         else:
             place = position % count
-            key = (id(layer), min(place, 1))  # equal layers are shared, and long to hash
+            key = (id(layer), min(place, 1), count)  # equal layers are shared, and long to hash
             if key not in known:
                 kept = 0 if place else layer.saved_bytes
                 more = (count - 1) * plain.saved_bytes
@@ -115,7 +118,7 @@ class Lowered:
 def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tuple[tuple[tuple[Layer, ...], ...], ...]:
     """Give every virtual stage its layers: blocks evenly unless a split is named, the embedding first, the head last."""
     first, last = _blocks(model)
-    known: dict[tuple[int, int], Layer] = {}
+    known: dict[tuple[int, int, int], Layer] = {}
     spans = [
         offloaded(checkpointed(model.layers[begin:stop], plan, known), plan)
         for begin, stop in _cuts(model, plan, placement, first, last)

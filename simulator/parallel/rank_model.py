@@ -25,10 +25,16 @@ def n_predictions(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
     )
 
 
+def packed_length(plan: ParallelPlan, sequence_length: int) -> int:
+    """Mean tokens of the documents in a sequence; 0 where it does not hold two of them, or is one."""
+    length = plan.document_length or 0
+    return length if 2 * length <= sequence_length else 0
+
+
 def _n_documents(plan: ParallelPlan, sequence_length: int) -> int:
     """Documents per sequence that the kernels know about; 1 where it is one, or where nothing tells them apart."""
-    is_told = plan.attention == "flash" and 2 * plan.attended_length <= sequence_length
-    return max(1, round(sequence_length / plan.document_length)) if is_told and plan.document_length else 1
+    length = packed_length(plan, sequence_length) if plan.attention == "flash" else 0
+    return round(sequence_length / length) if length else 1
 
 
 def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Device | None = None) -> Model:
@@ -45,7 +51,8 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
         )
     framework, released = plan.framework_spec, plan.release_facts
     setting = RankSetting(
-        micro_batch=plan.micro_batch, sequence_length=sequence_length, document_length=plan.attended_length,
+        micro_batch=plan.micro_batch, sequence_length=sequence_length, document_length=packed_length(plan, sequence_length),
+        unequal_length=plan.attended_length if plan.document_spread else 0,
         tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
         attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,

@@ -8,8 +8,9 @@ Lepikhin et al., GShard, arXiv:2006.16668 (all-to-all); deepseek-ai/DeepEP; NVID
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +40,19 @@ DISPATCHERS: dict[str, Dispatcher] = {
         Dispatcher(name="hybridep", carries="distinct", n_sms=16, counts_on_device=True),
     )
 }
+
+
+def usual_sms(recipes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Say how many SMs each dispatcher takes, and under which frameworks others, whose recipes by dispatcher are given.
+
+    Examples
+    --------
+    >>> usual_sms({"f": {"hybridep": {"moe_dispatcher_sms": 32}}, "g": {}})
+    '20 with deepep, 16 with hybridep (32 under f)'
+    """
+    found = []
+    for name, one in DISPATCHERS.items():
+        others = {framework: known.get(name, {}).get("moe_dispatcher_sms") for framework, known in recipes.items()}
+        under = ", ".join(f"{n} under {framework}" for framework, n in others.items() if n)
+        found += [f"{one.n_sms} with {name}" + (f" ({under})" if under else "")] * (one.n_sms > 0)
+    return ", ".join(found)

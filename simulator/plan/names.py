@@ -17,6 +17,12 @@ OTHER_NAMES = {
     "tp_comm_overlap": "asynchronous_tp", "zero_hpz_partition_size": "secondary_group",
     "reshard_after_forward": "secondary_group",
 }  # fmt: skip
+_SPLIT = "first_stage_layers and last_stage_layers say how many blocks the ends have, pipeline_layout what lies where"
+#: what other tools call what is one value of a setting here, or several settings -> what to say
+OTHER_VALUES = {
+    "overlap_moe_expert_parallel_comm": "schedule=1f1b-combined", "moe_enable_deepep": "moe_dispatcher=deepep",
+    "account_for_embedding_in_pipeline_split": _SPLIT, "account_for_loss_in_pipeline_split": _SPLIT,
+}  # fmt: skip
 
 
 def setting_named(name: str) -> Setting | None:
@@ -30,6 +36,8 @@ def setting_named(name: str) -> Setting | None:
     key = name.strip().replace("-", "_").lower()
     if key in OTHER_NAMES:
         raise ConfigError(f"there is no setting '{name}'. Did you mean {OTHER_NAMES[key]!r}?")
+    if key in OTHER_VALUES:
+        raise ConfigError(f"'{name}' is not a setting", hint=OTHER_VALUES[key])
     return SETTINGS.get(_KEYS.get(key, ""))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import module_names as parts
 from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
-from simulator.plan.dispatchers import DISPATCHERS, Dispatcher
+from simulator.plan.dispatchers import DISPATCHERS, Dispatcher, usual_sms
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting, words_of
 from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Host, hosted
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
@@ -18,6 +18,7 @@ from simulator.plan.releases import ReleaseFacts
 from simulator.plan.rules import check_combination, check_expert_degrees, check_words
 from simulator.plan.stage_layout import chunks_of_layout
 from simulator.plan.vocabularies import (
+    SCHEDULE_NAMES,
     Attention,
     AttentionKernel,
     Compression,
@@ -74,16 +75,14 @@ class ParallelPlan:
     )  # fmt: skip
     sharding: Sharding = setting(
         "sharding", "none (DDP), zero1, zero2, zero3 (FSDP's full shard) or hsdp (full shard within a group of ranks).",
-        default="none", is_common=True, changes=("time", "memory"), aliases=("zero", "zero_stage"),
-        synonyms=SHARDING_NAMES,
+        default="none", is_common=True, changes=("time", "memory"), aliases=("zero", "zero_stage"), synonyms=SHARDING_NAMES,
     )  # fmt: skip
     sharding_group: int | None = setting(
         "sharding", "Ranks over which sharding splits.", least=1, changes=("time", "memory"), unset="all, or with hsdp those of a node",
     )  # fmt: skip
     schedule: str = setting(
         "pipeline", "Pipeline schedule: 1f1b, gpipe, zb-1p ...", default="1f1b", is_common=True, changes=("time", "memory"),
-        synonyms={"zb-h1": "zb-1p", "zb-h2": "zb-2p", "zbv": "zb-v", "zbvzerobubble": "zb-v", "interleaved": "1f1b-interleaved",
-                  "interleaved1f1b": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "dualpipev": "dualpipe-v"},
+        synonyms=SCHEDULE_NAMES,
     )  # fmt: skip
     pipeline_batch: int | None = setting("pipeline", "Micro-batches until a pipeline drains.", unset="all", least=1)
     delay_wgrad: bool = setting("pipeline", "Whether `1f1b-combined` sends before weights' gradients.", default=True)
@@ -127,7 +126,7 @@ class ParallelPlan:
     bf16_last_layers: int = setting("precision", "Last blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING)  # fmt: skip
     recompute: Recompute = setting(
         "recompute", "Activation recomputation: none, selective (core attention, or every second matrix product) or full.",
-        default="none", is_common=True, changes=("time", "memory"),
+        default="none", is_common=True, changes=("time", "memory"), aliases=("recompute_granularity",),
         synonyms=dict.fromkeys(("yes", "true", "1"), "full") | dict.fromkeys(("no", "false", "0"), "none"),
     )  # fmt: skip
     recompute_modules: str | None = setting(
@@ -294,11 +293,12 @@ class ParallelPlan:
     )  # fmt: skip
     moe_dispatcher: str = setting(
         "experts", "`alltoall`, `allgather` (every rank sees all tokens), `deepep` (one copy of a token per node and rank) or "
-        "`hybridep` (the same with fewer SMs and at the rate of the links).", default="alltoall", words=DISPATCHERS,
+        "`hybridep` (the same at the rate of the links, not of its SMs).", default="alltoall", words=DISPATCHERS,
+        synonyms={"flex": "deepep"}, aliases=("moe_token_dispatcher_type", "moe_flex_dispatcher_backend"),
     )  # fmt: skip
     moe_dispatcher_sms: int | None = setting(
         "experts", "SMs that the dispatcher's own kernels take from compute.", least=1,
-        unset=", ".join(f"{one.n_sms} with {name}" for name, one in DISPATCHERS.items() if one.n_sms),
+        unset=usual_sms({name: one.dispatcher_recipes for name, one in FRAMEWORKS.items()}),
     )  # fmt: skip
     moe_fused_experts: bool = setting(
         "experts", "Whether one kernel serves all experts of a rank, whose rows the device counts without the host.", default=False,

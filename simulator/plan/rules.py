@@ -283,8 +283,14 @@ def _graph_conflicts(plan: ParallelPlan) -> Conflicts:
     ]
 
 
+def captures_layers(plan: ParallelPlan) -> bool:
+    """Whether whole layers are Megatron-Core's CUDA graphs (``--cuda-graph-impl local``), which ``host=graphs`` says under it."""
+    has_such = "full_iteration" in plan.framework_spec.captures
+    return plan.host == "graphs" and has_such and not plan.captures_iteration
+
+
 def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
-    """Say what a graph of the whole iteration lacks to hold experts that drop no token; nothing where it lacks nothing.
+    """Say what graphs of the whole iteration or of whole layers lack to hold experts that drop no token; nothing where they lack nothing.
 
     Parameters
     ----------
@@ -294,12 +300,20 @@ def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
     References
     ----------
     NVIDIA, Megatron-Core user guide 0.20, ``user-guide/features/paged_stash``: HybridEP and Transformer Engine's fused experts are
-    required for buffers of experts whose sizes the host need not ask for; else tokens are padded to a capacity.
+    required for buffers of experts whose sizes the host need not ask for; else tokens are padded to a capacity. Graphs of layers
+    (``user-guide/features/cuda_graph``) have no such buffers.
     """
     is_padded = plan.moe_capacity_factor and plan.moe_pad_to_capacity
     lacks_dispatcher = plan.ep > 1 and not plan.dispatcher.counts_on_device
     lacks_fusion = not plan.moe_fused_experts
-    if plan.cuda_graphs != "full_iteration" or not has_experts or is_padded:
+    if not has_experts or is_padded:
+        return ""
+    if captures_layers(plan):
+        return (
+            "Megatron-Core cannot capture whole layers (host=graphs) whose experts drop no token: its host must ask how many tokens each "
+            f"expert gets, which is not simulated; {_SMALLER_GRAPHS} instead of host=graphs"
+        )
+    if not plan.captures_iteration:
         return ""
     known = " or ".join(name for name, one in DISPATCHERS.items() if one.counts_on_device)
     missing = [f"--set moe_dispatcher={known}"] * lacks_dispatcher
@@ -311,9 +325,15 @@ def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
         missing.append(f"--precision {' or '.join(precisions)}")
     return (
         "Megatron-Core cannot capture this iteration as one graph (cuda_graphs=full_iteration): its host must ask how many tokens each "
-        f"expert gets, which is not simulated; give {' '.join(missing)}, or pad experts with --set moe_capacity_factor=1 "
-        "--set moe_pad_to_capacity=true, or capture less with --set cuda_graphs=attn+moe_router+moe_preprocess"
+        f"expert gets, which is not simulated; give {' '.join(missing)}, or {_SMALLER_GRAPHS}"
     )
+
+
+#: ways to graphs whose shapes are known
+_SMALLER_GRAPHS = (
+    "pad experts with --set moe_capacity_factor=1 --set moe_pad_to_capacity=true, or capture less with "
+    "--set cuda_graphs=attn+moe_router+moe_preprocess"
+)
 
 
 def adapter_doubt(plan: ParallelPlan, hidden: int) -> str:
@@ -324,6 +344,33 @@ def adapter_doubt(plan: ParallelPlan, hidden: int) -> str:
         f"lora_rank={plan.lora_rank} is above the model's hidden size of {hidden}: adapters are larger than the weights beside which they "
         "are trained; give a low rank, such as --lora-rank 16"
     )
+
+
+def recompute_doubt(plan: ParallelPlan, blocks: Sequence[int]) -> str:
+    """Say that full recomputation is told to recompute more blocks than a virtual stage has, or none; or nothing.
+
+    Parameters
+    ----------
+    blocks : sequence of int
+        Blocks of every virtual stage.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``training/arguments.py``, on ``--recompute-num-layers``: of each virtual pipeline stage.
+    """
+    count = plan.recompute_layers
+    if plan.recompute != "full" or count is None:
+        return ""
+    if count == 0 and plan.recompute_method == "block":
+        return (
+            "recompute=full with recompute_method=block and recompute_layers=0 recomputes nothing; give --recompute none, or leave "
+            "recompute_layers out"
+        )
+    most = max(blocks, default=0)
+    if count <= most:
+        return ""
+    same = f"recompute_layers={most}" + (" or without it" if plan.recompute_method == "block" else "")
+    return f"recompute_layers={count}: no stage has more than {most} blocks, so that the plan runs as with {same}"
 
 
 def layout_doubt(plan: ParallelPlan, blocks: Sequence[int], n_predictions: int = 0) -> str:

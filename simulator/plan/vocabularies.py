@@ -26,6 +26,12 @@ ContextExchange = Literal["p2p", "all_gather", "a2a"]
 #: splits into micro-batches and gradient accumulation into pieces; ``drained_batch``, a local batch after which the pipeline drains.
 Usual = Literal["flash", "interleaving", "sequence_parallel", "parameter_gather", "padded_vocabulary", "unbalanced_context",
                 "local_batch", "drained_batch"]  # fmt: skip
+#: what people type -> pipeline schedule
+SCHEDULE_NAMES = {
+    **dict.fromkeys(("zb-h1", "zbh1"), "zb-1p"), **dict.fromkeys(("zb-h2", "zbh2"), "zb-2p"),
+    **dict.fromkeys(("zbv", "zbvzerobubble"), "zb-v"), "dualpipev": "dualpipe-v",
+    **dict.fromkeys(("interleaved", "interleaved1f1b", "interleaved-1f1b"), "1f1b-interleaved"),
+}  # fmt: skip
 #: groups of settings and their headings
 GROUPS = {name: name.capitalize() for name in ("degrees", "batch", "sharding", "pipeline", "precision")} | {
     "recompute": "Recomputation and offloading", "overlap": "Overlap", "experts": "Experts", "software": "Software",

@@ -39,6 +39,12 @@ def without_effect(settings, n_nodes, *, given=(), **chosen):
         ({"virtual_pp": 2}, "--virtual-pp has no effect: pp=1"),
         ({"asynchronous_tp": True}, "--asynchronous-tp has no effect: tp=1"),
         ({"sharding_group": 4}, "--sharding-group has no effect: sharding=none"),
+        ({"schedule": "1f1b-combined"}, "--schedule has no effect: the model has no experts, whose exchanges it hides"),
+        ({"cuda_graphs": "mamba"}, "--cuda-graphs has no effect: the model has no module that is called mamba"),
+        (
+            {"cuda_graphs": "attn+mamba"},
+            "cuda_graphs=mamba has no effect: the model has no module that is called mamba",
+        ),
         ({"overlap_parameter_gather": True}, "--overlap-parameter-gather has no effect: sharding=none"),
         ({"sharding": "zero3", "dp": 1, "tp": 8}, "--sharding zero3 shards nothing: there is one data-parallel rank"),
         ({"sharding": "hsdp"}, "--sharding hsdp is the same as zero3"),
@@ -178,6 +184,8 @@ def test_a_plan_of_one_stage_has_no_schedule(framework, sharding, settings):
     assert one.metrics == other.metrics and one.memory.peak_bytes == other.memory.peak_bytes
     (flag,) = settings
     assert list(other.idle_inputs(settings)) == [f"--{flag.replace('_', '-')} has no effect: pp=1"]
+    said = other.idle_inputs({**settings, "schedule": "1f1b-combined"})  # as it was asked for: what ran has no schedule
+    assert "--schedule has no effect: the model has no experts, whose exchanges it hides" in said
 
 
 @pytest.mark.parametrize("framework", ["deepspeed", "fsdp", "fsdp2", "megatron-core"])

@@ -521,6 +521,15 @@ def test_further_predictions_are_left_out_and_said_in_any_family(tmp_path, key):
     assert "1 multi-token-prediction module left out" in str(found.report.assumed)
 
 
+@pytest.mark.parametrize("is_used", [True, False])
+def test_further_predictions_of_minimax_are_said(tmp_path, is_used):
+    """MiniMaxAI/MiniMax-M2, ``config.json``: ``num_mtp_modules`` 3 beside ``use_mtp``."""
+    keys = {"num_mtp_modules": 3, "use_mtp": is_used, "num_local_experts": 4, "num_experts_per_tok": 2}
+    found = read(tmp_path, "minimax_m2", GROUPED | keys)
+    assert found.spec.mtp_layers == 0
+    assert ("3 multi-token-prediction module left out" in str(found.report.assumed)) == is_used
+
+
 def test_blocks_that_a_search_cut(tmp_path):
     """Llama-3.3-Nemotron-Super-49B-v1: 49,867,145,216 parameters on the hub; blocks as its file lists them, in any order."""
 

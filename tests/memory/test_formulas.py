@@ -432,6 +432,7 @@ def test_graphs_have_a_pool_of_their_own_for_temporaries():
     layers = [layer(saved=100, transient=7_000), layer(transient=9_000)]
     assert memory(layers, framework="megatron-core", cuda_graphs="full_iteration")["graphs"] == 9_000
     assert memory(layers, framework="megatron-core")["graphs"] == 0
+    assert memory(layers, framework="megatron-core", host="graphs")["graphs"] == 9_000  # of whole layers
 
 
 @pytest.mark.parametrize(("n_micro_batches", "gradients"), [(1, 0), (2, 2 * DENSE)])

@@ -1,6 +1,7 @@
 """Families of 2024 to 2026: parameters as transformers counts them, and products that follow from the parameters."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from simulator.models.flops import forward_flops_per_token, model_flops_per_sequ
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.setting import RankSetting
 from simulator.models.spec import ModelSpec
+from simulator.parallel.context import exchange_context
 from simulator.parallel.rank_model import model_for
 from simulator.parallel.stage import template_of
 from simulator.plan import ParallelPlan
@@ -238,6 +240,23 @@ def test_documents_of_several_lengths_cost_the_sum_of_their_squares(lengths):
     spread = (sum((n - mean) ** 2 for n in lengths) / len(lengths)) ** 0.5 / mean
     plan = ParallelPlan(document_length=round(mean), document_spread=spread)
     assert sum(lengths) * plan.attended_length == pytest.approx(sum(n * n for n in lengths), rel=0.02)
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+@pytest.mark.parametrize("seen", [300, 1100, 1500, 2047, 2049, 3000, 4000, 4096, 9000])
+def test_unequal_documents_go_smoothly_to_one_that_fills_the_sequence(seen, cp):
+    """A causal query sees half of its document at the mean: tokens x seen / 2 pairs, none in a longer document than the sequence."""
+    s, spec = 4096, small("llama2-7b")
+    plan = ParallelPlan(document_length=256, document_spread=(seen / 256 - 1) ** 0.5, sequence_length=s, micro_batch=1, cp=cp,
+                        framework="megatron-core", cp_comm_type="a2a")  # fmt: skip
+    model = model_for(spec, plan)
+    items = exchange_context(model.layers[1].forward, plan)
+    (shape,) = [item for item in items if isinstance(item, AttentionShape)]
+    width = spec.heads * spec.head_dim // cp
+    assert shape.n_flops == pytest.approx(4 * width * s * min(seen, s) / 2, rel=0.01)
+    assert shape.whole_flops == pytest.approx(4 * width * s * min(seen, s), rel=0.01)
+    narrow = replace(shape, dtype="fp8", kernel_pass="backward")
+    assert narrow.reach == shape.reach  # where a document ends kernels of eight bits end, too
 
 
 @pytest.mark.parametrize("length", [128, 256, 2048])

@@ -6,6 +6,8 @@ from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import AttentionShape, CommunicationPoint
 from simulator.models.setting import RankSetting
+from simulator.models.transformer import graph_scopes
+from simulator.plan.module_names import GRAPH_SCOPES
 
 DEEPSEEK = find_spec("deepseek-v3")
 TOKENS, HIDDEN, HEADS = 4096, 7168, 128
@@ -94,6 +96,18 @@ def captured(name, *modules, **settings):
     layer = layers(captured_modules=modules, **settings)[name]
     kernels = [item for item in (*layer.forward, *layer.backward) if not isinstance(item, CommunicationPoint)]
     return [item for item in kernels if item.is_captured], kernels
+
+
+@pytest.mark.parametrize(
+    "model", ["llama3-8b", "qwen3-30b-a3b", "deepseek-v3", "nemotron-h-56b", "falcon-h1-7b", "gpt-neox-20b", "t5-large"]
+)
+def test_graphs_are_of_the_modules_that_a_model_has(model):
+    """Each scope by itself: a graph launches something where the model is said to have the module, and nothing elsewhere."""
+    spec = find_spec(model)
+    for scope in (name for name in GRAPH_SCOPES if name not in ("none", "full_iteration")):
+        setting = RankSetting(micro_batch=1, sequence_length=512, kernels="fused", captured_modules=(scope,))
+        items = [item for layer in build_model(spec, setting).layers for item in (*layer.forward, *layer.backward)]
+        assert any(getattr(item, "is_captured", False) for item in items) == (scope in graph_scopes(spec)), scope
 
 
 def test_scopes_capture_their_modules_in_both_passes():

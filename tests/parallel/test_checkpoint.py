@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from simulator.errors import ConfigError
@@ -10,6 +13,7 @@ from simulator.models.catalog import find_spec
 from simulator.models.setting import RankSetting
 from simulator.parallel.lower import checkpointed, split_layers
 from simulator.plan import ParallelPlan
+from simulator.plan.rules import recompute_doubt
 from simulator.scenario import Scenario
 from simulator.schedules import placement_of
 from simulator.simulation import simulate
@@ -46,6 +50,26 @@ def test_uniform_keeps_one_input_for_several(model):
         assert [layer.saved_bytes for layer in blocks(chunk)] == [first.saved_bytes, 0, 0] * 2
         assert {layer.transient_bytes for layer in blocks(chunk)} == {first.transient_bytes + 2 * whole.saved_bytes}
         assert all(layer.recompute == layer.forward for layer in blocks(chunk))
+
+
+def test_one_input_serves_no_more_blocks_than_a_stage_has(model):
+    """24 blocks over four stages are six a stage: a hundred are these six."""
+    whole, first = model.layers[1].plain, model.layers[1]
+    for (chunk,) in chunks_of(model, changed(recompute_layers=100)):
+        assert [layer.saved_bytes for layer in blocks(chunk)] == [first.saved_bytes] + [0] * 5
+        assert {layer.transient_bytes for layer in blocks(chunk)} == {first.transient_bytes + 5 * whole.saved_bytes}
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"recompute_layers": 6}, ""), ({"recompute_layers": 0}, ""), ({"recompute_layers": None}, ""),
+    ({"recompute_layers": 7}, "no stage has more than 6 blocks.*recompute_layers=6$"),
+    ({"recompute_layers": 7, "recompute_method": "block"}, "recompute_layers=6 or without it$"),
+    ({"recompute_layers": 0, "recompute_method": "block"}, "recomputes nothing; give --recompute none"),
+    ({"recompute_layers": 7, "recompute": "none"}, ""),
+])  # fmt: skip
+def test_more_blocks_than_a_stage_has_or_none_are_said(settings, words):
+    said = recompute_doubt(replace(PLAN, **settings), [6, 6, 6, 5])
+    assert re.search(words, said) if words else not said
 
 
 def test_no_number_is_every_block(model):

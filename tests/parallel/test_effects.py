@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from simulator.models.spec import ModelSpec
+from simulator.models.transformer import graph_scopes
 from simulator.parallel.idle import idle_settings
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
@@ -96,7 +97,7 @@ def outcome(changes):
     changes = dict(changes)
     spec = EXPERTS if changes.pop("experts", False) else DENSE
     result = simulate(Scenario(topology="dgx-a100-80g", model=spec.name, plan=ParallelPlan(**changes)), spec=spec)
-    idle = dict(idle_settings(result.plan, has_experts=spec.has_experts))
+    idle = dict(idle_settings(result.plan, has_experts=spec.has_experts, graph_scopes=graph_scopes(spec)))
     return result.timeline.makespan_ps, result.memory.by_category, idle
 
 
@@ -141,6 +142,9 @@ IDLE = [
     ("moe_capacity_factor", 0.5, {}), ("moe_pad_to_capacity", True, {"experts": True}), ("gradient_as_bucket_view", True, {}),
     ("max_reuse_elements", 1, ZERO3), ("asynchronous_tp", True, {"tp": 4}), ("rank_order", "pp-dp-cp-ep-tp", {}),
     ("overlap_p2p", True, {}), ("overlap_p2p", False, {**PIPE, "schedule": "zb-v"}),
+    ("forward_prefetch", True, {"framework": "fsdp2", "sharding": "zero3", **PIPE}),
+    ("recompute_layers", 0, {"recompute": "full"}),
+    ("cuda_graphs", "mamba", {}), ("cuda_graphs", "moe_router", {}), ("cuda_graphs", "mamba", {"experts": True}),
     ("document_length", 128, {"attention": "eager"}),
     ("document_length", 513, {"sequence_length": 1024}), ("document_spread", 1.0, {}),
     ("fused_operations", True, {"framework": "megatron-core"}), ("fused_operations", True, {"framework": "fsdp"}),

@@ -108,6 +108,9 @@ def test_experts_of_nvidias_recipes_lie_over_the_tensor_parallel_ranks(model, de
     ("name", "text", "meant"),
     [
         ("schedule", "ZBV", "zb-v"), ("schedule", "zb-h1", "zb-1p"), ("schedule", "ZB-H2", "zb-2p"),
+        ("schedule", "zbh1", "zb-1p"), ("schedule", "zbh2", "zb-2p"), ("recompute_granularity", "full", "full"),
+        ("moe-token-dispatcher-type", "allgather", "allgather"), ("moe_token_dispatcher_type", "flex", "deepep"),
+        ("moe_flex_dispatcher_backend", "hybridep", "hybridep"),
         ("schedule", "interleaved", "1f1b-interleaved"), ("schedule", "Interleaved1F1B", "1f1b-interleaved"),
         ("sharding", "optim", "zero1"), ("sharding", "optim_grads", "zero2"), ("sharding", "optim_grads_params", "zero3"),
         ("framework", "nemo", "megatron-bridge"), ("framework", "deepspeed-ulysses", "deepspeed"), ("framework", "DDP", "hf-eager"),
@@ -115,6 +118,20 @@ def test_experts_of_nvidias_recipes_lie_over_the_tensor_parallel_ranks(model, de
 )  # fmt: skip
 def test_names_that_people_type(name, text, meant):
     assert parse_setting(name, text)[1] == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("overlap_moe_expert_parallel_comm", "schedule=1f1b-combined"),
+        ("account_for_loss_in_pipeline_split", "last_stage_layers"),
+        ("account-for-embedding-in-pipeline-split", "first_stage_layers"),
+    ],
+)
+def test_names_that_are_one_value_of_a_setting_here_say_which(name, meant):
+    with pytest.raises(ConfigError, match=f"'{name}' is not a setting") as found:
+        parse_setting(name, "true")
+    assert meant in found.value.hint
 
 
 def test_automodel_steps_16_bit_weights():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -583,7 +584,8 @@ class Style(ABC):
 
         Documents packed into a sequence are sequences to fused attention, which is told where each of them begins; ranks that share a
         sequence have a part of each (NVIDIA/TransformerEngine, ``context_parallel.py``, ``thd_get_partitioned_indices``). Its chunks are
-        no sequences of their own there: a token sees half a chunk before it at the mean.
+        no sequences of their own there: a token sees half a chunk before it at the mean. Unequal documents that do not divide the
+        sequence are as many equal parts of it, each of which hides what a document of their length would not see.
         """
         setting = self.setting
         window = self.spec.sliding_window if kind == "w" and causal else 0
@@ -591,7 +593,7 @@ class Style(ABC):
             window = self.spec.attention_chunk // 2
         chunk = self.spec.attention_chunk if kind == "c" and setting.cp == 1 else 0
         n_chunks = min(setting.sequence, setting.sequence_length // min(filter(None, (setting.attended_length, chunk))))
-        return AttentionShape(
+        whole = AttentionShape(
             window=window if window < setting.sequence_length else 0,
             batch=setting.micro_batch * n_chunks,
             heads=self.heads,
@@ -603,6 +605,7 @@ class Style(ABC):
             dtype=self.dtype,
             has_dropout=self.spec.dropout > 0,
         )
+        return _within(whole, setting.attended_length) if setting.unequal_length else whole
 
     def split_heads(self, merged: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
         """Append the views of query, key and value in their merged projection."""
@@ -667,3 +670,18 @@ class Style(ABC):
             name="bmm_pv",
         )
         return copy(self.tape, context)
+
+
+def _within(shape: AttentionShape, length: int) -> AttentionShape:
+    """Return attention of which each query counts ``length`` keys at most, and half of them are before it at the mean.
+
+    Under a causal mask ``k`` keys and a window ``w`` leave ``k^2 / 2 - (k - w)^2 / 2`` pairs, which are ``k x length / 2``.
+    """
+    keys = shape.seq_k
+    if length >= keys:
+        return shape
+    if not shape.causal:
+        return replace(shape, seq_k=length)
+    window = max(1, round(keys - math.sqrt(keys * (keys - length))))
+    counted = min(shape.counted_keys, length)
+    return replace(shape, window=min(window, shape.window or window), counted=counted)
