@@ -16,7 +16,7 @@ from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, H
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.releases import ReleaseFacts
 from simulator.plan.rules import check_combination, check_expert_degrees, check_words
-from simulator.plan.stage_layout import chunks_of_layout
+from simulator.plan.stage_layout import chunks_of_layout, layout_text
 from simulator.plan.vocabularies import (
     Attention,
     AttentionKernel,
@@ -190,9 +190,9 @@ class ParallelPlan:
         "pipeline", "Layers on the last pipeline stage.", unset="an even split", least=1, changes=("time", "memory")
     )  # fmt: skip
     pipeline_layout: str | None = setting(
-        "pipeline", "Layers of every virtual stage as in Megatron-Core: `E` embedding, `t` transformer layer, `m` multi-token "
-        "prediction, `L` loss, `|` between stages, `*` repeats: `Et*4|(t*4|)*14tmL`.", unset="an even split",
-        changes=("time", "memory"), aliases=("pipeline_model_parallel_layout",),
+        "pipeline", "Layers of every virtual stage as in Megatron-Core: `E` embedding, `t` transformer layer, `m` multi-token prediction, "
+        "`L` loss, `|` between stages, `*` repeats: `Et*4|(t*4|)*14tmL`; or lists of the words `embedding`, `decoder`, `mtp`, `loss`.",
+        unset="an even split", changes=("time", "memory"), aliases=("pipeline_model_parallel_layout",), as_text=layout_text,
     )  # fmt: skip
     rank_order: str = setting(
         "degrees", "Axes from the nearest ranks to the farthest, as in Megatron-Core: `tp-cp-ep-dp-pp` (also DeepSpeed's and "

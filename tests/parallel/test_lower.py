@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,7 +18,7 @@ from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import Flow
 from simulator.parallel.lower import lower, split_layers
 from simulator.parallel.rank_model import model_for
-from simulator.plan import ParallelPlan
+from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.stage_layout import parse_layout
 from simulator.program.op import Transfer
 from simulator.program.program import Block
@@ -428,6 +429,26 @@ def test_layouts_are_read(text, stages):
 def test_what_is_no_layout_is_refused(text):
     with pytest.raises(ConfigError, match="pipeline_layout"):
         ParallelPlan(pp=2, pipeline_layout=text)
+
+
+LISTED = [["embedding", "decoder"], [], ["decoder", "decoder"], ["Decoder ", "mtp", "loss"]]
+
+
+@pytest.mark.parametrize("form", [LISTED, tuple(map(tuple, LISTED)), str(LISTED), json.dumps(LISTED), "Et||tt|tmL"])
+def test_a_layout_may_be_lists_of_words(form):
+    """Megatron-Core, ``PipelineParallelLayerLayout``: lists of names of ``LayerType``, whatever their case and blanks."""
+    assert SETTINGS["pipeline_layout"].parse(form) == "Et||tt|tmL"
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [([["embedding", "encoder"]], "'encoder' of a stage is unknown"), (["embedding", "loss"], "neither a layout"),
+     ("[[embedding, decoder], loss]", "neither a layout"), ({"a": 1}, "neither a layout")],
+)  # fmt: skip
+def test_lists_that_are_no_layout_are_refused(form, said):
+    with pytest.raises(ConfigError, match=f"^pipeline_layout.*{said}") as caught:
+        SETTINGS["pipeline_layout"].parse(form)
+    assert "embedding, decoder" in caught.value.hint
 
 
 def layout_of(n_layers, layout, *, pp, n_predicting=0, **settings):
