@@ -190,15 +190,8 @@ def _cuts_of_layout(
 
 
 def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
-    ends = (plan.first_stage_layers, plan.last_stage_layers)
-    if any(ends) and n_virtual > 1:
-        fixed = {0: ends[0] or None, n_virtual - 1: ends[1] or None}
-        rest = blocks - sum(count for count in fixed.values() if count)
-        open_stages = n_virtual - sum(1 for count in fixed.values() if count)
-        counts = [
-            rest // max(open_stages, 1) + (1 if i < rest % max(open_stages, 1) else 0) for i in range(open_stages)
-        ]
-        return [fixed.get(v) or counts.pop(0) for v in range(n_virtual)]
+    if (plan.first_stage_layers or plan.last_stage_layers) and n_virtual > 1:
+        return _counts_between(blocks, n_virtual, plan)
     if blocks % n_virtual and plan.virtual_pp > 1 and (blocks + 2) % n_virtual == 0:
         # Megatron's account-for-embedding and account-for-loss: embedding and head take the place of a block each.
         each = (blocks + 2) // n_virtual
@@ -226,6 +219,24 @@ def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
     base, surplus = divmod(blocks, n_virtual)
     start = (n_virtual - surplus) // 2
     return [base + (1 if start <= v < start + surplus else 0) for v in range(n_virtual)]
+
+
+def _counts_between(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
+    """Share out the blocks that first and last stage leave, one for each other stage at least."""
+    first, last = plan.first_stage_layers or 0, plan.last_stage_layers or 0
+    rest, between = blocks - first - last, range(bool(first), n_virtual - bool(last))
+    if rest < len(between) or (rest and not between):
+        ends = (("first_stage_layers", first), ("last_stage_layers", last))
+        given = " and ".join(f"{name}={count}" for name, count in ends if count)
+        empty = ", ".join(str(stage + 1) for stage in between[max(0, rest) :])
+        left = f"leave stages {empty} of {n_virtual} empty" if empty else f"are not those of {n_virtual} stages"
+        raise InfeasiblePlanError(
+            f"{given} of {blocks} layers {left}",
+            hint="give every stage a layer, or name stages without any in a pipeline_layout: Ettt||tttL",
+        )
+    each, more = divmod(rest, max(len(between), 1))
+    counts = [each + (stage < more) for stage in range(len(between))]
+    return [*[first] * bool(first), *counts, *[last] * bool(last)]
 
 
 def lower(

@@ -150,6 +150,24 @@ def test_uneven_layers_go_to_the_middle():
     assert [len(stage[0]) for stage in split_layers(model_of(10), named, placement_of("1f1b", 4))] == [2, 4, 4, 2]
 
 
+@pytest.mark.parametrize(
+    ("pp", "first", "last", "said"),
+    [(4, 5, 5, "first_stage_layers=5 and last_stage_layers=5 of 10 layers leave stages 2, 3 of 4 empty"),
+     (4, 5, 4, "leave stages 3 of 4 empty"), (3, 9, None, "first_stage_layers=9 of 10 layers leave stages 3 of 3 empty"),
+     (3, None, 11, "leave stages 1, 2 of 3 empty"), (2, 5, 4, "of 10 layers are not those of 2 stages"),
+     (2, 6, 6, "of 10 layers are not those of 2 stages")],
+)  # fmt: skip
+def test_ends_that_leave_other_stages_empty_are_refused(pp, first, last, said):
+    plan = ParallelPlan(pp=pp, gpus=pp, dp=1, first_stage_layers=first, last_stage_layers=last)
+    with pytest.raises(InfeasiblePlanError, match=said):
+        split_layers(model_of(10), plan, placement_of("1f1b", pp))
+
+
+def test_ends_that_leave_a_layer_for_each_stage_are_taken():
+    plan = ParallelPlan(pp=4, gpus=4, dp=1, first_stage_layers=4, last_stage_layers=4)
+    assert [len(stage[0]) for stage in split_layers(model_of(10), plan, placement_of("1f1b", 4))] == [5, 1, 1, 5]
+
+
 def test_stages_of_equal_parameters_count_embedding_and_head():
     """Ten blocks of 1 between ends of 2: 14 over two stages are 7 each, over three at most 5 (``partition_balanced``)."""
     model = model_of(10)
