@@ -22,6 +22,7 @@ from simulator.interop.typed_values import Reader, is_unknown, readable, words
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 from simulator.plan.parallel_plan import SETTINGS
+from simulator.plan.rules import counted_layers
 from simulator.plan.stage_layout import parse_layout
 from simulator.schedules import sends_block
 
@@ -48,7 +49,8 @@ def write_megatron(request: Request) -> Emission:
         "an encoder": spec.has_encoder,
         f"moe_dispatcher {plan.moe_dispatcher}": plan.ep > 1
         and not (_DISPATCHERS.theirs(plan.moe_dispatcher) or _BACKENDS.theirs(plan.moe_dispatcher)),
-        f"chunks of {spec.layers} layers over {plan.pp} x {plan.virtual_pp}": spec.layers % (plan.pp * plan.virtual_pp) > 0
+        f"chunks of {spec.layers} layers over {plan.pp} x {plan.virtual_pp}":
+        (spec.layers + counted_layers(plan)) % (plan.pp * plan.virtual_pp) > 0
         and plan.virtual_pp > 1 and plan.pipeline_layout is None,
     })  # fmt: skip
     per_node = min(request.gpus_per_node, plan.gpus)
@@ -588,26 +590,6 @@ def _groups(found: FoundKeys, settings: dict[str, Any], world: int) -> dict[str,
     return groups
 
 
-#: plan's setting -> flag that lets embedding or loss take the place of a layer there
-_ACCOUNTED = {
-    "first_stage_layers": "account-for-embedding-in-pipeline-split",
-    "last_stage_layers": "account-for-loss-in-pipeline-split",
-}
-
-
-def _accounted(found: FoundKeys, layers: int, n_parts: int) -> dict[str, int]:
-    """Return the layers of the first and the last stage where embedding and loss take the place of one there."""
-    taken = {name: flag for name, flag in _ACCOUNTED.items() if found[flag]}
-    if not taken or not layers or n_parts == 1:
-        return {}
-    each, rest = divmod(layers + len(taken), n_parts)
-    if rest:
-        found.reader.fault(
-            min(taken.values()), f"{layers} layers and {len(taken)} more do not divide into {n_parts} stages"
-        )
-    return dict.fromkeys(taken, each - 1)
-
-
 def _stages(found: FoundKeys, settings: dict[str, Any], layers: int, segments: tuple[int, ...]) -> dict[str, Any]:
     """Return the schedule, and how many chunks of layers a stage has; ``segments``: layers of each, where a pattern cuts them."""
     virtual, pp = settings["virtual_pp"], settings["pp"]
@@ -618,7 +600,7 @@ def _stages(found: FoundKeys, settings: dict[str, Any], layers: int, segments: t
     per_chunk = found["num-layers-per-virtual-pipeline-stage"]
     if per_chunk and layers:
         # Megatron-LM's arguments.py counts them before it divides
-        n_placed = layers + sum(bool(found[flag]) for flag in _ACCOUNTED.values())
+        n_placed = layers + settings["account_for_embedding"] + settings["account_for_loss"]
         if n_placed % (pp * per_chunk):
             message = f"{n_placed} layers do not divide into {pp} stages of chunks of {per_chunk}"
             found.reader.fault("num-layers-per-virtual-pipeline-stage", message)
@@ -628,7 +610,6 @@ def _stages(found: FoundKeys, settings: dict[str, Any], layers: int, segments: t
     stages: dict[str, Any] = {"virtual_pp": virtual}
     if virtual > 1:
         stages["schedule"] = "1f1b-interleaved"
-    stages |= _accounted(found, layers, pp * virtual)
     if found["overlap-moe-expert-parallel-comm"]:
         if virtual == 1 and pp > 1:
             message = "needs virtual stages beside pipeline parallelism, as in Megatron-Core"

@@ -16,7 +16,7 @@ from simulator.models.layer import GemmShape, Layer, Model, Parameter
 from simulator.models.setting import RankSetting
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import Flow
-from simulator.parallel.lower import lower, split_layers
+from simulator.parallel.lower import blocks_of_parts, lower, split_layers
 from simulator.parallel.rank_model import model_for
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.stage_layout import parse_layout
@@ -166,6 +166,33 @@ def test_ends_that_leave_other_stages_empty_are_refused(pp, first, last, said):
 def test_ends_that_leave_a_layer_for_each_stage_are_taken():
     plan = ParallelPlan(pp=4, gpus=4, dp=1, first_stage_layers=4, last_stage_layers=4)
     assert [len(stage[0]) for stage in split_layers(model_of(10), plan, placement_of("1f1b", 4))] == [5, 1, 1, 5]
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "virtual_pp", "counted", "sizes"),
+    [(30, 4, 2, "embedding loss", (3, *[4] * 6, 3)), (31, 4, 2, "embedding", (3, *[4] * 7)), (31, 4, 2, "loss", (*[4] * 7, 3)),
+     (46, 2, 1, "embedding loss", (23, 23)), (46, 4, 1, "embedding loss", (11, 12, 12, 11)), (2, 4, 1, "embedding loss", (0, 1, 1, 0)),
+     (48, 4, 1, "embedding loss", None), (33, 4, 2, "loss", None)],
+)  # fmt: skip
+def test_embedding_and_loss_take_the_place_of_a_layer(layers, pp, virtual_pp, counted, sizes):
+    """Megatron-Core, ``get_num_layers_to_build``: layers and what is accounted for, over stages and chunks, less what is there."""
+    named = {f"account_for_{name}": True for name in counted.split()}
+    schedule = "1f1b-interleaved" if virtual_pp > 1 else "1f1b"
+    plan = ParallelPlan(pp=pp, virtual_pp=virtual_pp, schedule=schedule, framework="megatron-core", **named)
+    if sizes is None:
+        with pytest.raises(
+            InfeasiblePlanError, match=f"{layers} layers and {len(named)} more .* do not divide over {pp * virtual_pp}"
+        ):
+            blocks_of_parts(model_of(layers), plan)
+    else:
+        assert tuple(blocks_of_parts(model_of(layers), plan)) == sizes
+
+
+@pytest.mark.parametrize("other", [{"first_stage_layers": 2}, {"last_stage_layers": 2}, {"pipeline_layout": "Ett|ttL"}])
+def test_places_of_embedding_and_loss_beside_other_layouts_are_refused(other):
+    """Megatron-Core, ``TransformerConfig``: neither stands beside the other."""
+    with pytest.raises(InfeasiblePlanError, match="account_for_loss beside"):
+        ParallelPlan(pp=2, gpus=2, account_for_loss=True, **other).resolve(2)
 
 
 def test_stages_of_equal_parameters_count_embedding_and_head():
