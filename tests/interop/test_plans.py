@@ -561,6 +561,48 @@ def test_embedding_and_loss_count_as_layers_of_chunks():
         parse_megatron(LLAMA + chunks + given)
 
 
+MIXTURE = " --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4 --moe-token-dispatcher-type flex"
+
+
+@pytest.mark.parametrize(("backend", "sms"), [("deepep", 24), ("hybridep", 32)])
+def test_the_processors_of_a_dispatcher_are_those_of_its_own_flag(backend, sms):
+    """Megatron-Core, ``TransformerConfig``: each backend of the flexible dispatcher has a number of its own."""
+    flags = f"{MIXTURE} --moe-flex-dispatcher-backend {backend} --moe-deepep-num-sms 24 --moe-hybridep-num-sms 32"
+    found = parse_megatron(LLAMA + flags)
+    assert (found.settings["moe_dispatcher"], found.settings["moe_dispatcher_sms"]) == (backend, sms)
+    assert not any("num-sms" in text for text in found.report.unknown)
+    other = parse_megatron(LLAMA + flags.replace("flex --moe-flex", "alltoall --moe-flex")).settings
+    assert (other["moe_dispatcher"], other.get("moe_dispatcher_sms")) == ("alltoall", None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "width"), [("", 4), ("--main-grads-dtype fp32", 4), ("--main-grads-dtype bf16", 2),
+                         ("--main-grads-dtype fp32 --grad-reduce-in-bf16", 2)],
+)  # fmt: skip
+def test_main_gradients_tell_the_width_of_reductions(flags, width):
+    """Megatron-LM, ``arguments.py``: beside bf16, gradients are summed in fp32 where main gradients are, unless told otherwise."""
+    found = parse_megatron(f"{LLAMA} {flags}")
+    assert found.settings["gradient_bytes"] == width and not any("main-grads" in text for text in found.report.unknown)
+
+
+def test_main_gradients_in_bf16_are_not_summed_in_fp32():
+    """Megatron-LM, ``arguments.py``: an assertion."""
+    found = parse_megatron(LLAMA + " --main-grads-dtype bf16 --accumulate-allreduce-grads-in-fp32")
+    assert found.settings["gradient_bytes"] == 4 and any("main-grads-dtype" in text for text in found.report.unknown)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "instances", "is_told"), [("no_shard", 2, False), ("optim", 1, False), ("optim", 2, True)]
+)
+def test_outer_sharding_is_told_where_there_is_some(strategy, instances, is_told):
+    """Megatron-FSDP: ``no_shard`` replicates instances of the optimizer, and ``optim`` shards its states over them, too."""
+    flags = (
+        f"--use-megatron-fsdp --num-distributed-optimizer-instances {instances} --outer-dp-sharding-strategy {strategy}"
+    )
+    found = parse_megatron(f"{LLAMA} {flags}", nodes=2, gpus_per_node=8)
+    assert any("outer-dp-sharding-strategy" in text for text in found.report.unknown) == is_told
+
+
 def test_megatron_rotations_that_are_not_fused():
     assert parse_megatron(LLAMA + " --no-rope-fusion").plan().rope_fusion is False
     assert parse_megatron(LLAMA).plan().rope_fusion
