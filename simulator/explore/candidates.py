@@ -147,7 +147,7 @@ class Candidates:
     def _shared(self, index: int) -> tuple[object, ...]:
         """Return what plans whose layers have the same shapes have in common."""
         plan = self.plan(index)
-        return plan.tp, plan.cp, plan.ep, plan.micro_batch, plan.recompute, plan.recompute_modules
+        return plan.tp, plan.cp, plan.ep, plan.micro_batch, plan.recompute, plan.recompute_modules or ""
 
     def plan(self, index: int) -> ParallelPlan:
         """Return a plan."""

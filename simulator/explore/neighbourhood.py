@@ -21,7 +21,7 @@ from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import idle_settings, is_alone
 from simulator.parallel.rank_model import n_predictions
 from simulator.plan import SETTINGS, ParallelPlan
-from simulator.plan.rules import capture_doubt, sharding_refusal
+from simulator.plan.rules import capture_doubt, counted_layers, sharding_refusal
 from simulator.plan.stage_layout import shortened_ends
 from simulator.plan.vocabularies import RECOMPUTES
 from simulator.schedules import SCHEDULES, find_schedule, plain_name
@@ -88,7 +88,9 @@ def pipeline_rule(plan: ParallelPlan, site: Site) -> str:
         return ""
     if site.spec.encoder_layers:
         return "an encoder-decoder is not cut into pipeline stages"
-    is_uneven = plan.first_stage_layers or plan.last_stage_layers or plan.pipeline_layout
+    if (counted := counted_layers(plan)) and (site.spec.layers + counted) % plan.pp:
+        return f"pp={plan.pp} does not divide the {site.spec.layers} layers and {counted} more"
+    is_uneven = counted or plan.first_stage_layers or plan.last_stage_layers or plan.pipeline_layout
     if plan.framework_spec.lays_out_pipelines and site.spec.layers >= plan.pp:
         return ""
     return (

@@ -173,6 +173,7 @@ _WRITTEN_STRATEGIES = {ours: word for word, ours in reversed(FSDP_STRATEGIES.ite
 _TRAINER = (
     "micro_batch", "global_batch", "sequence_length", "attention", "bucket_bytes", "scatter_gather", "overlap_parameter_gather",
     "overlap_p2p", "asynchronous_tp", "ep", "virtual_pp", "schedule", "first_stage_layers", "last_stage_layers", "gradient_bytes",
+    "account_for_embedding", "account_for_loss",
 )  # fmt: skip
 
 

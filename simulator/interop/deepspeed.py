@@ -234,7 +234,8 @@ def write_deepspeed(request: Request) -> Emission:
         flat.pop("sequence_parallel_size", None)
         where = "Megatron's arguments"
         unsaid |= dict.fromkeys(("framework", "tp", "pp", "virtual_pp", "cp", "ep", "recompute"), where)
-        unsaid |= dict.fromkeys(("first_stage_layers", "last_stage_layers"), where)
+        ends = ("first_stage_layers", "last_stage_layers", "account_for_embedding", "account_for_loss")
+        unsaid |= dict.fromkeys(ends, where)
     elif plan.tp > 1:
         flat["tensor_parallel.autotp_size"] = plan.tp
     if plan.reduced_bytes != 4:

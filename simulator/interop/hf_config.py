@@ -8,16 +8,18 @@ Key names and defaults: huggingface/transformers, ``configuration_*.py`` of each
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from simulator.config import near_misses, parse_yaml, read_text
 from simulator.interop.format import Format, FormatPart, Imported
 from simulator.interop.hf_families import FAMILIES, REFUSED, read_family
-from simulator.interop.hf_table import RECORD, ROWS, ignore
+from simulator.interop.hf_table import RECORD, ROWS, SHAPE_KEYS, ignore
 from simulator.interop.key_table import json_keys
 from simulator.interop.typed_values import Reader
 from simulator.models.spec import MOST_LAYERS, ModelSpec
+from simulator.plan.fields import in_words
 
 #: how families call their number of layers
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
@@ -83,9 +85,28 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
         inner.assume("precision", "bf16", "quantization_config is left out: training in 16 bits")
     ignore(inner, "_any")
     inner.irrelevant([key for key in inner.rest() if inner.data[key] in (None, "", [], {})])
+    _refuse_shapes(inner, fields)
     inner.finish()
     spec = ModelSpec(name=name or _name(inner, Path(reader.file)), **fields)
     return Imported(kind="hf-config", file=reader.file, spec=spec, report=reader.account.report())
+
+
+#: values that say of a part that it is not there, or as it is in a plain model
+_PLAIN = (0, 1, "auto", "none")
+
+
+def _refuse_shapes(reader: Reader, fields: Mapping[str, Any]) -> None:
+    """End the import where a key is left that other families take the sizes of a part from, and that says more than the model has."""
+    alike = {"kv_heads": fields["heads"], "head_dim": fields["hidden"] // max(1, fields["heads"])}
+    alike["v_head_dim"] = fields.get("head_dim") or alike["head_dim"]
+    for key in reader.rest():
+        value, ours = reader.data[key], SHAPE_KEYS.get(key)
+        if ours is None or (value in _PLAIN and "kv_heads" not in ours):
+            continue
+        is_wide = "sliding_window" in ours and isinstance(value, int) and value >= fields["max_positions"]
+        if not is_wide and all(value != (fields.get(one) or alike.get(one)) for one in ours):
+            what = " or ".join(sorted(in_words(one) for one in ours))
+            reader.fault(key, f"{value!r:.60} ({what}) is not modelled for this family", hint=RECORD)
 
 
 #: keys that single layers override (Gemma 4) -> fields of the model

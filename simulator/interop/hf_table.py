@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from importlib.resources import files
 from typing import Any
 
-from simulator.interop.typed_values import Reader
+from simulator.interop.typed_values import Reader, words
 from simulator.models.catalog import STYLES
 from simulator.models.spec import Activation, ModelSpec
 
@@ -109,6 +109,29 @@ def _rows() -> dict[str, Row]:
 
 
 ROWS = _rows()
+#: fields that are sizes of parts which a plain model has not, or has in the usual size
+_PARTS = frozenset(
+    words(
+        "n_experts expert_hidden shared_expert_hidden kv_lora_rank q_lora_rank qk_rope_head_dim v_head_dim sliding_window "
+        "attention_chunk ssm_heads ssm_head_dim ssm_state ssm_groups conv_kernel delta_key_heads delta_value_heads "
+        "delta_key_dim delta_value_dim index_heads index_head_dim index_top_k output_groups output_lora_rank residual_streams "
+        "kv_heads head_dim"
+    )
+)
+
+
+def _shape_keys() -> dict[str, frozenset[str]]:
+    """Return the keys that tell sizes of such parts in some family, each with its fields; none that may be a plain size elsewhere."""
+    found: dict[str, set[str]] = {}
+    for row in ROWS.values():
+        for name, (keys, _) in row.keys.items():
+            for key in keys:
+                found.setdefault(key, set()).add(name)
+    return {key: frozenset(names) for key, names in found.items() if names <= _PARTS}
+
+
+#: key that tells the size of a part in some family -> fields of the model
+SHAPE_KEYS = _shape_keys()
 
 
 def read_row(r: Reader, name: str) -> Fields:

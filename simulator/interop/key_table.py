@@ -21,8 +21,9 @@ from simulator.interop.format import Imported
 from simulator.interop.typed_values import Reader
 from simulator.models.spec import MOST_LAYERS, ModelSpec
 from simulator.plan.data_parallelism import FSDP_STRATEGIES, MEGATRON_FSDP
+from simulator.plan.stage_layout import layout_text
 
-Kind = Literal["count", "layers", "whole", "number", "switch", "text", "word", "any"]
+Kind = Literal["count", "layers", "whole", "number", "switch", "text", "word", "layout", "any"]
 
 #: words of keys that speak of something modelled: an unknown key that has one is said to change the answer
 SUSPICIOUS = (
@@ -38,7 +39,8 @@ class Key:
     #: Its spellings, dots between sections; the first is written.
     names: tuple[str, ...]
     #: ``count`` (a whole number above zero), ``layers`` (no more of them than a model can have), ``whole`` (where 0 is unset),
-    #: ``number``, ``switch``, ``text`` (where nothing is unset), ``word`` (one of :attr:`words`) or ``any``.
+    #: ``number``, ``switch``, ``text`` (where nothing is unset), ``word`` (one of :attr:`words`), ``layout`` (of a
+    #: pipeline) or ``any``.
     kind: Kind
     #: The field of the plan or of the model that it alone decides, in the same unit.
     plan: str = ""
@@ -81,6 +83,11 @@ class Key:
                 return reader.text(*self.names)
             case "word":
                 return reader.text(*self.names, one_of=self.words)
+            case "layout":
+                try:
+                    return layout_text(value)
+                except ConfigError as error:
+                    reader.fault(reader.spelling(self.names), error.message, hint=error.hint)
         return value
 
     def ours(self, value: Any) -> Any:
@@ -184,7 +191,7 @@ class KeyTable:
         settings: dict[str, Any] = {}
         for key in self.keys:
             name, value = getattr(key, which), found[key.names[0]]
-            is_unset = value is None or (key.kind in ("whole", "text") and not value)
+            is_unset = value is None or (key.kind in ("whole", "text", "layout") and not value)
             if name and not is_unset and (defaults or found.given(*key.names)):
                 settings[name] = key.ours(value)
         for key in self.keys:

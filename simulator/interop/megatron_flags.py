@@ -22,6 +22,7 @@ from simulator.interop.typed_values import Reader, is_unknown, readable, words
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 from simulator.plan.parallel_plan import SETTINGS
+from simulator.plan.rules import counted_layers
 from simulator.plan.stage_layout import parse_layout
 from simulator.schedules import sends_block
 
@@ -48,7 +49,8 @@ def write_megatron(request: Request) -> Emission:
         "an encoder": spec.has_encoder,
         f"moe_dispatcher {plan.moe_dispatcher}": plan.ep > 1
         and not (_DISPATCHERS.theirs(plan.moe_dispatcher) or _BACKENDS.theirs(plan.moe_dispatcher)),
-        f"chunks of {spec.layers} layers over {plan.pp} x {plan.virtual_pp}": spec.layers % (plan.pp * plan.virtual_pp) > 0
+        f"chunks of {spec.layers} layers over {plan.pp} x {plan.virtual_pp}":
+        (spec.layers + counted_layers(plan)) % (plan.pp * plan.virtual_pp) > 0
         and plan.virtual_pp > 1 and plan.pipeline_layout is None,
     })  # fmt: skip
     per_node = min(request.gpus_per_node, plan.gpus)
@@ -175,6 +177,7 @@ def _expert_flags(plan: ParallelPlan, *, is_deepspeed: bool) -> dict[str, Any]:
         "moe-token-dispatcher-type": _DISPATCHERS.theirs(plan.moe_dispatcher) or "flex",
         "moe-flex-dispatcher-backend": backend not in (None, _BACKENDS.default) and backend,
         "moe-enable-deepep": backend == _BACKENDS.default,
+        **({f"moe-{backend}-num-sms": plan.moe_dispatcher_sms or False} if backend else {}),
         "moe-pad-expert-input-to-capacity": plan.moe_pad_to_capacity,
         "moe-shared-expert-overlap": plan.moe_shared_expert_overlap,
     }
@@ -386,7 +389,14 @@ def read_flags(
 #: what several keys decide -> those that say it
 _SAID_BY = {
     "precision": ("bf16", "fp16", "fp8-format"),
-    "gradient_bytes": ("bf16", "fp16", "fp8-format", "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32"),
+    "gradient_bytes": (
+        "bf16",
+        "fp16",
+        "fp8-format",
+        "grad-reduce-in-bf16",
+        "accumulate-allreduce-grads-in-fp32",
+        "main-grads-dtype",
+    ),
     "recompute": ("recompute-granularity", "recompute-activations", "checkpoint-activations"),
     "recompute_method": ("recompute-method",),
     "sharding": ("use-distributed-optimizer", "use-torch-fsdp2", "use-megatron-fsdp", "zero-stage"),
@@ -530,6 +540,11 @@ def _precision(found: FoundKeys) -> dict[str, Any]:
     if precision == "fp32":
         found.reader.assume("precision", "fp32", "neither --bf16 nor --fp16 is given")
     is_fp32 = precision != "fp16" or found["accumulate-allreduce-grads-in-fp32"]
+    is_bf16 = KEYS.named("main-grads-dtype").ours(found["main-grads-dtype"]) == 2
+    if is_bf16 and found["accumulate-allreduce-grads-in-fp32"]:
+        why = "accumulate-allreduce-grads-in-fp32 is taken, beside which Megatron-LM asserts fp32"
+        found.reader.miss("main-grads-dtype", why)
+        is_bf16 = False
     is_fp8 = found["fp8-format"] is not None
     if is_fp8 and found["fp8-recipe"] != "delayed":
         why = "delayed scaling is taken: give --precision fp8_current, fp8_block or mxfp8"
@@ -537,7 +552,7 @@ def _precision(found: FoundKeys) -> dict[str, Any]:
     ends = (("bf16_first_layers", "start"), ("bf16_last_layers", "end")) if found["first-last-layers-bf16"] else ()
     return {name: found[f"num-layers-at-{end}-in-bf16"] for name, end in ends} | {
         "precision": "fp8" if is_fp8 else precision,
-        "gradient_bytes": 4 if is_fp32 and not found["grad-reduce-in-bf16"] else 2,
+        "gradient_bytes": 4 if is_fp32 and not (is_bf16 or found["grad-reduce-in-bf16"]) else 2,
     }
 
 
@@ -560,8 +575,10 @@ def _experts_travel(found: FoundKeys) -> dict[str, Any]:
         factor = None if found["disable-moe-token-dropping"] else found["moe-train-capacity-factor"]
         return {"moe_dispatcher": "alltoall", "moe_capacity_factor": factor, "moe_pad_to_capacity": factor is not None}
     backend = _BACKENDS.ours(found["moe-flex-dispatcher-backend"])
-    return {
-        "moe_dispatcher": _DISPATCHERS.ours(found["moe-token-dispatcher-type"]) or backend,
+    dispatcher = _DISPATCHERS.ours(found["moe-token-dispatcher-type"]) or backend
+    sms = found[f"moe-{dispatcher}-num-sms"] if dispatcher in _BACKENDS.words else None
+    return ({"moe_dispatcher_sms": sms} if sms else {}) | {
+        "moe_dispatcher": dispatcher,
         "moe_capacity_factor": found["moe-expert-capacity-factor"] or None,
         "moe_pad_to_capacity": found["moe-pad-expert-input-to-capacity"],
         "moe_shared_expert_overlap": found["moe-shared-expert-overlap"],
@@ -573,6 +590,9 @@ def _groups(found: FoundKeys, settings: dict[str, Any], world: int) -> dict[str,
     groups: dict[str, Any] = {}
     instances = found["num-distributed-optimizer-instances"]
     if instances > 1:
+        if found["outer-dp-sharding-strategy"] != "no_shard":
+            why = "optimizer states are taken as whole on each instance, not sharded over all of them"
+            found.reader.miss("outer-dp-sharding-strategy", why)
         replicas = world // (settings["tp"] * settings["pp"])
         if not world:
             why = "of how many ranks: give --nodes and --gpus-per-node"
@@ -588,26 +608,6 @@ def _groups(found: FoundKeys, settings: dict[str, Any], world: int) -> dict[str,
     return groups
 
 
-#: plan's setting -> flag that lets embedding or loss take the place of a layer there
-_ACCOUNTED = {
-    "first_stage_layers": "account-for-embedding-in-pipeline-split",
-    "last_stage_layers": "account-for-loss-in-pipeline-split",
-}
-
-
-def _accounted(found: FoundKeys, layers: int, n_parts: int) -> dict[str, int]:
-    """Return the layers of the first and the last stage where embedding and loss take the place of one there."""
-    taken = {name: flag for name, flag in _ACCOUNTED.items() if found[flag]}
-    if not taken or not layers or n_parts == 1:
-        return {}
-    each, rest = divmod(layers + len(taken), n_parts)
-    if rest:
-        found.reader.fault(
-            min(taken.values()), f"{layers} layers and {len(taken)} more do not divide into {n_parts} stages"
-        )
-    return dict.fromkeys(taken, each - 1)
-
-
 def _stages(found: FoundKeys, settings: dict[str, Any], layers: int, segments: tuple[int, ...]) -> dict[str, Any]:
     """Return the schedule, and how many chunks of layers a stage has; ``segments``: layers of each, where a pattern cuts them."""
     virtual, pp = settings["virtual_pp"], settings["pp"]
@@ -618,7 +618,7 @@ def _stages(found: FoundKeys, settings: dict[str, Any], layers: int, segments: t
     per_chunk = found["num-layers-per-virtual-pipeline-stage"]
     if per_chunk and layers:
         # Megatron-LM's arguments.py counts them before it divides
-        n_placed = layers + sum(bool(found[flag]) for flag in _ACCOUNTED.values())
+        n_placed = layers + settings["account_for_embedding"] + settings["account_for_loss"]
         if n_placed % (pp * per_chunk):
             message = f"{n_placed} layers do not divide into {pp} stages of chunks of {per_chunk}"
             found.reader.fault("num-layers-per-virtual-pipeline-stage", message)
@@ -628,7 +628,6 @@ def _stages(found: FoundKeys, settings: dict[str, Any], layers: int, segments: t
     stages: dict[str, Any] = {"virtual_pp": virtual}
     if virtual > 1:
         stages["schedule"] = "1f1b-interleaved"
-    stages |= _accounted(found, layers, pp * virtual)
     if found["overlap-moe-expert-parallel-comm"]:
         if virtual == 1 and pp > 1:
             message = "needs virtual stages beside pipeline parallelism, as in Megatron-Core"

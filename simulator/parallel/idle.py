@@ -30,6 +30,8 @@ _PIPELINE = (
     "virtual_pp",
     "first_stage_layers",
     "last_stage_layers",
+    "account_for_embedding",
+    "account_for_loss",
     "pipeline_layout",
     "overlap_p2p",
     "scatter_gather",

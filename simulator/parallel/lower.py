@@ -22,6 +22,7 @@ from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import optimizer_run, owned_matrices
 from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
+from simulator.plan.rules import counted_layers
 from simulator.plan.stage_layout import balanced_parts, lightened_end, parse_layout, passing_parts, shortened_ends
 from simulator.program.allowance import Allowance
 from simulator.program.op import Collective
@@ -163,7 +164,7 @@ def _cuts(model: Model, plan: ParallelPlan, placement: Placement, first: int, la
             (passing_parts, [0] * first + weights[first:]) if balances == "products" else (balanced_parts, weights)
         )
         sizes = cut(weighed, n_parts)
-        if sizes is not None and not (plan.first_stage_layers or plan.last_stage_layers):
+        if sizes is not None and not (plan.first_stage_layers or plan.last_stage_layers or counted_layers(plan)):
             return list(pairwise(accumulate(sizes, initial=0)))
     ends = list(accumulate(_counts(last - first, n_parts, plan), initial=first))
     if not placement.shares_vocabulary:
@@ -193,15 +194,10 @@ def _cuts_of_layout(
 
 
 def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
-    ends = (plan.first_stage_layers, plan.last_stage_layers)
-    if any(ends) and n_virtual > 1:
-        fixed = {0: ends[0] or None, n_virtual - 1: ends[1] or None}
-        rest = blocks - sum(count for count in fixed.values() if count)
-        open_stages = n_virtual - sum(1 for count in fixed.values() if count)
-        counts = [
-            rest // max(open_stages, 1) + (1 if i < rest % max(open_stages, 1) else 0) for i in range(open_stages)
-        ]
-        return [fixed.get(v) or counts.pop(0) for v in range(n_virtual)]
+    if (plan.first_stage_layers or plan.last_stage_layers) and n_virtual > 1:
+        return _counts_between(blocks, n_virtual, plan)
+    if counted_layers(plan) and n_virtual > 1:
+        return _counts_beside_ends(blocks, n_virtual, plan)
     if blocks % n_virtual and plan.virtual_pp > 1 and (blocks + 2) % n_virtual == 0:
         # Megatron's account-for-embedding and account-for-loss: embedding and head take the place of a block each.
         each = (blocks + 2) // n_virtual
@@ -229,6 +225,44 @@ def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
     base, surplus = divmod(blocks, n_virtual)
     start = (n_virtual - surplus) // 2
     return [base + (1 if start <= v < start + surplus else 0) for v in range(n_virtual)]
+
+
+def _counts_between(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
+    """Share out the blocks that first and last stage leave, one for each other stage at least."""
+    first, last = plan.first_stage_layers or 0, plan.last_stage_layers or 0
+    rest, between = blocks - first - last, range(bool(first), n_virtual - bool(last))
+    if rest < len(between) or (rest and not between):
+        ends = (("first_stage_layers", first), ("last_stage_layers", last))
+        given = " and ".join(f"{name}={count}" for name, count in ends if count)
+        empty = ", ".join(str(stage + 1) for stage in between[max(0, rest) :])
+        left = f"leave stages {empty} of {n_virtual} empty" if empty else f"are not those of {n_virtual} stages"
+        raise InfeasiblePlanError(
+            f"{given} of {blocks} layers {left}",
+            hint="give every stage a layer, or name stages without any in a pipeline_layout: Ettt||tttL",
+        )
+    each, more = divmod(rest, max(len(between), 1))
+    counts = [each + (stage < more) for stage in range(len(between))]
+    return [*[first] * bool(first), *counts, *[last] * bool(last)]
+
+
+def _counts_beside_ends(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
+    """Share out the blocks evenly with embedding and loss, each of which takes the place of one where it is accounted for.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/transformer_block.py``, ``get_num_layers_to_build``.
+    """
+    each, rest = divmod(blocks + counted_layers(plan), n_virtual)
+    if rest:
+        names = [name for name in ("account_for_embedding", "account_for_loss") if getattr(plan, name)]
+        raise InfeasiblePlanError(
+            f"{blocks} layers and {len(names)} more ({' and '.join(names)}) do not divide over {n_virtual} pipeline stages",
+            hint=f"choose --pp and --virtual-pp that divide them, or {' '.join(f'--set {name}=false' for name in names)}",
+        )
+    counts = [each] * n_virtual
+    counts[0] -= plan.account_for_embedding
+    counts[-1] -= plan.account_for_loss
+    return counts
 
 
 def lower(

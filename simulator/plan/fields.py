@@ -45,6 +45,8 @@ class Setting:
     takes_none: bool = False  #: Whether nothing may be given.
     #: Whether several of the words may be given, written with ``+`` between them; blanks and commas are read, too.
     takes_several: bool = False
+    #: Makes text of what may be written in another form, too; see :func:`simulator.plan.stage_layout.layout_text`.
+    as_text: Callable[[object], str] | None = None
 
     @property
     def flag(self) -> str:
@@ -83,6 +85,8 @@ class Setting:
             if self.kind is int and isinstance(number, float) and not is_whole:
                 self._refuse(value, "not a whole number")
             return int(number) if is_whole else number
+        if self.as_text is not None:
+            return self.as_text(value)
         word = "none" if value is False else text
         if self.takes_several:
             return self._joined(value if isinstance(value, list | tuple) else re.split(r"[\s,+]+", word))

@@ -17,11 +17,9 @@ OTHER_NAMES = {
     "tp_comm_overlap": "asynchronous_tp", "zero_hpz_partition_size": "secondary_group",
     "reshard_after_forward": "secondary_group",
 }  # fmt: skip
-_SPLIT = "first_stage_layers and last_stage_layers say how many blocks the ends have, pipeline_layout what lies where"
-#: what other tools call what is one value of a setting here, or several settings -> what to say
+#: what other tools call what is one value of a setting here -> what to say
 OTHER_VALUES = {
     "overlap_moe_expert_parallel_comm": "schedule=1f1b-combined", "moe_enable_deepep": "moe_dispatcher=deepep",
-    "account_for_embedding_in_pipeline_split": _SPLIT, "account_for_loss_in_pipeline_split": _SPLIT,
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import module_names as parts
+from simulator.plan import vocabularies as terms
 from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
 from simulator.plan.dispatchers import DISPATCHERS, Dispatcher, usual_sms
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting, words_of
@@ -16,21 +17,7 @@ from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, H
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.releases import ReleaseFacts
 from simulator.plan.rules import check_combination, check_expert_degrees, check_words
-from simulator.plan.stage_layout import chunks_of_layout
-from simulator.plan.vocabularies import (
-    SCHEDULE_NAMES,
-    Attention,
-    AttentionKernel,
-    Compression,
-    ContextExchange,
-    GradientCollective,
-    Offload,
-    Optimizer,
-    OptimizerImplementation,
-    Recompute,
-    RecomputeMethod,
-    Sharding,
-)  # fmt: skip
+from simulator.plan.stage_layout import chunks_of_layout, layout_text
 
 _EVERYTHING: tuple[Effect, ...] = ("time", "memory", "training")
 
@@ -73,7 +60,7 @@ class ParallelPlan:
         "degrees", "Tensor-parallel degree of the experts, which lie over tp x cp x dp independently of the dense layers.",
         unset="tp", least=1, changes=("time", "memory"), aliases=("expert_tensor_parallel", "expert_tensor_parallel_size"),
     )  # fmt: skip
-    sharding: Sharding = setting(
+    sharding: terms.Sharding = setting(
         "sharding", "none (DDP), zero1, zero2, zero3 (FSDP's full shard) or hsdp (full shard within a group of ranks).",
         default="none", is_common=True, changes=("time", "memory"), aliases=("zero", "zero_stage"), synonyms=SHARDING_NAMES,
     )  # fmt: skip
@@ -82,7 +69,7 @@ class ParallelPlan:
     )  # fmt: skip
     schedule: str = setting(
         "pipeline", "Pipeline schedule: 1f1b, gpipe, zb-1p ...", default="1f1b", is_common=True, changes=("time", "memory"),
-        synonyms=SCHEDULE_NAMES,
+        synonyms=terms.SCHEDULE_NAMES,
     )  # fmt: skip
     pipeline_batch: int | None = setting("pipeline", "Micro-batches until a pipeline drains.", unset="all", least=1)
     delay_wgrad: bool = setting("pipeline", "Whether `1f1b-combined` sends before weights' gradients.", default=True)
@@ -124,7 +111,7 @@ class ParallelPlan:
     )  # fmt: skip
     bf16_first_layers: int = setting("precision", "First blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING)  # fmt: skip
     bf16_last_layers: int = setting("precision", "Last blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING)  # fmt: skip
-    recompute: Recompute = setting(
+    recompute: terms.Recompute = setting(
         "recompute", "Activation recomputation: none, selective (core attention, or every second matrix product) or full.",
         default="none", is_common=True, changes=("time", "memory"), aliases=("recompute_granularity",),
         synonyms=dict.fromkeys(("yes", "true", "1"), "full") | dict.fromkeys(("no", "false", "0"), "none"),
@@ -136,7 +123,7 @@ class ParallelPlan:
         words=parts.RECOMPUTE_MODULES, synonyms={"up_proj": "mla_up_proj", "core_attention": "core_attn"}, takes_several=True,
         changes=("time", "memory"),
     )  # fmt: skip
-    recompute_method: RecomputeMethod = setting(
+    recompute_method: terms.RecomputeMethod = setting(
         "recompute", "Of full recomputation: block recomputes the first so many blocks of every virtual stage, uniform keeps "
         "one input for so many blocks.", default="uniform", changes=("time", "memory"),
     )  # fmt: skip
@@ -144,8 +131,10 @@ class ParallelPlan:
         "recompute", "How many blocks that are; see recompute_method. 0 with block: none.", least=0, changes=("time", "memory"),
         unset="every block is recomputed from an input of its own",
     )  # fmt: skip
-    attention: Attention = setting("software", "flash or eager.", default="flash", is_common=True, changes=("time", "memory"))  # fmt: skip
-    attention_kernel: AttentionKernel | None = setting(
+    attention: terms.Attention = setting(
+        "software", "flash or eager.", default="flash", is_common=True, changes=("time", "memory")
+    )
+    attention_kernel: terms.AttentionKernel | None = setting(
         "software", "Which fused attention kernel runs: `flash_attention_1`, `flash_attention_triton` (its port), `flash_attention_2`, "
         "or `flash_attention` (the device's best: cuDNN or FlashAttention 3 on Hopper, FlashAttention 2 before); of eager attention, "
         "`fused_softmax` (Megatron's mask and softmax in one).", unset="the framework's own",
@@ -188,10 +177,18 @@ class ParallelPlan:
     last_stage_layers: int | None = setting(
         "pipeline", "Layers on the last pipeline stage.", unset="an even split", least=1, changes=("time", "memory")
     )  # fmt: skip
+    account_for_embedding: bool = setting(
+        "pipeline", "Count the embedding as a layer of the first stage: layers, and what is counted with them, divide over pp x "
+        "virtual_pp.", default=False, changes=("time", "memory"), aliases=("account_for_embedding_in_pipeline_split",),
+    )  # fmt: skip
+    account_for_loss: bool = setting(
+        "pipeline", "Count output and loss as a layer of the last stage, in the same way.", default=False,
+        changes=("time", "memory"), aliases=("account_for_loss_in_pipeline_split",),
+    )  # fmt: skip
     pipeline_layout: str | None = setting(
-        "pipeline", "Layers of every virtual stage as in Megatron-Core: `E` embedding, `t` transformer layer, `m` multi-token "
-        "prediction, `L` loss, `|` between stages, `*` repeats: `Et*4|(t*4|)*14tmL`.", unset="an even split",
-        changes=("time", "memory"), aliases=("pipeline_model_parallel_layout",),
+        "pipeline", "Layers of every virtual stage as in Megatron-Core: `E` embedding, `t` transformer layer, `m` multi-token prediction, "
+        "`L` loss, `|` between stages, `*` repeats: `Et*4|(t*4|)*14tmL`; or lists of the words `embedding`, `decoder`, `mtp`, `loss`.",
+        unset="an even split", changes=("time", "memory"), aliases=("pipeline_model_parallel_layout",), as_text=layout_text,
     )  # fmt: skip
     rank_order: str = setting(
         "degrees", "Axes from the nearest ranks to the farthest, as in Megatron-Core: `tp-cp-ep-dp-pp` (also DeepSpeed's and "
@@ -203,10 +200,10 @@ class ParallelPlan:
     gradient_bytes: int | None = setting(
         "precision", "Bytes of one reduced gradient element, 2 or 4.", unset="the framework's own", least=2, most=4, changes=_EVERYTHING,
     )  # fmt: skip
-    optimizer: Optimizer = setting(
+    optimizer: terms.Optimizer = setting(
         "precision", "`adam`, or `muon` for matrices of blocks (Megatron-Core).", default="adam", changes=_EVERYTHING,
     )  # fmt: skip
-    optimizer_implementation: OptimizerImplementation | None = setting(
+    optimizer_implementation: terms.OptimizerImplementation | None = setting(
         "precision", "How Adam steps (torchtitan's word): `fused`, `foreach`, operation by operation over all tensors, which is the "
         "default of torch.optim on a GPU, or `for-loop`, tensor by tensor, whose launches are not counted.", unset="the framework's own",
         changes=("time", "memory"),
@@ -219,10 +216,10 @@ class ParallelPlan:
         "precision", "Bytes of a master weight beside a 16-bit weight: 4, or 2 where the optimizer keeps only what the weight "
         "lacks (`store_param_remainders`).", default=4, least=2, most=4, changes=("time", "memory"),
     )  # fmt: skip
-    gradient_collective: GradientCollective | None = setting(
+    gradient_collective: terms.GradientCollective | None = setting(
         "sharding", "`all_reduce`, `reduce_scatter` or `reduce` (one per owner of a shard).", unset="the framework's own"
     )  # fmt: skip
-    gradient_compression: Compression = setting(
+    gradient_compression: terms.Compression = setting(
         "precision", "DDP's communication hook: fp16 or bf16 reduces 16-bit gradients. DeepSpeed's 1-bit Adam after its warm-up: "
         "onebit sends the signs of the momentum, and keeps what that leaves out.", default="none", changes=("time", "training"),
     )  # fmt: skip
@@ -266,7 +263,7 @@ class ParallelPlan:
     max_reuse_elements: int | None = setting(
         "sharding", "DeepSpeed's `stage3_max_reuse_distance`.", unset="DeepSpeed's default, 1,000,000,000", least=0
     )  # fmt: skip
-    offload_optimizer: Offload = setting(
+    offload_optimizer: terms.Offload = setting(
         "recompute", "`cpu` keeps optimizer states in host memory and steps them there (ZeRO-Offload).", default="none",
         changes=("time", "memory"),
     )  # fmt: skip
@@ -280,10 +277,10 @@ class ParallelPlan:
         "`--offload-modules` names them: `attn_norm`, `qkv_linear`, `core_attn`, `attn_proj` (with `core_attn` only), `mlp_norm`, "
         "`expert_fc1`, `moe_act`.", unset="none", words=parts.OFFLOAD_MODULES, takes_several=True, changes=("time", "memory"),
     )  # fmt: skip
-    offload_parameters: Offload = setting(
+    offload_parameters: terms.Offload = setting(
         "recompute", "`cpu` keeps sharded parameters in host memory.", default="none", changes=("time", "memory")
     )  # fmt: skip
-    cp_comm_type: ContextExchange | None = setting(
+    cp_comm_type: terms.ContextExchange | None = setting(
         "overlap", "How context parallelism exchanges keys and values: `p2p` (ring attention), `all_gather` or `a2a` (Ulysses).",
         unset="the framework's own", aliases=("cp_type",),
     )  # fmt: skip
@@ -509,7 +506,7 @@ class ParallelPlan:
         return self.ep > 1 or self.expert_tp != self.tp
 
     @property
-    def steps_adam(self) -> OptimizerImplementation:
+    def steps_adam(self) -> terms.OptimizerImplementation:
         """How Adam steps: beside Muon, of narrow moments and on a host it is taken as fused."""
         if self.optimizer != "adam" or self.moment_bytes != 4 or self.offload_optimizer == "cpu":
             return "fused"

@@ -107,6 +107,14 @@ def _axis_conflicts(plan: ParallelPlan) -> Conflicts:
             f"pipeline_batch={at_once} does not divide the {at_once and plan.n_micro_batches} micro-batches of a step",
             "a divisor of them",
         ),
+        (
+            plan.pp > 1
+            and counted_layers(plan)
+            and (plan.first_stage_layers or plan.last_stage_layers or plan.pipeline_layout),
+            "account_for_embedding or account_for_loss beside first_stage_layers, last_stage_layers or pipeline_layout: each says how "
+            "layers lie on stages",
+            "leave out the others, or --set account_for_embedding=false --set account_for_loss=false",
+        ),
         (refusal, refusal, "--sharding zero1, or --pp 1 with more --tp, or --framework fsdp2"),
         (
             plan.cp > 1 and plan.attention == "eager" and plan.context_exchange != "all_gather",
@@ -373,6 +381,11 @@ def recompute_doubt(plan: ParallelPlan, blocks: Sequence[int]) -> str:
     return f"recompute_layers={count}: no stage has more than {most} blocks, so that the plan runs as with {same}"
 
 
+def counted_layers(plan: ParallelPlan) -> int:
+    """Return how many of embedding and loss take the place of a layer of their stage."""
+    return int(plan.account_for_embedding) + int(plan.account_for_loss)
+
+
 def layout_doubt(plan: ParallelPlan, blocks: Sequence[int], n_predictions: int = 0) -> str:
     """Say that Megatron-Core would refuse a split of layers, and which setting says the one that is simulated; or nothing.
 
@@ -390,7 +403,7 @@ def layout_doubt(plan: ParallelPlan, blocks: Sequence[int], n_predictions: int =
     """
     ends = (plan.first_stage_layers, plan.last_stage_layers)
     rest = blocks[bool(ends[0]) : len(blocks) - bool(ends[1])]
-    is_said = plan.pipeline_layout is not None or len(set(rest)) < 2
+    is_said = plan.pipeline_layout is not None or counted_layers(plan) or len(set(rest)) < 2
     counts_ends = (
         plan.virtual_pp > 1 and (sum(blocks) + 2) % len(blocks) == 0
     )  # account_for_embedding..., and for the loss

@@ -1,7 +1,8 @@
 """Pipeline layouts: which layers stand on which virtual stage, in the words of Megatron-Core.
 
 ``E`` is the embedding, ``t`` a transformer layer, ``m`` a multi-token-prediction layer, ``L`` the output and its loss; ``|`` ends a
-virtual stage, ``*4`` repeats what is before it, brackets group, commas and blanks mean nothing.
+virtual stage, ``*4`` repeats what is before it, brackets group, commas and blanks mean nothing. Megatron-Core takes lists of words
+as well, one for each virtual stage: :func:`layout_text` writes them so.
 
 References
 ----------
@@ -20,6 +21,37 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 _LONGEST = 10_000
 _GROUP = re.compile(r"\(([^()]*)\)(?:\*(\d+))?")
 _REPEATED = re.compile(r"([EtmL])\*(\d+)")
+#: Megatron-Core's words for layers in lists -> its letters
+_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+_LISTS = re.compile(r"\[\s*(?:\[[^\[\]]*\]\s*,?\s*)*\]")
+
+
+def layout_text(value: object) -> str:
+    """Return a layout as text, which may be given as a list of words for every virtual stage, or as such lists in text.
+
+    Examples
+    --------
+    >>> layout_text([["embedding", "decoder", "decoder"], ["decoder", "mtp", "loss"]]), layout_text("[[embedding], [decoder, loss]]")
+    ('Ett|tmL', 'E|tL')
+    """
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        return value.strip()
+    shown, stages = str(value), value
+    if isinstance(value, str) and _LISTS.fullmatch(value.strip()):
+        within = re.findall(r"\[([^\[\]]*)\]", value)
+        stages = [[word.strip().strip("'\"") for word in one.split(",") if word.strip()] for one in within]
+    if not isinstance(stages, list | tuple) or not all(isinstance(one, list | tuple) for one in stages):
+        raise ConfigError(
+            f"pipeline_layout={shown[:60]}: neither a layout nor a list of lists",
+            hint="'Ett|ttL', or a list of words for every virtual stage: [[embedding, decoder, decoder], [decoder, decoder, loss]]",
+        )
+    words = [[str(word).strip().lower() for word in one] for one in stages]
+    unknown = next((word for one in words for word in one if word not in _LETTERS), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"pipeline_layout: the layer '{unknown[:40]}' of a stage is unknown", hint=f"one of {', '.join(_LETTERS)}"
+        )
+    return "|".join("".join(_LETTERS[word] for word in one) for one in words)
 
 
 def parse_layout(text: str) -> tuple[str, ...]:

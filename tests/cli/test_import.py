@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,20 @@ def test_a_script_fills_plan_and_model_and_flags_win(simulate, files):
     assert (plan_of(out)["gpus"], plan_of(out)["tp"], plan_of(out)["dp"]) == (8, 2, 4)
     code, out, _ = simulate("-t", "polaris", "--megatron", "run.sh", "--tp", 1, "--gpus", 4, "--json")
     assert (plan_of(out)["gpus"], plan_of(out)["tp"], plan_of(out)["global_batch"]) == (4, 1, 16)
+
+
+def test_embedding_and_loss_of_a_script_follow_the_stages_of_the_command_line(simulate, files):
+    """Megatron-Core, ``get_num_layers_to_build``: 14 layers and two more are 8 a stage of two, 4 of four; 16 and two do not divide."""
+    counted = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split --pipeline-model-parallel-size 2"
+    launch = (files / "run.sh").read_text(encoding="utf-8").replace("--hidden-size", f"{counted} --hidden-size")
+    for layers, stages in ((14, [3, 4, 4, 3]), (16, None)):
+        text = re.sub(r"--num-layers \d+", f"--num-layers {layers}", launch)
+        (files / "counted.sh").write_text(text, encoding="utf-8")
+        code, out, _ = simulate("-t", "polaris", "--megatron", "counted.sh", "--tp", 1, "--pp", 4, "--json")
+        if stages:
+            assert code == 0 and json.loads(out)["stages"] == [[one] for one in stages]
+        else:
+            assert code == 4 and "16 layers and 2 more" in json.loads(out)["error"]["message"]
 
 
 def test_deepspeed_gives_the_batch_from_the_ranks(simulate, files):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from simulator.errors import ConfigError
 from simulator.interop import import_any, load_model
 from simulator.interop.hf_config import import_hf_config
+from simulator.interop.typed_values import words
 from simulator.models.catalog import find_spec
 
 GPT2 = {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20, "n_ctx": 1024, "vocab_size": 50257}
@@ -158,6 +159,32 @@ def test_text_config_is_taken_and_said(write):
     assert imported.spec.n_parameters == 8_030_261_248
     assert any("text_config" in line for line in imported.report.assumed)
     assert "vision_config" in imported.report.irrelevant
+
+
+@pytest.mark.parametrize(
+    "key",
+    words(
+        "num_local_experts num_experts n_routed_experts moe_num_experts moe_intermediate_size shared_expert_intermediate_size kv_lora_rank "
+        "q_lora_rank qk_rope_head_dim mamba_d_state mamba_n_heads ssm_state_size linear_num_key_heads index_topk attention_chunk_size"
+    ),
+)
+def test_sizes_of_parts_that_a_family_does_not_have_are_refused(write, key):
+    """A Llama whose file has experts, latent attention or a state is none that transformers' class would build."""
+    with pytest.raises(ConfigError, match=rf"{key}: 8 .*is not modelled for this family"):
+        import_hf_config(write(LLAMA | {key: 8}))
+    for plain in (None, 0, 1, False):
+        assert import_hf_config(write(LLAMA | {key: plain})).spec.n_experts == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "plain", "other"), [("num_key_value_heads", 12, 1), ("head_dim", 64, 128), ("sliding_window", 1024, 256)]
+)
+def test_sizes_of_a_plain_model_stay_accepted(write, key, plain, other):
+    """GPT-2 reads none of them: 768 by 12 heads, which are those of keys and values, and 1024 positions."""
+    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 2, "n_head": 12}
+    assert import_hf_config(write(gpt2 | {key: plain})).spec == import_hf_config(write(gpt2)).spec
+    with pytest.raises(ConfigError, match=f"{key}: {other} "):
+        import_hf_config(write(gpt2 | {key: other}))
 
 
 def test_unknown_keys_are_told_with_their_neighbour(write):

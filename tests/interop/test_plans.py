@@ -540,19 +540,15 @@ def test_megatron_layout_tells_the_chunks():
     assert (settings["virtual_pp"], settings["schedule"]) == (2, "1f1b-interleaved")
 
 
-@pytest.mark.parametrize(("layers", "flags", "ends"), [
-    (30, "embedding loss", (3, 3)), (31, "embedding", (3, None)), (31, "loss", (None, 3)), (32, "", (None, None)),
-])  # fmt: skip
-def test_embedding_and_loss_take_the_place_of_a_layer(layers, flags, ends):
-    """Megatron-Core, ``get_num_layers_to_build``: layers and what is accounted for, over stages and chunks, less what is there."""
+@pytest.mark.parametrize(
+    ("flags", "counted"), [("embedding loss", (True, True)), ("loss", (False, True)), ("", (False, False))]
+)
+def test_embedding_and_loss_may_take_the_place_of_a_layer(flags, counted):
+    """Whether they divide depends on the stages in the end, which the command line may change."""
     given = "".join(f" --account-for-{name}-in-pipeline-split" for name in flags.split())
-    chunks = " --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2"
-    settings = parse_megatron(LLAMA.replace("--num-layers 32", f"--num-layers {layers}") + chunks + given).settings
-    assert (settings.get("first_stage_layers"), settings.get("last_stage_layers")) == ends
-    with pytest.raises(ConfigError, match="33 layers and 1 more do not divide into 8 stages"):
-        parse_megatron(
-            LLAMA.replace("--num-layers 32", "--num-layers 33") + chunks + " --account-for-loss-in-pipeline-split"
-        )
+    settings = parse_megatron(LLAMA + " --pipeline-model-parallel-size 4" + given).settings
+    assert (settings["account_for_embedding"], settings["account_for_loss"]) == counted
+    assert settings.keys().isdisjoint({"first_stage_layers", "last_stage_layers"})
 
 
 def test_embedding_and_loss_count_as_layers_of_chunks():
@@ -560,10 +556,51 @@ def test_embedding_and_loss_count_as_layers_of_chunks():
     given = " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
     chunks = " --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 4"
     settings = parse_megatron(LLAMA.replace("--num-layers 32", "--num-layers 30") + chunks + given).settings
-    ends = settings["first_stage_layers"], settings["last_stage_layers"]
-    assert (settings["virtual_pp"], ends) == (2, (3, 3))
+    assert settings["virtual_pp"] == 2
     with pytest.raises(ConfigError, match="34 layers do not divide into 4 stages of chunks of 4"):
         parse_megatron(LLAMA + chunks + given)
+
+
+MIXTURE = " --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4 --moe-token-dispatcher-type flex"
+
+
+@pytest.mark.parametrize(("backend", "sms"), [("deepep", 24), ("hybridep", 32)])
+def test_the_processors_of_a_dispatcher_are_those_of_its_own_flag(backend, sms):
+    """Megatron-Core, ``TransformerConfig``: each backend of the flexible dispatcher has a number of its own."""
+    flags = f"{MIXTURE} --moe-flex-dispatcher-backend {backend} --moe-deepep-num-sms 24 --moe-hybridep-num-sms 32"
+    found = parse_megatron(LLAMA + flags)
+    assert (found.settings["moe_dispatcher"], found.settings["moe_dispatcher_sms"]) == (backend, sms)
+    assert not any("num-sms" in text for text in found.report.unknown)
+    other = parse_megatron(LLAMA + flags.replace("flex --moe-flex", "alltoall --moe-flex")).settings
+    assert (other["moe_dispatcher"], other.get("moe_dispatcher_sms")) == ("alltoall", None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "width"), [("", 4), ("--main-grads-dtype fp32", 4), ("--main-grads-dtype bf16", 2),
+                         ("--main-grads-dtype fp32 --grad-reduce-in-bf16", 2)],
+)  # fmt: skip
+def test_main_gradients_tell_the_width_of_reductions(flags, width):
+    """Megatron-LM, ``arguments.py``: beside bf16, gradients are summed in fp32 where main gradients are, unless told otherwise."""
+    found = parse_megatron(f"{LLAMA} {flags}")
+    assert found.settings["gradient_bytes"] == width and not any("main-grads" in text for text in found.report.unknown)
+
+
+def test_main_gradients_in_bf16_are_not_summed_in_fp32():
+    """Megatron-LM, ``arguments.py``: an assertion."""
+    found = parse_megatron(LLAMA + " --main-grads-dtype bf16 --accumulate-allreduce-grads-in-fp32")
+    assert found.settings["gradient_bytes"] == 4 and any("main-grads-dtype" in text for text in found.report.unknown)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "instances", "is_told"), [("no_shard", 2, False), ("optim", 1, False), ("optim", 2, True)]
+)
+def test_outer_sharding_is_told_where_there_is_some(strategy, instances, is_told):
+    """Megatron-FSDP: ``no_shard`` replicates instances of the optimizer, and ``optim`` shards its states over them, too."""
+    flags = (
+        f"--use-megatron-fsdp --num-distributed-optimizer-instances {instances} --outer-dp-sharding-strategy {strategy}"
+    )
+    found = parse_megatron(f"{LLAMA} {flags}", nodes=2, gpus_per_node=8)
+    assert any("outer-dp-sharding-strategy" in text for text in found.report.unknown) == is_told
 
 
 def test_megatron_rotations_that_are_not_fused():

@@ -72,6 +72,19 @@ def test_nemo(tmp_path):
     assert plan.bucket_bytes == 125 * 2**20
 
 
+def test_a_layout_of_lists(tmp_path):
+    """One inner list for each virtual stage in order: pipeline stages times chunks (Megatron-Core's ``ModelParallelConfig``)."""
+    stages = [["embedding", *["decoder"] * 5], *[["decoder"] * 4] * 6, ["decoder"] * 3 + ["mtp", "loss"]]
+    given = f"model:\n  pipeline_model_parallel_layout: {stages}\n".replace("'", "")
+    found = read(tmp_path, NEMO.replace("model:\n", given))
+    assert found.settings["pipeline_layout"] == "Ettttt|tttt|tttt|tttt|tttt|tttt|tttt|tttmL"
+    assert (found.settings["virtual_pp"], found.report.unknown) == (4, read(tmp_path, NEMO).report.unknown)
+    with pytest.raises(
+        ConfigError, match=r"file\.yaml:\d+.*pipeline_model_parallel_layout: .*'image' of a stage is unknown"
+    ):
+        read(tmp_path, NEMO.replace("model:\n", given.replace("mtp", "image")))
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -41,6 +41,7 @@ EFFECTS = [
     ("asynchronous_tp", True, {"tp": 4, "sequence_parallel": True, "micro_batch": 4}),
     ("scatter_gather", True, {"pp": 2, "tp": 8}), ("pipeline_layout", "Ett|ttt|tt|tL", PIPE),
     ("first_stage_layers", 1, PIPE), ("last_stage_layers", 1, PIPE),
+    ("account_for_embedding", True, {"pp": 3, "gpus": 12}),
     ("rank_order", "tp-cp-ep-pp-dp", PIPE), ("rank_order", "tp-cp-dp-ep-pp", {"experts": True, "ep": 4}),
     ("bucket_bytes", 4_000_000, {}), ("bucket_bytes", 4_000_000, ZERO3), ("gradient_bytes", 2, {}),
     ("gradient_collective", "reduce_scatter", {"framework": "deepspeed", "sharding": "zero1"}),
@@ -76,6 +77,7 @@ EFFECTS = [
 #: dp follows from the others; tests of what stands here are elsewhere, each beside its mechanism
 ELSEWHERE = {
     "dp",
+    "account_for_loss",
     "cuda",
     "fp8_modules",
     "bf16_modules",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,9 +16,9 @@ from simulator.models.layer import GemmShape, Layer, Model, Parameter
 from simulator.models.setting import RankSetting
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import Flow
-from simulator.parallel.lower import lower, split_layers
+from simulator.parallel.lower import blocks_of_parts, lower, split_layers
 from simulator.parallel.rank_model import model_for
-from simulator.plan import ParallelPlan
+from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.stage_layout import parse_layout
 from simulator.program.op import Transfer
 from simulator.program.program import Block
@@ -147,6 +148,51 @@ def test_uneven_layers_go_to_the_middle():
     assert [len(stage[0]) for stage in chunks] == [3, 3, 3, 3]  # embedding and head are layers too
     named = ParallelPlan(pp=4, gpus=4, dp=1, first_stage_layers=1, last_stage_layers=1)
     assert [len(stage[0]) for stage in split_layers(model_of(10), named, placement_of("1f1b", 4))] == [2, 4, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("pp", "first", "last", "said"),
+    [(4, 5, 5, "first_stage_layers=5 and last_stage_layers=5 of 10 layers leave stages 2, 3 of 4 empty"),
+     (4, 5, 4, "leave stages 3 of 4 empty"), (3, 9, None, "first_stage_layers=9 of 10 layers leave stages 3 of 3 empty"),
+     (3, None, 11, "leave stages 1, 2 of 3 empty"), (2, 5, 4, "of 10 layers are not those of 2 stages"),
+     (2, 6, 6, "of 10 layers are not those of 2 stages")],
+)  # fmt: skip
+def test_ends_that_leave_other_stages_empty_are_refused(pp, first, last, said):
+    plan = ParallelPlan(pp=pp, gpus=pp, dp=1, first_stage_layers=first, last_stage_layers=last)
+    with pytest.raises(InfeasiblePlanError, match=said):
+        split_layers(model_of(10), plan, placement_of("1f1b", pp))
+
+
+def test_ends_that_leave_a_layer_for_each_stage_are_taken():
+    plan = ParallelPlan(pp=4, gpus=4, dp=1, first_stage_layers=4, last_stage_layers=4)
+    assert [len(stage[0]) for stage in split_layers(model_of(10), plan, placement_of("1f1b", 4))] == [5, 1, 1, 5]
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "virtual_pp", "counted", "sizes"),
+    [(30, 4, 2, "embedding loss", (3, *[4] * 6, 3)), (31, 4, 2, "embedding", (3, *[4] * 7)), (31, 4, 2, "loss", (*[4] * 7, 3)),
+     (46, 2, 1, "embedding loss", (23, 23)), (46, 4, 1, "embedding loss", (11, 12, 12, 11)), (2, 4, 1, "embedding loss", (0, 1, 1, 0)),
+     (48, 4, 1, "embedding loss", None), (33, 4, 2, "loss", None)],
+)  # fmt: skip
+def test_embedding_and_loss_take_the_place_of_a_layer(layers, pp, virtual_pp, counted, sizes):
+    """Megatron-Core, ``get_num_layers_to_build``: layers and what is accounted for, over stages and chunks, less what is there."""
+    named = {f"account_for_{name}": True for name in counted.split()}
+    schedule = "1f1b-interleaved" if virtual_pp > 1 else "1f1b"
+    plan = ParallelPlan(pp=pp, virtual_pp=virtual_pp, schedule=schedule, framework="megatron-core", **named)
+    if sizes is None:
+        with pytest.raises(
+            InfeasiblePlanError, match=f"{layers} layers and {len(named)} more .* do not divide over {pp * virtual_pp}"
+        ):
+            blocks_of_parts(model_of(layers), plan)
+    else:
+        assert tuple(blocks_of_parts(model_of(layers), plan)) == sizes
+
+
+@pytest.mark.parametrize("other", [{"first_stage_layers": 2}, {"last_stage_layers": 2}, {"pipeline_layout": "Ett|ttL"}])
+def test_places_of_embedding_and_loss_beside_other_layouts_are_refused(other):
+    """Megatron-Core, ``TransformerConfig``: neither stands beside the other."""
+    with pytest.raises(InfeasiblePlanError, match="account_for_loss beside"):
+        ParallelPlan(pp=2, gpus=2, account_for_loss=True, **other).resolve(2)
 
 
 def test_stages_of_equal_parameters_count_embedding_and_head():
@@ -428,6 +474,26 @@ def test_layouts_are_read(text, stages):
 def test_what_is_no_layout_is_refused(text):
     with pytest.raises(ConfigError, match="pipeline_layout"):
         ParallelPlan(pp=2, pipeline_layout=text)
+
+
+LISTED = [["embedding", "decoder"], [], ["decoder", "decoder"], ["Decoder ", "mtp", "loss"]]
+
+
+@pytest.mark.parametrize("form", [LISTED, tuple(map(tuple, LISTED)), str(LISTED), json.dumps(LISTED), "Et||tt|tmL"])
+def test_a_layout_may_be_lists_of_words(form):
+    """Megatron-Core, ``PipelineParallelLayerLayout``: lists of names of ``LayerType``, whatever their case and blanks."""
+    assert SETTINGS["pipeline_layout"].parse(form) == "Et||tt|tmL"
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [([["embedding", "encoder"]], "'encoder' of a stage is unknown"), (["embedding", "loss"], "neither a layout"),
+     ("[[embedding, decoder], loss]", "neither a layout"), ({"a": 1}, "neither a layout")],
+)  # fmt: skip
+def test_lists_that_are_no_layout_are_refused(form, said):
+    with pytest.raises(ConfigError, match=f"^pipeline_layout.*{said}") as caught:
+        SETTINGS["pipeline_layout"].parse(form)
+    assert "embedding, decoder" in caught.value.hint
 
 
 def layout_of(n_layers, layout, *, pp, n_predicting=0, **settings):

@@ -124,8 +124,6 @@ def test_names_that_people_type(name, text, meant):
     ("name", "meant"),
     [
         ("overlap_moe_expert_parallel_comm", "schedule=1f1b-combined"),
-        ("account_for_loss_in_pipeline_split", "last_stage_layers"),
-        ("account-for-embedding-in-pipeline-split", "first_stage_layers"),
     ],
 )
 def test_names_that_are_one_value_of_a_setting_here_say_which(name, meant):
