@@ -454,9 +454,14 @@ def test_candidates_come_back_as_they_were_and_few_layouts_are_held(monkeypatch)
 
 def test_workers_find_the_bounds_that_are_found_alone():
     """Several plans at a time, in other processes, which look at the cluster and the model anew; each is asked for once."""
-    scenario, space = request_of()
+    scenario, space = search_space({**SETTINGS, "framework": "megatron-core", "model": "gpt-1.3b"}, {})
     bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
-    layouts = [bounds.layout(plan) for plan in itertools.islice(space.plans(), 12)]
+    selective = [plan for plan in space.plans() if plan.recompute == "selective" and plan.micro_batch == 1]
+    plain, some_again = (
+        [plan for plan in selective if (plan.recompute_modules is None) == is_plain][:6] for is_plain in (True, False)
+    )
+    layouts = [bounds.layout(plan) for plan in (*plain, *some_again)]
+    assert len(layouts) == 12
     alone, some = Candidates(bounds, space.base), Candidates(bounds, space.base)
     for layout in layouts:
         alone.add(layout, 1000)
