@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -87,6 +88,8 @@ START_S = 2.0
 N_TELLING = 4
 #: what is left of work that ends early
 RESUMES = "what arrived is kept if there is a store: the same command resumes from there"
+#: what joblib says of items whose answers nobody waits for after an interrupt
+_ENDED = r"\d+ tasks (have been successfully executed|which were still being processed)"
 #: how often workers of one call may be killed from outside before the call ends
 MOST_KILLED = 3
 
@@ -118,10 +121,11 @@ class Pool:
         self._has_started = at_once and n_jobs != 1
 
     def __enter__(self) -> Pool:
-        """Connect; until the pool is left, nothing is said about workers that have grown and are replaced between tasks."""
+        """Connect; until the pool is left, nothing is said about workers that are replaced between tasks, or ended with theirs."""
         if self.n_jobs != 1:
             self._stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", message="A worker stopped while some jobs", category=UserWarning)
+            for told in ("A worker stopped while some jobs", _ENDED):
+                warnings.filterwarnings("ignore", message=told, category=UserWarning)
         if self.scheduler:
             from simulator.explore.dask_workers import connected
 
@@ -205,6 +209,7 @@ class Pool:
         except KeyboardInterrupt as interrupt:  # held back until the workers had begun
             if answers is not None:
                 answers.throw(interrupt)  # ends them
+            traceback.clear_frames(interrupt.__traceback__)  # what has them there does so when it is let go
             raise
         yield from answers
 

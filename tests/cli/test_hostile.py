@@ -541,9 +541,25 @@ joblib.Parallel = Interrupted
 """
 
 
-def test_an_interrupt_that_comes_while_workers_start_ends_them(tmp_path):
-    """It is held back until they have, and would then find no process that waits for them; their items take 100 s."""
-    code = DRIVER.replace("\ntry:", f"{HELD}\ntry:")
+DROPPED = """
+import joblib
+
+class Interrupted(joblib.Parallel):
+    def __call__(self, tasks):
+        answers = super().__call__(tasks)
+        raise KeyboardInterrupt
+
+joblib.Parallel = Interrupted
+"""
+
+
+@pytest.mark.parametrize("when", [HELD, DROPPED])
+def test_an_interrupt_that_comes_while_workers_start_ends_them(tmp_path, when):
+    """It is held back until they have, and would then find no process that waits for them; their items take 100 s.
+
+    Nothing is said of these items, either where it comes before anybody has what they will be waited for with.
+    """
+    code = DRIVER.replace("\ntry:", f"{when}\ntry:")
     ended = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
     )
