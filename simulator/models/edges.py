@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from simulator.models.compressed import copied, merged
 from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, LayerItem
 from simulator.models.liveness import Tensor
-from simulator.models.ops import add, batched_product, dropout, kernel, map_kernel, pointwise
+from simulator.models.ops import add, batched_product, cast, dropout, kernel, map_kernel, pointwise
 from simulator.models.parameters import padded_vocab
 from simulator.models.styles.base import Style
+from simulator.models.styles.hf_eager import eager_loss
 
 
 def lookup(style: Style, n_rows: int, *, tied: bool = False) -> Tensor:
@@ -160,6 +163,9 @@ def head(style: Style, x: Tensor) -> None:
         name="logits",
         is_narrow="output" in setting.narrow_modules,
     )
+    if setting.loss == "torch-fp32":
+        logits = cast(style.tape, logits, "fp32")
     whole = style.gathered_logits(logits)
-    style.loss(whole, tokens, vocab * (whole.n_elements // logits.n_elements))
+    loss = partial(eager_loss, style) if setting.loss.startswith("torch") else style.loss
+    loss(whole, tokens, vocab * (whole.n_elements // logits.n_elements))
     return None

@@ -12,6 +12,7 @@ from simulator.models.layer import GemmShape
 from simulator.models.spec import ModelSpec
 from simulator.plan import PRECISIONS, Attention, Precision, Recompute
 from simulator.plan.framework import KernelStyle
+from simulator.plan.vocabularies import Loss
 
 #: how attention is computed, one kernel of mask and softmax among it
 AttentionOperators = Attention | Literal["fused_softmax"]
@@ -85,9 +86,7 @@ class RankSetting:
     #: Whether products that read one input reduce its gradient each by itself, and whether they gather it so, too.
     reduces_by_product: bool = False
     gathers_by_product: bool = False
-    gathers_logits: bool = (
-        False  #: Whether tensor-parallel ranks gather the logits for a loss over the whole vocabulary.
-    )
+    loss: Loss = "vocabulary"  #: Over what the loss is.
     loss_fp32: bool = False  #: Whether the fused cross-entropy takes, and saves, logits in fp32.
     has_unfused_swiglu: bool = False  #: Whether Megatron's gated activations run operation by operation.
     has_unfused_relu2: bool = False  #: Whether squared ReLUs that have no gate do.

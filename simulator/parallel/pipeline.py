@@ -15,7 +15,7 @@ from simulator.parallel.vocabulary import AXIS, meeting_collectives
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Phase, Transfer
 from simulator.program.program import COMPUTE, HOST, Occurrence, TaskList
-from simulator.schedules import Action, Kind, Placement, sends_block
+from simulator.schedules import Action, Kind, Placement, blocks_host, sends_block
 
 #: the host waits for what it received
 _SYNCHRONISE = HostWork(name="synchronise", duration_s=0.0)
@@ -58,9 +58,10 @@ class StageLowering:
     _sent: tuple[int, ...] = ()
     _last: tuple[int, ...] = ()
     _is_blocking: bool = False
+    _blocks_host: bool = False
 
     def __post_init__(self) -> None:
-        self._is_blocking = sends_block(self.plan)
+        self._is_blocking, self._blocks_host = sends_block(self.plan), blocks_host(self.plan)
 
     def lower(self, actions: Sequence[Action]) -> tuple[int, ...]:
         """Append the whole row and return what the optimizer must wait for."""
@@ -99,7 +100,7 @@ class StageLowering:
         NVIDIA/Megatron-LM, ``core/pipeline_parallel/schedules.py``, ``forward_backward_pipelining_with_interleaving`` without
         ``overlap_p2p_comm``: ``send_forward_backward_recv_forward_backward`` between one pair and the next.
         """
-        return self._is_blocking and self.placement.n_chunks > 1 and (action.kind, following.kind) == ("F", "B")
+        return self._blocks_host and self.placement.n_chunks > 1 and (action.kind, following.kind) == ("F", "B")
 
     def _in_one_exchange(self, forward: Action, backward: Action, lasts: Collection[Action]) -> None:
         """Receive for both passes, run them, and send of both: who waited for one alone would wait for a rank that waits for it."""
@@ -221,7 +222,7 @@ class StageLowering:
             kinds = "F" if action.kind == "F" else "IB"
             return next(self._ends[kind, *whose] for kind in kinds if (kind, *whose) in self._ends)
         received = self._transfer(action, route.source, route.virtual, sends=False)
-        if self._is_blocking and waits:
+        if self._blocks_host and waits:
             self.tasks.add(_SYNCHRONISE, HOST, (received,))
         return (received,)
 

@@ -73,7 +73,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
         waits_for_gathers=released.waits_for_gathers and not plan.asynchronous_tp,
         copies_sequence=framework.copies_sequence and not plan.asynchronous_tp, adapters_fp32=released.adapters_fp32,
         reduces_by_product=framework.parallel_by_product,
-        gathers_by_product=framework.parallel_by_product and framework.host != "compiled", gathers_logits=framework.gathers_logits,
+        gathers_by_product=framework.parallel_by_product and framework.host != "compiled", loss=framework.loss,
         any_layout=device is not None and device.multiplies_any_layout,
         has_unfused_swiglu=released.has_unfused_rope_and_swiglu, has_unfused_relu2=released.has_unfused_relu2,
         has_unfused_rope=released.has_unfused_rope_and_swiglu or not plan.rope_fusion,

@@ -36,7 +36,7 @@ from simulator.plan.data_parallelism import (
 from simulator.plan.framework_features import FUSED_EXPERTS, FUSED_PRECISIONS, Feature
 from simulator.plan.module_names import COMPILED_GRAPHS, MEGATRON_GRAPHS
 from simulator.plan.releases import ReleaseFacts, is_before, is_within
-from simulator.plan.vocabularies import ContextExchange, Optimizer, OptimizerImplementation, Usual
+from simulator.plan.vocabularies import ContextExchange, Loss, Optimizer, OptimizerImplementation, Usual
 
 #: How kernels are issued: operation by operation, from compiled code, or as captured graphs.
 Host = Literal["eager", "compiled", "graphs"]
@@ -64,8 +64,6 @@ class Framework:
     gradient_bytes_fp16: int = 2
     #: Whether gradient reduction overlaps backward unless the plan says otherwise.
     overlap: bool = True
-    #: Whether pipeline messages block the host (Megatron's ``batch_p2p_sync``).
-    synchronous_p2p: bool = True
     #: Whether the optimizer of 16-bit weights keeps fp32 masters and moments, or steps the 16-bit weights themselves.
     master_weights: bool = True
     #: Optimizers that it has, as ``optimizer`` names them.
@@ -109,9 +107,8 @@ class Framework:
     lays_out_pipelines: bool = False
     #: Whether it refuses layers that do not divide over virtual stages, unless a layout says where they lie.
     needs_layouts: bool = False
-    #: Pipeline schedules that it has (:mod:`simulator.plan.framework_schedules`); none where it has no pipeline, ``None`` where that is
-    #: not known.
-    schedules: tuple[str, ...] | None = None
+    #: Pipelines that it has; without schedules where it has none, ``None`` where that is not known.
+    pipeline: pipelines.Pipelines | None = None
     #: Schedules that it has for expert parallelism only.
     expert_schedules: tuple[str, ...] = ()
     #: Whether inputs of single modules may wait in host memory (Megatron-Core's ``--offload-modules``).
@@ -129,8 +126,8 @@ class Framework:
     #: finds that they are the same gathers its input, by itself (``torch.distributed.tensor.parallel.ColwiseParallel`` of each, without
     #: a ``PrepareModuleInput`` around them).
     parallel_by_product: bool = False
-    #: Whether logits are gathered for a loss over the whole vocabulary (``output_layouts=Replicate()`` of the head).
-    gathers_logits: bool = False
+    #: Over what the loss is: ``gathered`` where a head has ``output_layouts=Replicate()``.
+    loss: Loss = "vocabulary"
     #: Month since which adapters are in fp32 beside 16-bit weights, and what enters and leaves them is cast, empty where they are in 16
     #: bits (huggingface/peft, ``autocast_adapter_dtype``, on by default since 0.11, and ``tuners/lora/layer.py``, ``Linear.forward``).
     adapters_fp32_since: str = ""
@@ -194,12 +191,17 @@ class Framework:
     @property
     def has_pipeline(self) -> bool:
         """Whether it cuts a model into pipeline stages."""
-        return self.data_parallel.splits_models and self.schedules != ()
+        return self.data_parallel.splits_models and self.pipeline != pipelines.NONE
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """Pipeline schedules that it is known to have."""
+        return self.pipeline.schedules if self.pipeline else ()
 
     def has_schedule(self, name: str) -> bool:
         """Tell whether it has a pipeline schedule; one that is not known to be anybody's is the user's own, and runs everywhere."""
-        had = (*(self.schedules or ()), *self.expert_schedules)
-        return self.schedules is None or name in had or name not in known_schedules()
+        had = (*self.schedules, *self.expert_schedules)
+        return self.pipeline is None or name in had or name not in known_schedules()
 
     def at(self, release: str | None) -> ReleaseFacts:
         """Return what it does at a release; one that is not named is the newest."""
@@ -275,7 +277,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     name=f"hf-fsdp{under}",
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=FSDP,
-                    schedules=(),
+                    pipeline=pipelines.NONE,
                     recipe=FULLY_SHARDED,
                     optimizer_implementation="foreach",
                     fused_since=_TORCH_2_8,
@@ -287,7 +289,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     name=f"deepspeed{under}",
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=DEEPSPEED,
-                    schedules=pipelines.DEEPSPEED,
+                    pipeline=pipelines.DEEPSPEED,
                     cp_comm_type="a2a",  # its engine casts all modules to 16 bits, adapters too (runtime/engine.py)
                 ),
             )
@@ -297,7 +299,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=name,
                 kernels="megatron",
                 data_parallel=facts,
-                schedules=pipelines.MEGATRON,
+                pipeline=pipelines.MEGATRON,
                 gradient_bytes_bf16=4,
                 experts_need_split_tokens=True,
                 overlap=False,
@@ -312,7 +314,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="megatron-core",
             kernels="fused",
             data_parallel=MEGATRON_CORE,
-            schedules=pipelines.MEGATRON,
+            pipeline=pipelines.MEGATRON,
             expert_schedules=pipelines.COMBINED,
             rope_and_swiglu_fused_since=_MEGATRON_GATES,
             gradient_bytes_bf16=4,
@@ -335,7 +337,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="megatron-bridge",
             kernels="fused",
             data_parallel=MEGATRON_CORE,
-            schedules=pipelines.MEGATRON,
+            pipeline=pipelines.MEGATRON,
             expert_schedules=pipelines.COMBINED,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
@@ -370,7 +372,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="megatron-deepspeed",
             kernels="megatron",
             data_parallel=DEEPSPEED,
-            schedules=pipelines.MEGATRON_DEEPSPEED,
+            pipeline=pipelines.MEGATRON_DEEPSPEED,
             rope_and_swiglu_fused_since="never",  # both forks left Megatron-LM before (``megatron/model/transformer.py``)
             gradient_bytes_bf16=4,
             overlap=False,
@@ -384,7 +386,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="deepspeed-0.3",
             kernels="megatron",
             data_parallel=replace(DEEPSPEED, context_exchanges=(), moves_lists=True, bucket_elements=1),
-            schedules=pipelines.DEEPSPEED,
+            pipeline=pipelines.DEEPSPEED,
             overlap=False,
             reduces_beside_products=False,
         ),
@@ -392,7 +394,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="fsdp",
             kernels="hf-eager",
             data_parallel=FSDP,
-            schedules=pipelines.TORCH,
+            pipeline=pipelines.TORCH,
             recipe=FULLY_SHARDED,
             optimizer_implementation="foreach",
             stops_recompute_early=True,
@@ -404,7 +406,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="fsdp2",
             kernels="hf-eager",
             data_parallel=FSDP2,
-            schedules=pipelines.TORCH,
+            pipeline=pipelines.TORCH,
             recipe=FULLY_SHARDED,
             optimizer_implementation="foreach",
             stops_recompute_early=True,
@@ -420,7 +422,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=f"litgpt{sharded}{compiled}",
                 kernels="compiled" if compiled else "hf-eager",
                 data_parallel=facts,
-                schedules=(),
+                pipeline=pipelines.NONE,
                 host="compiled" if compiled else "eager",
                 captures=COMPILED_GRAPHS if compiled else (),
                 master_weights=False,
@@ -436,7 +438,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="llm-foundry",
             kernels="hf-eager",
             data_parallel=FSDP,
-            schedules=(),
+            pipeline=pipelines.NONE,
             recipe=FULLY_SHARDED,
             stops_recompute_early=True,
             flash="flash_attention_triton",
@@ -447,7 +449,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="torchtitan",
             kernels="hf-eager",
             data_parallel=FSDP2,
-            schedules=pipelines.TORCH,
+            pipeline=pipelines.TORCH,
             recipe=FULLY_SHARDED,
             parallel_recipe={"sequence_parallel": True},  # of the norms (parallelize.py of its models)
             gradient_bytes_bf16=4,
@@ -461,7 +463,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="torchtitan-compile",
             kernels="compiled",
             data_parallel=FSDP2,
-            schedules=pipelines.TORCH,
+            pipeline=pipelines.TORCH,
             recipe=FULLY_SHARDED,
             parallel_recipe={"sequence_parallel": True},  # of the norms (parallelize.py of its models)
             host="compiled",
@@ -479,7 +481,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=name,
                 kernels=kernels,  # type: ignore[arg-type]
                 data_parallel=replace(FSDP2, offloads=()),
-                schedules=pipelines.KEMPNERFORGE,
+                pipeline=pipelines.KEMPNERFORGE,
                 recipe=FULLY_SHARDED,
                 parallel_recipe={"sequence_parallel": True},
                 host=host,  # type: ignore[arg-type]
@@ -488,7 +490,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 flash="flash_attention_2",
                 copies_sequence=host == "eager",
                 parallel_by_product=True,
-                gathers_logits=True,
+                loss="gathered",
             )
             for name, kernels, host in (
                 ("kempnerforge", "hf-eager", "eager"),
@@ -501,7 +503,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="llama3-4d",
             kernels="fused",
             data_parallel=replace(FSDP2, sums_shards=True),
-            schedules=pipelines.LLAMA3,
+            pipeline=pipelines.LLAMA3,
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
             cp_comm_type="all_gather",
@@ -517,23 +519,23 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=name,
                 kernels=kernels,  # type: ignore[arg-type]
                 data_parallel=replace(FSDP2, shards_masters=False),
-                schedules=pipelines.TORCH,
+                pipeline=pipelines.TORCH,
                 recipe=FULLY_SHARDED,
                 stops_recompute_early=True,
                 lays_out_pipelines=True,
-                synchronous_p2p=False,  # ``torch.distributed.pipelining`` waits for messages on streams
                 master_weights=False,
                 optimizer_implementation="foreach",
                 clips_gradients=False,
+                loss=loss,  # type: ignore[arg-type]
                 flash=flash,
                 calls_modules=kernels == "fused",
                 usual=("flash", "drained_batch"),
                 aliases=(f"nemo-{name}",),
             )
-            for name, kernels, flash in (
-                ("automodel", "hf-eager", "flash_attention_2"),
-                ("automodel-liger", "compiled", "flash_attention_2"),
-                ("automodel-te", "fused", "flash_attention"),
+            for name, kernels, flash, loss in (  # ``MaskedCrossEntropy``, with ``fp32_upcast: false`` beside Transformer Engine
+                ("automodel", "hf-eager", "flash_attention_2", "torch-fp32"),
+                ("automodel-liger", "compiled", "flash_attention_2", "torch-fp32"),
+                ("automodel-te", "fused", "flash_attention", "torch"),
             )
         ),
         _TORCH_DDP,
@@ -542,7 +544,7 @@ FRAMEWORKS: dict[str, Framework] = {
             splits="parameters",
             kernels="hf-eager",
             data_parallel=FSDP2,
-            schedules=pipelines.TORCH,
+            pipeline=pipelines.TORCH,
             recipe=FULLY_SHARDED,
             optimizer_implementation="foreach",
             stops_recompute_early=True,
@@ -558,7 +560,7 @@ FRAMEWORKS: dict[str, Framework] = {
             owners_broadcast="",
             optimizer_implementation="for-loop",
         ),
-        replace(_TORCH_DDP, name="torch-pp", splits="layers", schedules=pipelines.TORCH, owners_broadcast=""),
+        replace(_TORCH_DDP, name="torch-pp", splits="layers", pipeline=pipelines.TORCH, owners_broadcast=""),
         *(
             Framework(
                 name=f"torch-3d{ending}",
@@ -575,7 +577,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=name,
                 kernels=kernels,  # type: ignore[arg-type]
                 data_parallel=SCALING,
-                schedules=pipelines.DEEPSPEED,
+                pipeline=pipelines.DEEPSPEED,
                 overlap=False,
                 fragmentation=_IRREGULAR_FRAGMENTATION,
                 balances="parameters",
@@ -588,7 +590,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="internevo",
             kernels="eager-fused-norm",
             data_parallel=INTERNEVO,
-            schedules=pipelines.INTERNEVO,
+            pipeline=pipelines.INTERNEVO,
             flash="flash_attention_2",
             owners_broadcast="ranks",
             usual=("flash",),
@@ -600,7 +602,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="nanotron",
             kernels="megatron",
             data_parallel=NANOTRON,
-            schedules=pipelines.NANOTRON,
+            pipeline=pipelines.NANOTRON,
             gradient_bytes_bf16=4,
             gradient_bytes_fp16=4,
             flash="flash_attention_2",
@@ -616,9 +618,8 @@ FRAMEWORKS: dict[str, Framework] = {
             name="libai",
             kernels="megatron",
             data_parallel=replace(MEGATRON, context_exchanges=(), bucket_bytes=16 * MIB, gathers_by_bucket=False),
-            schedules=pipelines.LIBAI,
+            pipeline=pipelines.LIBAI,
             host="compiled",
-            synchronous_p2p=False,
             reduces_beside_products=False,
             balances="blocks",
             parallel_recipe={"overlap": False},
@@ -632,7 +633,7 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=replace(
                 FSDP2, copies_gathered=False, offloads=SEPARATELY
             ),  # MaxText: ``*_memory_host_offload``
-            schedules=pipelines.JAX,
+            pipeline=pipelines.JAX,
             host="compiled",
             usual=("flash",),
             aliases=("maxtext", "paxml", "levanter", "easylm", "axlearn"),
@@ -644,7 +645,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 name=name,
                 kernels="fused",
                 data_parallel=facts,
-                schedules=(),
+                pipeline=pipelines.NONE,
                 recipe=FULLY_SHARDED if facts is FSDP else {},
                 flash="flash_attention_2",
                 owners_broadcast=owners,  # type: ignore[arg-type]
@@ -680,7 +681,7 @@ FRAMEWORKS: dict[str, Framework] = {
 
 def known_schedules() -> frozenset[str]:
     """Return the pipeline schedules of which it is known who has them."""
-    had = ((*(one.schedules or ()), *one.expert_schedules) for one in FRAMEWORKS.values())
+    had = ((*one.schedules, *one.expert_schedules) for one in FRAMEWORKS.values())
     return frozenset(pipelines.OTHER_PROGRAMS).union(*had)
 
 

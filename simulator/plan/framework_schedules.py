@@ -9,31 +9,48 @@ References
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
+#: Who waits for a pass's messages before the next pass: the ``host`` (Megatron-LM, ``--no-overlap-p2p-communication``, with its
+#: ``batch_p2p_sync``); the ``stream`` that computes, for what it sends too; or ``nobody``, for what is sent.
+Waits = Literal["host", "stream", "nobody"]
+
+
+class Pipelines(NamedTuple):
+    """Pipelines as a program has them."""
+
+    schedules: tuple[str, ...] = ()
+    waits: Waits = "host"
+
+
+#: no pipeline
+NONE = Pipelines()
 #: Megatron-LM, ``core/pipeline_parallel/schedules.py``: ``forward_backward_pipelining_without_interleaving`` and ``..._with_interleaving``
-MEGATRON = ("1f1b", "1f1b-interleaved")
+MEGATRON = Pipelines(("1f1b", "1f1b-interleaved"))
 #: Megatron-Core, ``core/pipeline_parallel/combined_1f1b.py``; "only supported with expert model parallelism"
 #: (``core/transformer/transformer_config.py``)
 COMBINED = ("1f1b-combined",)
 #: DeepSpeed, ``runtime/pipe/schedule.py``: ``TrainSchedule``, "synchronous 1F1B"; GPT-NeoX runs on it, and Scaling has the same
 #: (Aleph-Alpha/scaling, ``core/nn/pipeline_schedule/train.py``)
-DEEPSPEED = ("1f1b",)
+DEEPSPEED = Pipelines(("1f1b",))
 #: deepspeedai/Megatron-DeepSpeed, ``arguments.py``: ``--enable-zbh1-pipeline``
-MEGATRON_DEEPSPEED = (*DEEPSPEED, "zb-1p")
-#: pytorch/pytorch, ``torch/distributed/pipelining/schedules.py``, ``get_schedule_class``
-TORCH = ("gpipe", "1f1b", "1f1b-interleaved", "zb-v", "dualpipe-v")
+MEGATRON_DEEPSPEED = Pipelines((*DEEPSPEED.schedules, "zb-1p"))
+#: pytorch/pytorch, ``torch/distributed/pipelining/schedules.py``, ``get_schedule_class``; ``Schedule1F1B``, and ``PipelineScheduleMulti``
+#: until release 2.9, exchange what neighbours send at one time, and wait for all of it on the stream
+TORCH = Pipelines(("gpipe", "1f1b", "1f1b-interleaved", "zb-v", "dualpipe-v"), "stream")
 #: KempnerInstitute/KempnerForge, ``kempnerforge/distributed/pipeline_parallel.py``, ``build_pipeline_schedule``
-KEMPNERFORGE = ("gpipe", "1f1b", "1f1b-interleaved")
+KEMPNERFORGE = Pipelines(("gpipe", "1f1b", "1f1b-interleaved"), "stream")
 #: huggingface/nanotron, ``config/utils_config.py``: ``afab`` and ``1f1b``
-NANOTRON = ("gpipe", "1f1b")
+NANOTRON = Pipelines(("gpipe", "1f1b"))
 #: InternLM/InternEvo, ``core/scheduler``: ``PipelineScheduler``, ``InterleavedPipelineScheduler``, and ``ZeroBubblePipelineScheduler``
 #: (ZB-H1) and ``ZeroBubblePipelineVShapeScheduler`` (ZB-V)
-INTERNEVO = ("1f1b", "1f1b-interleaved", "zb-1p", "zb-v")
+INTERNEVO = Pipelines(("1f1b", "1f1b-interleaved", "zb-1p", "zb-v"))
 #: Oneflow-Inc/libai, tutorial "Write your own Pipeline Parallel Model": "the non-interleaved schedule is supported currently"
-LIBAI = ("1f1b",)
+LIBAI = Pipelines(("1f1b",), "nobody")
 #: Llama 3 (arXiv:2407.21783, section 3.3.2) interleaves stages, each with its part of the layers
-LLAMA3 = ("1f1b", "1f1b-interleaved")
+LLAMA3 = Pipelines(("1f1b", "1f1b-interleaved"), "nobody")
 #: NVIDIA/jaxpp, ``src/jaxpp/schedules.py``, which MaxText runs on; MaxText's own pipeline by itself is GPipe
-JAX = ("gpipe", "1f1b", "1f1b-interleaved", "zb-1p", "dualpipe-v")
+JAX = Pipelines(("gpipe", "1f1b", "1f1b-interleaved", "zb-1p", "dualpipe-v"), "nobody")
 #: of programs that are none of the frameworks here: sail-sg's forks of Megatron-LM (sail-sg/zero-bubble-pipeline-parallelism,
 #: sail-sg/VocabularyParallelism) and DeepSeek's own trainer (deepseek-ai/DualPipe)
 OTHER_PROGRAMS = ("zb-2p", "v-half", "v-min", "interlaced", "dualpipe")

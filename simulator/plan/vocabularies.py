@@ -20,6 +20,9 @@ GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]
 Compression = Literal["none", "fp16", "bf16", "onebit"]
 Offload = Literal["none", "cpu"]
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
+#: Over what the loss is: a rank's part of the ``vocabulary``; ``gathered`` logits, where a head replicates its output; ``torch``,
+#: ``torch.nn.functional.cross_entropy`` of gathered logits; ``torch-fp32``, of logits that are widened before they are gathered.
+Loss = Literal["vocabulary", "gathered", "torch", "torch-fp32"]
 #: What published runs of a framework have where they do not say: ``flash`` attention; ``interleaving`` of a pipeline's stages;
 #: ``sequence_parallel``, wherever tensors are split; ``parameter_gather`` beside forward; ``padded_vocabulary``, to 128 rows for each
 #: tensor-parallel rank; ``unbalanced_context``, ranks of which are not equally long under a causal mask; ``local_batch``, which a pipeline

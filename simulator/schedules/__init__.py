@@ -42,6 +42,7 @@ __all__ = [
     "Schedule",
     "Table",
     "Turn",
+    "blocks_host",
     "build_table",
     "check",
     "execute",
@@ -73,8 +74,8 @@ class Schedule:
     shares_vocabulary: bool = False
     #: The schedule that this one is with several chunks per stage, where that is another.
     with_chunks: str = ""
-    #: Whether a message may block the host and the next pass, as in Megatron's and DeepSpeed's own schedules; the
-    #: others post their sends and go on.
+    #: Whether a message may block the next pass, as in Megatron's, DeepSpeed's and PyTorch's own schedules; the others post their sends
+    #: and go on.
     blocks_sends: bool = False
     #: Whether rows hold each forward and each whole backward of every chunk once and end with a backward of chunk 0.
     ends_with_first_chunk: bool = False
@@ -171,13 +172,19 @@ def plain_name(name: str) -> str:
 
 
 def sends_block(plan: ParallelPlan) -> bool:
-    """Whether a plan's pipeline messages block the host and the next pass."""
+    """Whether a plan's next pass waits for the messages of the one before."""
     framework = plan.framework_spec
     hides = framework.overlaps_interleaved_p2p and plan.virtual_pp > 1
     if plan.overlap_p2p is not None:
         hides = plan.overlap_p2p
     may_block = find_schedule(plan.schedule, plan.virtual_pp).blocks_sends
-    return framework.synchronous_p2p and may_block and not hides and not plan.shards_parameters
+    return may_block and not hides and (framework.pipeline is None or framework.pipeline.waits != "nobody")
+
+
+def blocks_host(plan: ParallelPlan) -> bool:
+    """Whether the host waits for them, too, and issues nothing meanwhile."""
+    pipeline = plan.framework_spec.pipeline
+    return sends_block(plan) and (pipeline is None or pipeline.waits == "host")
 
 
 def placement_of(name: str, n_stages: int, virtual_pp: int = 1) -> Placement:

@@ -382,7 +382,7 @@ def test_both_ends_of_a_message_say_who_sends_it_to_whom(virtual):
 @pytest.mark.parametrize(
     ("settings", "blocks"),
     [({"framework": "megatron"}, True), ({"framework": "megatron", "overlap_p2p": True}, False),
-     ({"framework": "megatron", "schedule": "zb-1p"}, False), ({"framework": "torchtitan", "sharding": "zero3"}, False)],
+     ({"framework": "megatron", "schedule": "zb-1p"}, False), ({"framework": "libai"}, False)],
 )  # fmt: skip
 def test_the_pass_behind_a_blocking_send_waits_for_it(settings, blocks):
     """megatron/core/pipeline_parallel/p2p_communication.py: ``batch_p2p_sync`` waits for the message before going on."""

@@ -3,6 +3,9 @@
 import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.models.catalog import find_spec
+from simulator.models.layer import CommunicationPoint, GemmShape, PointwiseShape
+from simulator.parallel.rank_model import model_for
 from simulator.plan import ParallelPlan
 from simulator.plan.names import parse_setting
 from simulator.plan.published import PUBLISHED, published_recipe, published_settings
@@ -139,6 +142,27 @@ def test_automodel_steps_16_bit_weights():
     for framework, precision in (("automodel", "bf16"), ("automodel-te", "fp8")):
         state = state_bytes(ParallelPlan(framework=framework, sharding="zero3", precision=precision))
         assert (state.parameter, state.gradient, state.optimizer) == (2, 2, 4)
+
+
+@pytest.mark.parametrize(("framework", "width"), [("automodel", 4), ("automodel-liger", 4), ("automodel-te", 2)])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_automodel_takes_torchs_loss_of_whole_logits(framework, width, tp):
+    """``MaskedCrossEntropy``: ``logits.float()`` unless ``fp32_upcast: false``, which its benchmarks of Transformer Engine say, then
+    ``full_tensor()`` of DTensors, then ``torch.nn.functional.cross_entropy``, whose backward reads what it saved: log-probabilities.
+    """
+    plan = ParallelPlan(framework=framework, precision="bf16", tp=tp, micro_batch=2, sequence_length=1024)
+    head = model_for(find_spec("llama2-7b"), plan).layers[-1]
+    (product,) = (i for i, one in enumerate(head.forward) if isinstance(one, GemmShape))
+    behind = head.forward[product + 1 :]
+    n_logits = 2 * 1024 * 32000
+    exchanged = [(one.operator, one.n_bytes) for one in behind if isinstance(one, CommunicationPoint)]
+    assert exchanged == ([("logits", width * n_logits)] if tp > 1 else [])
+    kernels = [(one.name, one.n_elements) for one in behind if isinstance(one, PointwiseShape)]
+    widened = [("cast", n_logits // tp)] if width == 4 else []
+    gathered = [("cat", n_logits)] if tp > 1 else []
+    assert kernels == [*widened, *gathered, ("cross_entropy", n_logits), ("nll_loss", 2 * 1024)]
+    back = [one.name for one in head.backward if isinstance(one, PointwiseShape)]
+    assert back[:2] == ["fill", "cross_entropy"]
 
 
 def test_modules_of_transformer_engine_are_called_whoever_owns_the_loop():

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.plan import ParallelPlan
 from simulator.schedules import (
     SCHEDULES,
     Action,
@@ -20,7 +19,6 @@ from simulator.schedules import (
     peak_in_flight,
     placement_of,
     render,
-    sends_block,
     turns,
     unit_time_execution,
 )
@@ -494,9 +492,3 @@ def test_a_pipeline_that_drains_fills_anew(name, chunks):
     check(thrice, placement)
     assert peak_in_flight(thrice, chunks) == peak_in_flight(once, chunks)
     assert unit_time_execution(thrice, placement).makespan == 3 * unit_time_execution(once, placement).makespan
-
-
-@pytest.mark.parametrize("sharding", ["zero2", "zero3", "hsdp"])
-def test_stages_that_fsdp_shards_do_not_block(sharding):
-    """``torch.distributed.pipelining``: sends of a batch are waited for at the step's end, whichever of FSDP's strategies shards."""
-    assert not sends_block(ParallelPlan(gpus=4, pp=2, framework="torchtitan", sharding=sharding, micro_batch=1))

@@ -530,7 +530,7 @@ class Style(ABC):
 
     def gathered_logits(self, logits: Tensor) -> Tensor:
         """Append the gathering of vocabulary-parallel logits for a loss over the whole vocabulary, where ranks have parts."""
-        if self.setting.tp == 1 or not self.setting.gathers_logits:
+        if self.setting.tp == 1 or self.setting.loss == "vocabulary":
             return logits
         whole = Tensor(logits.n_elements * self.setting.tp, logits.dtype, logits.storage)
         return self.tape.record(

@@ -7,7 +7,7 @@ The operator lists are those that a dispatch mode records of transformers 5 (GPT
 
 from __future__ import annotations
 
-from simulator.models.layer import AttentionShape, CommunicationPoint, LayerItem
+from simulator.models.layer import DTYPE_BYTES, AttentionShape, CommunicationPoint, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import (
     add,
@@ -28,6 +28,24 @@ from simulator.models.spec import ModelSpec
 from simulator.models.styles.base import Style
 from simulator.models.styles.megatron import fused_loss
 from simulator.models.tape import Tape
+
+
+def eager_loss(style: Style, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
+    """Append log-softmax and negative log-likelihood of the logits as they are, ``vocab`` for every token."""
+    tape = style.tape
+    row = n_tokens * DTYPE_BYTES[logits.dtype]
+    logp = pointwise(tape, "cross_entropy", [logits], saves_output=True, row=vocab)
+    fill = kernel("fill", n_tokens * vocab, row, logp.n_bytes, logp.dtype, in_pass="backward")
+    point = CommunicationPoint(operator="vocabulary", n_bytes=4 * n_tokens)
+    points: list[LayerItem] = [point] * 3 if style.setting.tp > 1 and style.setting.loss == "vocabulary" else []
+    return tape.record(
+        [logp],
+        1,
+        logp.dtype,
+        forward=[*points, kernel("nll_loss", n_tokens, row, row, logp.dtype)],
+        backward=[fill],
+        saves=[logp],
+    )
 
 
 def _power(tape: Tape, x: Tensor) -> Tensor:
@@ -267,20 +285,7 @@ class HfEager(Style):
             return fused_loss(self, logits, n_tokens, vocab)
         if self.spec.family.is_decoder_like or self.is_autocast:
             logits = cast(tape, logits, "fp32")
-        width = 4 if logits.dtype == "fp32" else 2
-        row = n_tokens * width
-        logp = pointwise(tape, "cross_entropy", [logits], saves_output=True, row=vocab)
-        fill = kernel("fill", n_tokens * vocab, row, logp.n_bytes, logp.dtype, in_pass="backward")
-        point = CommunicationPoint(operator="vocabulary", n_bytes=4 * n_tokens)
-        points: list[LayerItem] = [point] * 3 if self.setting.tp > 1 and not self.setting.gathers_logits else []
-        return tape.record(
-            [logp],
-            1,
-            logp.dtype,
-            forward=[*points, kernel("nll_loss", n_tokens, row, row, logp.dtype)],
-            backward=[fill],
-            saves=[logp],
-        )
+        return eager_loss(self, logits, n_tokens, vocab)
 
     def _training_metrics(self, logits: Tensor, vocab: int) -> None:
         """Append cross-entropy and perplexity of the batch, each an fp32 log-softmax outside autograd.
