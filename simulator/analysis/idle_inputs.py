@@ -186,6 +186,10 @@ def _nearly_idle(plan: ParallelPlan, n_nodes: int, given: Collection[str], *, al
     has_default_group = plan.sharding == "hsdp" and not plan.sharding_group
     if has_default_group and n_nodes == 1 and "sharding" in given and plan.dp * plan.cp > 1:
         yield nearly("--sharding hsdp", "is the same as zero3", "all GPUs are on one node")
+    is_outer = plan.outer_sharding != "none" and "outer_sharding" in given
+    if is_outer and has_default_group and n_nodes == 1 and not alone:
+        why = "all GPUs are on one node, whose shards have no copies (sharding_group)"
+        yield IdleInput("outer_sharding", f"outer_sharding={plan.outer_sharding}", why)
     if "sharding" in given and plan.sharding != "none" and alone:
         yield nearly(f"--sharding {plan.sharding}", "shards nothing", "there is one data-parallel rank")
     if "schedule" in given and plan.pp > 1 and plan.micro_batch and plan.n_micro_batches == 1:

@@ -628,7 +628,7 @@ class Bounds:
         plan = layout.plan
         layers = layout.stage_layers(stage)
         dense, experts = split_parameters(layers, plan)
-        shards = self.communicators(plan, stage).size("shard") if plan.sharding != "none" else 1
+        shards = plan.state_ranks(self.communicators(plan, stage).size("shard")) if plan.sharding != "none" else 1
         n_elements = -(-dense // shards) + -(-experts // plan.expert_shards(shards))
         return durations.op_s(optimizer_run(n_elements, plan, owned_matrices(layers, plan, shards)))[0]
 

@@ -225,7 +225,7 @@ def checkpoint_of(
 def writers_of(plan: ParallelPlan, gpus_per_node: int) -> list[int]:
     """Return the ranks that hold the model and its optimizer states once: a replica, or a group that shards them."""
     mesh = Mesh(plan, gpus_per_node)
-    replicas = range(mesh.sharding_group)
+    replicas = range(plan.state_ranks(mesh.sharding_group))
     return [mesh.rank(tp=t, replica=r, pp=p) for p in range(plan.pp) for r in replicas for t in range(plan.tp)]
 
 

@@ -407,7 +407,12 @@ def _shardings(plan: ParallelPlan) -> Iterator[_Change]:
     """Yield other shardings, and other sizes of what is reduced at a time."""
     if plan.dp * plan.cp == 1:
         return
-    yield from (_Change({"sharding": word}) for word in SETTINGS["sharding"].words if word != plan.sharding)
+    is_outer = plan.outer_sharding != "none"
+    without: dict[str, object] = {"outer_sharding": "none"} if is_outer else {}
+    yield from (_Change({"sharding": word} | without) for word in SETTINGS["sharding"].words if word != plan.sharding)
+    has_copies = plan.sharding_group is not None and plan.sharding_group < plan.dp * plan.cp
+    if plan.framework_spec.data_parallel.shards_copies and plan.shards_parameters and has_copies:
+        yield _Change({"outer_sharding": "none" if is_outer else "optim"})
     if plan.framework_spec.sharded_by:
         yield _Change({"sharding": "zero3", "framework": plan.framework_spec.sharded_by})
     if plan.sharding == "hsdp" and plan.sharding_group:

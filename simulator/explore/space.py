@@ -150,11 +150,8 @@ class Space:
     def _partitions(self, mesh: ParallelPlan) -> Iterator[ParallelPlan]:
         """Sharding, sequence parallelism, recomputation."""
         for sharding in self._values("sharding", get_args(Sharding)):
-            group = (
-                mesh.sharding_group or mesh.replicas_in_node(self.site.topology.gpus_per_node)
-                if sharding == "hsdp"
-                else None
-            )
+            usual = mesh.replicas_in_node(self.site.topology.gpus_per_node) if sharding == "hsdp" else None
+            group = (mesh.sharding_group or usual) if sharding != "none" else None
             sharded = replace(mesh, sharding=sharding, sharding_group=group)
             if sharding_rule(sharded, self.site):
                 continue

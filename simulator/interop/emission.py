@@ -34,6 +34,7 @@ def effective(plan: ParallelPlan) -> dict[str, Any]:
     """Return the settings of a resolved plan with everything that is a matter of default filled in."""
     settings = plan.to_dict()
     full_group = plan.sharding in ("none", "hsdp") or plan.sharding_group in (None, plan.dp * plan.cp)
+    has_copies = plan.sharding == "hsdp" or not full_group
     return settings | {
         "schedule": plain_name(plan.schedule),
         "overlap": plan.overlaps,
@@ -42,7 +43,8 @@ def effective(plan: ParallelPlan) -> dict[str, Any]:
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
         "cp_comm_type": plan.context_exchange if plan.cp > 1 else None,
         "overlap_p2p": plan.pp > 1 and not sends_block(plan),
-        "sharding_group": plan.sharding_group if plan.sharding == "hsdp" or not full_group else None,
+        "sharding_group": plan.sharding_group if has_copies else None,
+        "outer_sharding": plan.outer_sharding if has_copies else "none",
     }
 
 

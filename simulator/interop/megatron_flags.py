@@ -20,7 +20,7 @@ from simulator.interop.megatron_model import KEYS, LAYERS, expert_counts, is_dee
 from simulator.interop.shell import Script, read_script
 from simulator.interop.typed_values import Reader, is_unknown, readable, words
 from simulator.models.spec import ModelSpec
-from simulator.plan import ParallelPlan
+from simulator.plan import FRAMEWORKS, ParallelPlan
 from simulator.plan.parallel_plan import SETTINGS
 from simulator.plan.rules import counted_layers
 from simulator.plan.stage_layout import parse_layout
@@ -30,6 +30,12 @@ _FRAMEWORKS = ("megatron-core", "megatron", "megatron-deepspeed")
 _SHARDING = {
     "none": {}, "zero1": {"use-distributed-optimizer": True}, "zero3": {"use-torch-fsdp2": True},
 }  # fmt: skip
+#: what says full shards of which there are several instances: only Megatron-FSDP has such
+_INSTANCES_OF_FSDP = {
+    "use-torch-fsdp2": False, "use-megatron-fsdp": True,
+    "data-parallel-sharding-strategy": KEYS.named("data-parallel-sharding-strategy").theirs("zero3"),
+}  # fmt: skip
+_OUTER = KEYS.named("outer-dp-sharding-strategy")
 #: how tokens of experts travel, and under ``flex`` by whose kernels
 _DISPATCHERS, _BACKENDS = KEYS.named("moe-token-dispatcher-type"), KEYS.named("moe-flex-dispatcher-backend")
 
@@ -146,8 +152,10 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     if spec.n_experts:
         flags |= _expert_flags(plan, is_deepspeed=is_deepspeed)
     ranks, group = plan.dp * plan.cp, plan.sharding_group
-    if plan.sharding == "zero1" and group and group < ranks:
+    if plan.sharding in ("zero1", "zero3") and group and group < ranks:
         flags["num-distributed-optimizer-instances"] = ranks // group
+        if plan.sharding == "zero3":
+            flags |= _INSTANCES_OF_FSDP | {_OUTER.names[0]: _OUTER.theirs(plan.outer_sharding)}
     if plan.bucket_bytes:
         flags["ddp-bucket-size"] = plan.bucket_bytes // plan.reduced_bytes
     if plan.recompute == "full":
@@ -562,6 +570,10 @@ def _sharding(found: FoundKeys) -> str:
     sharding: str = KEYS.named(strategy := "data-parallel-sharding-strategy").ours(found[strategy])
     if found["use-megatron-fsdp"] and sharding != "none":
         return sharding
+    if found["use-megatron-fsdp"] and not found.given(strategy) and _OUTER.ours(found[_OUTER.names[0]]) != "none":
+        why = "the default of Megatron-LM since April 2026, beside which alone outer sharding runs"
+        found.reader.assume(strategy, KEYS.named(strategy).theirs("zero3"), why)
+        return "zero3"
     if found["use-torch-fsdp2"]:
         return "zero3"
     return "zero1" if found["use-distributed-optimizer"] else "none"
@@ -590,9 +602,6 @@ def _groups(found: FoundKeys, settings: dict[str, Any], world: int) -> dict[str,
     groups: dict[str, Any] = {}
     instances = found["num-distributed-optimizer-instances"]
     if instances > 1:
-        if found["outer-dp-sharding-strategy"] != "no_shard":
-            why = "optimizer states are taken as whole on each instance, not sharded over all of them"
-            found.reader.miss("outer-dp-sharding-strategy", why)
         replicas = world // (settings["tp"] * settings["pp"])
         if not world:
             why = "of how many ranks: give --nodes and --gpus-per-node"
@@ -603,9 +612,26 @@ def _groups(found: FoundKeys, settings: dict[str, Any], world: int) -> dict[str,
             found.reader.fault("num-distributed-optimizer-instances", ranks, hint=hint)
         else:
             groups["sharding_group"] = replicas // instances
+            groups |= _outer_sharding(found, settings)
     if found["ddp-bucket-size"]:
         groups["bucket_bytes"] = found["ddp-bucket-size"] * settings["gradient_bytes"]
     return groups
+
+
+def _outer_sharding(found: FoundKeys, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return whether instances of Megatron-FSDP's optimizer share its states, which they do of full shards alone."""
+    name = _OUTER.names[0]
+    outer: str = _OUTER.ours(found[name])
+    if outer == "none" or not found["use-megatron-fsdp"]:
+        return {}
+    if settings["sharding"] != "zero3":
+        hint = "--data-parallel-sharding-strategy optim_grads_params"
+        found.reader.fault(name, "needs full shards, as in Megatron-FSDP", hint=hint)
+    if not FRAMEWORKS[settings["framework"]].data_parallel.shards_copies:
+        why = f"{settings['framework']} has no Megatron-FSDP: whole states on every instance are taken"
+        found.reader.miss(name, why)
+        return {}
+    return {"outer_sharding": outer}
 
 
 def _stages(found: FoundKeys, settings: dict[str, Any], layers: int, segments: tuple[int, ...]) -> dict[str, Any]:

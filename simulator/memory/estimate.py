@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import itemgetter
 
 from simulator.errors import InfeasiblePlanError
@@ -251,13 +252,14 @@ def _stage_bytes(
     every = _sum((layer.elements, n) for layer, n in each)
     trained = _sum((layer.trained_elements, n) for layer, n in each)
     matrices = _sum((layer.matrix_elements, n) for layer, n in each)
-    shards_optimizer, is_offloaded = plan.sharding != "none", plan.offload_optimizer == "cpu"
+    is_offloaded = plan.offload_optimizer == "cpu"
 
-    def held(n_bytes: int, elements: Elements, *, is_sharded: bool) -> int:
-        is_alone = shards_parameters and shard_size == 1
-        return _held_bytes(n_bytes, elements, plan, shard_size if is_sharded and not is_alone else 0)
+    def held(n_bytes: int, elements: Elements, *, is_sharded: bool, n_shards: int = shard_size) -> int:
+        is_alone = shards_parameters and n_shards == 1
+        return _held_bytes(n_bytes, elements, plan, n_shards if is_sharded and not is_alone else 0)
 
-    unkept = held(state.optimizer - state.matrix, matrices, is_sharded=shards_optimizer)  # second moments under Muon
+    stepped = partial(held, is_sharded=plan.sharding != "none", n_shards=plan.state_ranks(shard_size))
+    unkept = stepped(state.optimizer - state.matrix, matrices)  # second moments under Muon
     saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
     working, peak_at = _working_bytes(chunks, plan)
     gathered = _gathered_bytes(layers, plan, shard_size)
@@ -271,7 +273,7 @@ def _stage_bytes(
         else held(state.gradient, trained, is_sharded=shards_gradients),
         "optimizer": 0
         if is_offloaded
-        else held(state.optimizer, trained, is_sharded=shards_optimizer) - unkept + _left_out_bytes(trained.n, plan),
+        else stepped(state.optimizer, trained) - unkept + _left_out_bytes(trained.n, plan),
         "activations": sum(saved),
         "transient": working,
         "buffers": gathered
@@ -283,7 +285,7 @@ def _stage_bytes(
     dynamic = sum(saved) + working
     in_step = categories["gradients"]
     if plan.steps_adam == "foreach":
-        in_step += held(state.moment, trained, is_sharded=shards_optimizer)
+        in_step += stepped(state.moment, trained)
     if plan.framework_spec.data_parallel.frees_gradients and plan.n_micro_batches == 1:
         categories["gradients"] = _appearing_gradients(layers, state.gradient)
     in_step -= dynamic + categories["gradients"] + gathered

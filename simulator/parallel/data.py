@@ -64,8 +64,8 @@ class DataParallel:
         dense, experts = split_parameters(self.layers, self.plan)
         if self.plan.sharding == "none":
             return dense + experts
-        n_expert_shards = self.plan.expert_shards(self.communicators.size("shard"))
-        return -(-dense // self.communicators.size("shard")) + -(-experts // n_expert_shards)
+        n_shards = self.plan.state_ranks(self.communicators.size("shard"))
+        return -(-dense // n_shards) + -(-experts // self.plan.expert_shards(n_shards))
 
     @property
     def n_reduced_elements(self) -> int:

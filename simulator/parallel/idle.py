@@ -23,7 +23,7 @@ _MOE = (
     "moe_fp8_dispatch",
 )
 _SHARED = ("gradient_compression", "gradient_as_bucket_view", "bucket_bytes", "quantized_weights", "quantized_gradients",
-           "secondary_group")  # fmt: skip
+           "secondary_group", "outer_sharding")  # fmt: skip
 _OF_EXPERTS = frozenset(("moe", "moe_act", "shared_experts"))
 _PIPELINE = (
     "schedule",
@@ -117,6 +117,8 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
     alone = is_alone(plan, has_experts=has_experts) and not is_away
     is_fsdp = facts.orders_gathers and plan.shards_parameters
     is_zero3 = facts.zero3_limits is not None and plan.shards_parameters
+    group = plan.sharding_group or (0 if plan.sharding == "hsdp" else plan.dp * plan.cp)  # 0: those of a node
+    is_one_group = group >= plan.dp * plan.cp
     return [
         ((*_SHARED, *_ELEMENTS, *_FSDP), alone, "there is one data-parallel rank"),
         (("gradient_collective",), alone, "there is one data-parallel rank"),
@@ -124,6 +126,11 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
         (("nccl_user_buffers",), alone, "there is one data-parallel rank"),
         (("nccl_user_buffers",), not plan.overlaps, "nothing runs beside gradients without overlap"),
         (("sharding_group", "overlap_parameter_gather"), plan.sharding == "none", "sharding=none"),
+        (
+            ("outer_sharding",),
+            is_one_group,
+            "one group holds all shards, of which there are no copies (sharding_group)",
+        ),
         (("overlap_parameter_gather",), plan.shards_parameters, "parameters are gathered block by block"),
         (("bucket_bytes",), plan.shards_parameters and not is_zero3, "gradients are reduced block by block"),
         (

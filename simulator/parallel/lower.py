@@ -14,6 +14,7 @@ from simulator.parallel.classes import Classes, unfolded
 from simulator.parallel.data import DataParallel
 from simulator.parallel.loading import Loading
 from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.outer_sharded import OuterSharded
 from simulator.parallel.pipeline import StageLowering
 from simulator.parallel.repetition import FILLS, ShortTable, shorten
 from simulator.parallel.replicated import Replicated
@@ -100,6 +101,8 @@ def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Co
         return Replicated(layers, plan, communicators)
     if plan.synchronises_once:
         return ShardedOnce(layers, plan, communicators)
+    if plan.outer_sharding == "optim":
+        return OuterSharded(layers, plan, communicators)
     strategy = Zero3 if plan.framework_spec.data_parallel.units == "tensor" else FullySharded
     return strategy(layers, plan, communicators)
 

@@ -75,7 +75,7 @@ class FullySharded(DataParallel):
                 return ()  # what computes with it later stands behind what has waited for it
             self._has_root = True
             elements = {owners: self._elements(sorted(self._roots), owners) for owners in (DENSE, self.experts)}
-            return self._all_gather(tasks, elements, (), "forward")
+            return self.all_gather(tasks, elements, (), "forward", micro_batch)
         self._gather(tasks, position, kind, micro_batch)
         ready = self._gathered[position, kind, micro_batch]
         if ready and self.plan.framework_spec.data_parallel.copies_gathered:
@@ -166,7 +166,7 @@ class FullySharded(DataParallel):
         phase: Phase = "forward" if kind == "F" else "backward"
         gathers_again = self.plan.recompute == "full" and self.plan.framework_spec.gathers_to_recompute
         for _ in range(2 if kind != "F" and gathers_again else 1):
-            self._gathered[position, kind, micro_batch] = self._all_gather(tasks, elements, after, phase)
+            self._gathered[position, kind, micro_batch] = self.all_gather(tasks, elements, after, phase, micro_batch)
 
     def _keeps(self, position: int) -> bool:
         """Whether what forward gathered of a unit stays for backward."""
@@ -189,8 +189,13 @@ class FullySharded(DataParallel):
         tasks.add(HostWork(name="rate limiter", duration_s=0.0), HOST, after)
         return after
 
-    def _all_gather(
-        self, tasks: TaskList, elements: Mapping[Owners, Sequence[int]], after: tuple[int, ...], phase: Phase
+    def all_gather(
+        self,
+        tasks: TaskList,
+        elements: Mapping[Owners, Sequence[int]],
+        after: tuple[int, ...],
+        phase: Phase,
+        micro_batch: int,
     ) -> tuple[int, ...]:
         """Gather tensors from the ranks that share them, and return the last message, which the stream ends with."""
         has_second = phase == "backward" and self.communicators.mesh.secondary_group

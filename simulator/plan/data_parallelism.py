@@ -90,6 +90,8 @@ class DataParallelism:
     moves_lists: bool = False
     #: Whether its buffers of parameters and gradients may be registered with NCCL (Megatron-Core's ``nccl_ub``).
     registers_buffers: bool = False
+    #: Whether optimizer states may be sharded over the copies of a full shard, too (Megatron-FSDP's ``outer_dp_sharding_strategy``).
+    shards_copies: bool = False
     #: Whether a file of its own says what it does: DeepSpeed's ``ds_config.json``.
     has_config: bool = False
     #: Version of PyTorch's FSDP that it is: 1 for the wrapper, 2 for ``fully_shard``; 0 where it is none.
@@ -117,6 +119,22 @@ class DataParallelism:
             return self.first_bucket_bytes or self.bucket_bytes, self.bucket_bytes
         n_bytes = max(self.bucket_elements, self.bucket_elements_per_rank * n_ranks) * element_bytes
         return n_bytes, n_bytes
+
+    def units_alive(self, n_ahead: int, *, is_limited: bool) -> float:
+        """Return how many units beside the root are gathered at once at most, where ``n_ahead`` of them are prefetched explicitly.
+
+        The wrapper's host, unless it is not limited, waits before a gather once two freed units are in its queue: one runs and one
+        more is gathered, and what is prefetched explicitly comes on top. `fully_shard` holds the parameters of the unit that runs, the
+        buffer that the next one was gathered into, and the one behind it, from whose copy-out it was spared.
+
+        References
+        ----------
+        torch/distributed/fsdp, ``_limiter_utils.py``, ``_runtime_utils.py`` (``_unshard``, ``_reshard``) and
+        ``_fully_shard/_fsdp_param_group.py`` (``wait_for_unshard``).
+        """
+        if not self.gathers_in_flight:
+            return 3
+        return self.gathers_in_flight + n_ahead if is_limited else inf
 
 
 #: ``DistributedDataParallel``: ``_DEFAULT_FIRST_BUCKET_BYTES`` and ``bucket_cap_mb``
@@ -186,6 +204,7 @@ MEGATRON_CORE = replace(
     MEGATRON_LM,
     shardings=("none", "zero1", "zero2", "zero3"),
     registers_buffers=True,
+    shards_copies=True,
 )
 #: DeepSpeed's: ``reduce_bucket_size``; its pipeline engine refuses ZeRO-2 and ZeRO-3; ``offload_optimizer`` and ``offload_param``
 DEEPSPEED = DataParallelism(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import gcd, inf
+from math import gcd
 from typing import Any, Literal
 
 from simulator.errors import InfeasiblePlanError
@@ -66,6 +66,11 @@ class ParallelPlan:
     )  # fmt: skip
     sharding_group: int | None = setting(
         "sharding", "Ranks over which sharding splits.", least=1, changes=("time", "memory"), unset="all, or with hsdp those of a node",
+    )  # fmt: skip
+    outer_sharding: terms.OuterSharding = setting(
+        "sharding", "`optim` shards master weights and optimizer states over the copies of a full shard, too (Megatron-FSDP's "
+        "`outer_dp_sharding_strategy`).", default="none", changes=("time", "memory"), aliases=("outer_dp_sharding_strategy",),
+        synonyms={"no_shard": "none"},
     )  # fmt: skip
     schedule: str = setting(
         "pipeline", "Pipeline schedule: 1f1b, gpipe, zb-1p ...", default="1f1b", is_common=True, changes=("time", "memory"),
@@ -486,6 +491,10 @@ class ParallelPlan:
             return min(self.sharding_group or n_replicas, n_replicas)
         return gcd(n_replicas, self.replicas_in_node(gpus_per_node))
 
+    def state_ranks(self, n_shards: int) -> int:
+        """Ranks that share optimizer states, where ``n_shards`` share parameters: with outer sharding all replicas."""
+        return n_shards if self.outer_sharding == "none" else self.dp * self.cp
+
     def replicas_in_node(self, gpus_per_node: int) -> int:
         """Data-parallel ranks that a node has room for."""
         return max(1, gpus_per_node // self.tp)
@@ -594,23 +603,9 @@ class ParallelPlan:
 
     @property
     def gathered_units(self) -> float:
-        """Most units of FSDP beside the root whose gathered parameters are alive at once.
-
-        The wrapper's host waits before a gather once two freed units are in its queue: one runs and one more is gathered, and what
-        is prefetched explicitly comes on top. `fully_shard` holds the parameters of the unit that runs, the buffer that the
-        next one was gathered into, and the one behind it, from whose copy-out it was spared.
-
-        References
-        ----------
-        torch/distributed/fsdp, ``_limiter_utils.py``, ``_runtime_utils.py`` (``_unshard``, ``_reshard``) and
-        ``_fully_shard/_fsdp_param_group.py`` (``wait_for_unshard``).
-        """
-        in_flight = self.framework_spec.data_parallel.gathers_in_flight
-        if not in_flight:
-            return 3
-        if not self.limit_all_gathers:
-            return inf
-        return in_flight + max(self.prefetched_units(forward=word) for word in (True, False))
+        """Most units of FSDP beside the root whose gathered parameters are alive at once."""
+        n_ahead = max(self.prefetched_units(forward=word) for word in (True, False))
+        return self.framework_spec.data_parallel.units_alive(n_ahead, is_limited=self.limit_all_gathers)
 
     @property
     def overlaps(self) -> bool:

@@ -44,6 +44,7 @@ def check_combination(plan: ParallelPlan) -> None:
     found = (
         *_axis_conflicts(plan),
         *_gradient_conflicts(plan),
+        *_outer_conflicts(plan),
         *_optimizer_conflicts(plan),
         *_memory_conflicts(plan),
         *_registration_conflicts(plan),
@@ -172,6 +173,37 @@ def _gradient_conflicts(plan: ParallelPlan) -> Conflicts:
             (plan.quantized_weights or plan.quantized_gradients) and not (facts.quantizes and plan.sharding == "zero3"),
             "quantized_weights and quantized_gradients are ZeRO++, which is DeepSpeed's ZeRO-3",
             "--framework deepspeed --sharding zero3",
+        ),
+    ]
+
+
+def _outer_conflicts(plan: ParallelPlan) -> Conflicts:
+    """Of optimizer states that are sharded over copies.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py``, ``_init_each_parameter_group_buffers``:
+    not without ``optim_grads_params``.
+    """
+    if plan.outer_sharding == "none":
+        return []
+    chosen = f"outer_sharding={plan.outer_sharding}"
+    return [
+        (
+            not plan.framework_spec.data_parallel.shards_copies,
+            f"{chosen} is Megatron-FSDP's, not one of {plan.framework}",
+            "--framework megatron-core",
+        ),
+        (
+            not plan.shards_parameters,
+            f"{chosen} needs full shards, of which there are copies; sharding={plan.sharding} keeps parameters whole",
+            "--sharding zero3 --set sharding_group=8",
+        ),
+        (
+            "cpu" in (plan.offload_optimizer, plan.offload_parameters),
+            f"{chosen} is not modelled with states in host memory: offload_optimizer={plan.offload_optimizer}, "
+            f"offload_parameters={plan.offload_parameters}",
+            "--set outer_sharding=none, or no offloading",
         ),
     ]
 

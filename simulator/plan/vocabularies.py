@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
+OuterSharding = Literal["none", "optim"]
 Recompute = Literal["none", "selective", "full"]
 #: the lightest first
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)

@@ -48,6 +48,10 @@ def without_effect(settings, n_nodes, *, given=(), **chosen):
         ({"overlap_parameter_gather": True}, "--overlap-parameter-gather has no effect: sharding=none"),
         ({"sharding": "zero3", "dp": 1, "tp": 8}, "--sharding zero3 shards nothing: there is one data-parallel rank"),
         ({"sharding": "hsdp"}, "--sharding hsdp is the same as zero3"),
+        (
+            {"framework": "megatron-core", "sharding": "hsdp", "outer_sharding": "optim"},
+            "outer_sharding=optim has no effect: all GPUs are on one node",
+        ),
     ],
 )
 def test_settings_whose_degree_leaves_them_nothing_to_do(settings, words):

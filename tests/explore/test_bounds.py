@@ -221,6 +221,18 @@ def test_copies_of_what_was_gathered_run_beside_exchanges_inside_passes():
     assert 0.99 <= bounds.full_s(layout) / result.metrics.iteration_time_s <= 1.0
 
 
+@pytest.mark.parametrize("n_micro_batches", [1, 2, 8])
+@pytest.mark.parametrize(("topology", "gpus", "least"), [("dgx-h100", 16, 0.6), ("emulated-1g", 8, 0.85)])
+def test_what_copies_exchange_once_a_step_is_not_overestimated(topology, gpus, least, n_micro_batches):
+    plan = ParallelPlan(
+        gpus=gpus, dp=gpus, micro_batch=1, global_batch=gpus * n_micro_batches, sequence_length=1024, framework="megatron-core",
+        sharding="zero3", sharding_group=gpus // 2, outer_sharding="optim",
+    )  # fmt: skip
+    bounds, layout, result = bounded(topology, "llama3-8b", plan, layers=8)
+    assert least <= bounds.full_s(layout) / result.metrics.iteration_time_s <= 1.0
+    assert bounds.memory(layout).peak_bytes == result.memory.peak_bytes
+
+
 def test_copies_of_what_was_gathered_add_to_passes_that_exchange_nothing():
     """A seventh of this step copies gathered parameters out and gradients in; without them the bound would be at three quarters of it."""
     plan = ParallelPlan(

@@ -81,6 +81,13 @@ def test_a_sharding_group_that_was_asked_for_is_kept():
     assert plans and {plan.sharding_group for plan in plans} == {2}
 
 
+@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
+def test_other_shardings_keep_a_group_that_was_asked_for_too(sharding):
+    asked = space(framework="megatron-core", sharding=(sharding,))
+    plans = list(replace(asked, base=replace(asked.base, sharding_group=2)).plans())
+    assert plans and {plan.sharding_group for plan in plans} == {2}
+
+
 def test_a_search_needs_the_global_batch():
     small = space()
     with pytest.raises(ConfigError, match="global batch"):

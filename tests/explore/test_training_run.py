@@ -133,6 +133,9 @@ def test_the_file_system_limits_all_nodes_together():
 def test_writers_are_one_copy_of_the_model():
     assert writers_of(plan_of(tp=2, pp=2), 4) == [0, 1, 8, 9]
     assert len(writers_of(plan_of(sharding="hsdp"), 4)) == 4
+    # Megatron-FSDP's checkpoints hold what each rank steps
+    outer = plan_of(framework="megatron-core", sharding="hsdp", outer_sharding="optim")
+    assert len(writers_of(outer, 4)) == 16
 
 
 # -- power and price ---------------------------------------------------------------------------------------------

@@ -322,16 +322,42 @@ def test_main_gradients_in_bf16_are_not_summed_in_fp32():
     assert found.settings["gradient_bytes"] == 4 and any("main-grads-dtype" in text for text in found.report.unknown)
 
 
+FULL = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
+
+
 @pytest.mark.parametrize(
-    ("strategy", "instances", "is_told"), [("no_shard", 2, False), ("optim", 1, False), ("optim", 2, True)]
+    ("flags", "outer"),
+    [
+        (f"{FULL} --num-distributed-optimizer-instances 2", "none"),
+        (f"{FULL} --num-distributed-optimizer-instances 2 --outer-dp-sharding-strategy no_shard", "none"),
+        (f"{FULL} --num-distributed-optimizer-instances 2 --outer-dp-sharding-strategy optim", "optim"),
+        # Megatron-LM 3499efef80: full shards are the default of that flag
+        ("--use-megatron-fsdp --num-distributed-optimizer-instances 2 --outer-dp-sharding-strategy optim", "optim"),
+        (f"{FULL} --outer-dp-sharding-strategy optim", "none"),  # of one instance
+        ("--num-distributed-optimizer-instances 2 --outer-dp-sharding-strategy optim", "none"),  # without Megatron-FSDP
+    ],
 )
-def test_outer_sharding_is_told_where_there_is_some(strategy, instances, is_told):
+def test_optimizer_states_are_sharded_over_instances_of_megatron_fsdp(flags, outer):
     """Megatron-FSDP: ``no_shard`` replicates instances of the optimizer, and ``optim`` shards its states over them, too."""
+    found = parse_megatron(f"{LLAMA} {flags}", nodes=2, gpus_per_node=8)
+    assert found.plan().outer_sharding == outer
+    assert not any("outer-dp-sharding-strategy" in text for text in found.report.unknown)
+
+
+def test_outer_sharding_needs_full_shards():
+    """Megatron-FSDP raises ``NotImplementedError``."""
+    flags = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads --num-distributed-optimizer-instances 2"
+    with pytest.raises(ConfigError, match=r"outer-dp-sharding-strategy.*needs full shards"):
+        parse_megatron(f"{LLAMA} {flags} --outer-dp-sharding-strategy optim", nodes=2, gpus_per_node=8)
+
+
+def test_outer_sharding_of_a_megatron_without_its_fsdp_is_told():
     flags = (
-        f"--use-megatron-fsdp --num-distributed-optimizer-instances {instances} --outer-dp-sharding-strategy {strategy}"
+        f"{FULL} --transformer-impl local --num-distributed-optimizer-instances 2 --outer-dp-sharding-strategy optim"
     )
     found = parse_megatron(f"{LLAMA} {flags}", nodes=2, gpus_per_node=8)
-    assert any("outer-dp-sharding-strategy" in text for text in found.report.unknown) == is_told
+    assert found.plan().outer_sharding == "none"
+    assert any("outer-dp-sharding-strategy" in text for text in found.report.unknown)
 
 
 def test_megatron_rotations_that_are_not_fused():

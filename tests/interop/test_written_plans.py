@@ -82,6 +82,19 @@ def test_a_file_comes_back_as_the_same_plan(kind, data, tmp_path_factory):
     assert found == effective(plan)
 
 
+@pytest.mark.parametrize("outer", ["none", "optim"])
+def test_instances_of_megatron_fsdp_come_back(outer):
+    plan = ParallelPlan(gpus=16, micro_batch=1, global_batch=48, sequence_length=512, framework="megatron-core", sharding="zero3",
+                        sharding_group=4, outer_sharding=outer).resolve(16)  # fmt: skip
+    text = emit("megatron", request(plan)).text  # which compares what it reads back
+    assert (
+        "--use-megatron-fsdp" in text
+        and f"--outer-dp-sharding-strategy {'optim' if outer == 'optim' else 'no_shard'}" in text
+    )
+    with pytest.raises(InfeasiblePlanError, match="sharding_group 4 comes back as None"):
+        emit("torchtitan", request(plan))
+
+
 @pytest.mark.parametrize("kind", NATIVE)
 def test_most_native_plans_can_be_said(kind):
     framework = NATIVE[kind][0]

@@ -30,7 +30,8 @@ EFFECTS = [
     ("ep", 8, {"experts": True}),
     ("etp", 1, {"experts": True, "tp": 4, "ep": 2, "sequence_parallel": True}),
     ("virtual_pp", 2, PIPE), ("sharding", "zero1", {}), ("sharding", "zero2", {"framework": "deepspeed"}),
-    ("sharding_group", 8, {"sharding": "zero1"}), ("schedule", "zb-v", PIPE), ("schedule", "dualpipe", PIPE),
+    ("sharding_group", 8, {"sharding": "zero1"}), ("outer_sharding", "optim", {"sharding": "zero3", "sharding_group": 8}),
+    ("schedule", "zb-v", PIPE), ("schedule", "dualpipe", PIPE),
     ("pipeline_batch", 8, PIPE),
     ("micro_batch", 2, {}), ("global_batch", 128, {}), ("sequence_length", 512, {}), ("precision", "fp32", {}),
     ("document_length", 128, {}), ("document_spread", 1.0, {"document_length": 128}),
@@ -137,6 +138,7 @@ def test_no_setting_is_forgotten():
 IDLE = [
     ("backward_prefetch", "post", {}), ("prefetch_elements", 1, {}), ("secondary_group", 2, {}), ("cp_comm_type", "a2a", {}),
     ("cp_load_balance", False, {}), ("moe_imbalance", 1.5, {"experts": True}), ("moe_dispatcher", "deepep", {"experts": True}),
+    ("outer_sharding", "optim", {"sharding": "zero3"}),
     ("nccl_user_buffers", True, {"overlap": False}), ("nccl_user_buffers", True, {"tp": 8, "pp": 2}),
     ("offload_modules", "attn_norm", {"recompute": "full"}),
     ("offload_modules", "moe_act", {}),

@@ -97,6 +97,8 @@ def test_folded_equals_unfolded(data, plan, cluster, network, is_healthy):
         ("polaris", {"gpus": 32, "tp": 2, "cp": 2, "dp": 8, "global_batch": 16, "sharding": "zero3", "framework": "megatron"}, 1),
         # passes written down layer by layer beside gathers use the links of their own stage
         ("selene", {"gpus": 32, "tp": 2, "pp": 4, "dp": 4, "global_batch": 8, "sharding": "hsdp", "recompute": "full"}, 4),
+        # copies of shards exchange parts in the first and the last micro-batch only
+        ("selene", {"gpus": 32, "tp": 2, "dp": 16, "global_batch": 160, "sharding": "hsdp", "outer_sharding": "optim"}, 1),
         # stages of one and a half nodes: some messages share NICs, some do not, those of a tensor-parallel pair alike
         ("polaris", {"gpus": 12, "tp": 2, "pp": 2, "dp": 3, "global_batch": 6, "schedule": "gpipe", "sharding": "zero3",
                      "framework": "fsdp"}, 6),
