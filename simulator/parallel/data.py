@@ -44,11 +44,15 @@ ALL_REPLICAS = Owners("expert_dp", "expert_dp", "expert_replicate")
 class DataParallel:
     """One GPU, or a replica that shares nothing: no communication at all. The base of the strategies."""
 
+    #: How copies of a sharded state add up what each has of its gradients.
+    copies_collective: str = "all_reduce"
+
     def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
         self.layers = list(layers)
         self.plan = plan
         self.communicators = communicators
         self.experts = EXPERTS if communicators.size(EXPERTS.copies) > 1 else ALL_REPLICAS
+        self.is_last = True  #: Whether gradients are those of a step's last micro-batch.
         self._sequence = 0
         self._issued: dict[str, int] = {}
         self._runs: dict[tuple[str, int], KernelRun] = {}
@@ -116,10 +120,11 @@ class DataParallel:
         return self.sum_copies(tasks, owners, n_bytes // n_shards, after)
 
     def sum_copies(self, tasks: TaskList, owners: Owners, n_bytes: int, after: tuple[int, ...]) -> tuple[int, ...]:
-        """Sum a rank's part of a message across the copies of the state."""
-        if self.communicators.size(owners.copies) == 1:
+        """Sum a rank's part of a message across the copies of the state, in every micro-batch or once all are in it."""
+        waits = self.plan.framework_spec.data_parallel.sums_copies_once and not self.is_last
+        if waits or self.communicators.size(owners.copies) == 1:
             return after
-        return (self.collective(tasks, "all_reduce", owners.copies, n_bytes, after),)
+        return (self.collective(tasks, self.copies_collective, owners.copies, n_bytes, after),)
 
     @property
     def offloads(self) -> bool:

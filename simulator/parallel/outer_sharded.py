@@ -11,14 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from simulator.models.layer import Layer
 from simulator.parallel.data import Owners, last_of_each_stream
-from simulator.parallel.mesh import Communicators
 from simulator.parallel.sharded import FullySharded
-from simulator.plan import ParallelPlan
 from simulator.program.op import Phase
 from simulator.program.program import TaskList
-from simulator.schedules import Kind
 
 
 class OuterSharded(FullySharded):
@@ -31,22 +27,7 @@ class OuterSharded(FullySharded):
     which stays, is gathered once. Both run on a stream of their own, as far ahead as the gathers of the group.
     """
 
-    def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
-        super().__init__(layers, plan, communicators)
-        self._is_last = False
-
-    def after_layer(
-        self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool
-    ) -> None:
-        """Reduce-scatter the unit's gradients in the group, and the last time over the copies."""
-        self._is_last = is_last
-        super().after_layer(tasks, position, kind, micro_batch, last, is_last=is_last)
-
-    def sum_copies(self, tasks: TaskList, owners: Owners, n_bytes: int, after: tuple[int, ...]) -> tuple[int, ...]:
-        """Leave every copy with the sum of its part of a shard, once all micro-batches are in it."""
-        if not self._is_last or self.communicators.size(owners.copies) == 1:
-            return after
-        return (self.collective(tasks, "reduce_scatter", owners.copies, n_bytes, after),)
+    copies_collective = "reduce_scatter"
 
     def all_gather(
         self,

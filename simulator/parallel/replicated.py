@@ -193,6 +193,7 @@ class Replicated(DataParallel):
         """Launch the buckets that this layer's gradients complete."""
         if kind == "F" or self.is_quiet(kind, micro_batch, is_last=is_last):
             return
+        self.is_last = is_last
         for bucket in self._buckets:
             if bucket.trigger == position:
                 self._reduce(tasks, bucket, last)
@@ -208,8 +209,10 @@ class Replicated(DataParallel):
             return (*last, *exchanged, *self._reduced)
         repeats = self.plan.n_micro_batches if self.every_micro_batch else 1
         if not self.overlaps:
-            for bucket in self._buckets * repeats:
-                self._reduce(tasks, bucket, last)
+            for n_more in reversed(range(repeats)):
+                self.is_last = n_more == 0
+                for bucket in self._buckets:
+                    self._reduce(tasks, bucket, last)
         for n_elements, reduced in self._packed:
             # cast into the flat bucket, then copied out of it
             flat = self.element_bytes if self.facts.reduces_in_fp32 else 0

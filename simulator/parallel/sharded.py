@@ -94,6 +94,7 @@ class FullySharded(DataParallel):
         self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool
     ) -> None:
         """Reduce-scatter the unit's gradients, in every micro-batch."""
+        self.is_last = is_last
         if position in self._units and kind != "W":
             if last and not (kind == "F" and self._keeps(position)):
                 self._freed.append(last[-1])

@@ -92,6 +92,8 @@ class DataParallelism:
     registers_buffers: bool = False
     #: Whether optimizer states may be sharded over the copies of a full shard, too (Megatron-FSDP's ``outer_dp_sharding_strategy``).
     shards_copies: bool = False
+    #: Whether copies of full shards add their gradients up once a step, in the last micro-batch (Megatron-FSDP, ``is_last_microbatch``).
+    sums_copies_once: bool = False
     #: Whether a file of its own says what it does: DeepSpeed's ``ds_config.json``.
     has_config: bool = False
     #: Version of PyTorch's FSDP that it is: 1 for the wrapper, 2 for ``fully_shard``; 0 where it is none.
@@ -205,6 +207,7 @@ MEGATRON_CORE = replace(
     shardings=("none", "zero1", "zero2", "zero3"),
     registers_buffers=True,
     shards_copies=True,
+    sums_copies_once=True,
 )
 #: DeepSpeed's: ``reduce_bucket_size``; its pipeline engine refuses ZeRO-2 and ZeRO-3; ``offload_optimizer`` and ``offload_param``
 DEEPSPEED = DataParallelism(

@@ -21,6 +21,12 @@ class Pipelines(NamedTuple):
 
     schedules: tuple[str, ...] = ()
     waits: Waits = "host"
+    #: Schedules under which nobody waits for what is sent.
+    going_on: tuple[str, ...] = ()
+
+    def who_waits(self, schedule: str) -> Waits:
+        """Return who waits for messages under one of the schedules, or one that it does not have."""
+        return "nobody" if schedule in self.going_on else self.waits
 
 
 #: no pipeline
@@ -36,10 +42,11 @@ DEEPSPEED = Pipelines(("1f1b",))
 #: deepspeedai/Megatron-DeepSpeed, ``arguments.py``: ``--enable-zbh1-pipeline``
 MEGATRON_DEEPSPEED = Pipelines((*DEEPSPEED.schedules, "zb-1p"))
 #: pytorch/pytorch, ``torch/distributed/pipelining/schedules.py``, ``get_schedule_class``; ``Schedule1F1B``, and ``PipelineScheduleMulti``
-#: until release 2.9, exchange what neighbours send at one time, and wait for all of it on the stream
-TORCH = Pipelines(("gpipe", "1f1b", "1f1b-interleaved", "zb-v", "dualpipe-v"), "stream")
+#: until release 2.9, exchange what neighbours send at one time, and wait for all of it on the stream; ``ScheduleGPipe`` does so for
+#: sends when all is computed
+TORCH = Pipelines(("gpipe", "1f1b", "1f1b-interleaved", "zb-v", "dualpipe-v"), "stream", ("gpipe",))
 #: KempnerInstitute/KempnerForge, ``kempnerforge/distributed/pipeline_parallel.py``, ``build_pipeline_schedule``
-KEMPNERFORGE = Pipelines(("gpipe", "1f1b", "1f1b-interleaved"), "stream")
+KEMPNERFORGE = Pipelines(("gpipe", "1f1b", "1f1b-interleaved"), "stream", ("gpipe",))
 #: huggingface/nanotron, ``config/utils_config.py``: ``afab`` and ``1f1b``
 NANOTRON = Pipelines(("gpipe", "1f1b"))
 #: InternLM/InternEvo, ``core/scheduler``: ``PipelineScheduler``, ``InterleavedPipelineScheduler``, and ``ZeroBubblePipelineScheduler``

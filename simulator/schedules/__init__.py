@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan import ParallelPlan
+from simulator.plan.framework_schedules import NONE, Waits
 from simulator.schedules.action import Action, Kind, Layout, Placement, Row, Table
 from simulator.schedules.check import (
     Execution,
@@ -173,18 +174,21 @@ def plain_name(name: str) -> str:
 
 def sends_block(plan: ParallelPlan) -> bool:
     """Whether a plan's next pass waits for the messages of the one before."""
-    framework = plan.framework_spec
-    hides = framework.overlaps_interleaved_p2p and plan.virtual_pp > 1
+    hides = plan.framework_spec.overlaps_interleaved_p2p and plan.virtual_pp > 1
     if plan.overlap_p2p is not None:
         hides = plan.overlap_p2p
     may_block = find_schedule(plan.schedule, plan.virtual_pp).blocks_sends
-    return may_block and not hides and (framework.pipeline is None or framework.pipeline.waits != "nobody")
+    return may_block and not hides and _who_waits(plan) != "nobody"
 
 
 def blocks_host(plan: ParallelPlan) -> bool:
     """Whether the host waits for them, too, and issues nothing meanwhile."""
-    pipeline = plan.framework_spec.pipeline
-    return sends_block(plan) and (pipeline is None or pipeline.waits == "host")
+    return sends_block(plan) and _who_waits(plan) == "host"
+
+
+def _who_waits(plan: ParallelPlan) -> Waits:
+    pipelines = plan.framework_spec.pipeline or NONE
+    return pipelines.who_waits(find_schedule(plan.schedule, plan.virtual_pp).name)
 
 
 def placement_of(name: str, n_stages: int, virtual_pp: int = 1) -> Placement:

@@ -55,6 +55,17 @@ def test_copies_gather_in_the_first_micro_batch_and_scatter_in_the_last(n, width
     }
 
 
+@pytest.mark.parametrize(
+    ("framework", "sharding", "each_time"), [("megatron-core", "zero3", False), ("fsdp2", "hsdp", True)]
+)
+@pytest.mark.parametrize("n", [1, 3])
+def test_who_adds_up_copies_in_every_micro_batch(framework, sharding, each_time, n):
+    """Megatron-FSDP: "(is_last_microbatch or self.model_auto_sync)"; ``FSDPState`` of PyTorch: ``all_reduce_grads`` unless told."""
+    result = run(n_micro_batches=n, framework=framework, sharding=sharding, outer_sharding="none", gradient_bytes=4)
+    times = n if each_time else 1
+    assert sent(result)["all_reduce", "replicate"] == (times * (LAYERS + 1), times * PSI * 4 // 8)
+
+
 @pytest.mark.parametrize(("ep", "shards"), [(4, 2), (8, 1)])
 def test_experts_are_exchanged_over_copies_of_their_own_shards(ep, shards):
     """16 ranks hold each expert 16 / ep times: two copies of it, over the rest it is sharded; states over all of them."""

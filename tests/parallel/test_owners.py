@@ -85,7 +85,9 @@ def expected(rank, plan, n_elements):
         sums["all_reduce", tuple(ranks)] += n_bytes if whole and len(ranks) > 1 else 0
         if not whole:
             sums["reduce_scatter", sharers] += n_bytes if len(sharers) > 1 else 0
-            sums["all_reduce", copies] += n_bytes / n_shards if len(copies) > 1 else 0
+            # Megatron-FSDP: ``is_last_microbatch``
+            n_times = 1 if plan.framework == "megatron-core" else repeats
+            sums["all_reduce", copies] += n_bytes / n_shards * n_times / repeats if len(copies) > 1 else 0
         if plan.sharding != "none" and len(sharers) > 1:
             least = n_elements[is_expert] * PARAMETERS
             gathers[sharers][0] += least

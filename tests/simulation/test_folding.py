@@ -103,7 +103,8 @@ def test_folded_equals_unfolded(data, plan, cluster, network, is_healthy):
         ("polaris", {"gpus": 12, "tp": 2, "pp": 2, "dp": 3, "global_batch": 6, "schedule": "gpipe", "sharding": "zero3",
                      "framework": "fsdp"}, 6),
         # trees over three nodes, the root in the middle, beside messages between the stages
-        ("bigred200", {"gpus": 48, "pp": 4, "dp": 12, "global_batch": 48, "schedule": "zb-1p", "sharding": "hsdp"}, 8),
+        ("bigred200", {"gpus": 48, "pp": 4, "dp": 12, "global_batch": 48, "schedule": "zb-1p", "sharding": "hsdp",
+                       "framework": "fsdp"}, 8),
     ],
 )  # fmt: skip
 def test_a_class_is_split_where_its_ranks_share_links_unequally(cluster, plan, n_classes):
