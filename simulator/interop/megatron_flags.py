@@ -484,6 +484,9 @@ def _attention(found: FoundKeys, *, is_local: bool) -> str:
 
 def _states(found: FoundKeys) -> dict[str, Any]:
     """Return the widths of the optimizer's states; its fused Adam keeps of a master weight what a bf16 weight lacks."""
+    steps = KEYS.named("muon-num-ns-steps")
+    if found[steps.names[0]] != steps.default and KEYS.named("optimizer").ours(found["optimizer"]) == "muon":
+        found.reader.miss(steps.names[0], f"{steps.default} steps of Newton and Schulz are taken")
     if not found["use-precision-aware-optimizer"]:
         return {"moment_bytes": 1} if found["use-bnb-optimizer"] else {}
     mean, square = (KEYS.named(name).ours(found[name]) for name in ("exp-avg-dtype", "exp-avg-sq-dtype"))

@@ -203,6 +203,10 @@ class ParallelPlan:
     optimizer: terms.Optimizer = setting(
         "precision", "`adam`, or `muon` for matrices of blocks (Megatron-Core).", default="adam", changes=_EVERYTHING,
     )  # fmt: skip
+    muon_tp_mode: terms.MuonMode = setting(
+        "precision", "What Muon takes of a matrix that tensor-parallel ranks share: all of it on every rank (`duplicated`), all of it "
+        "together (`distributed`), or each rank its own part (`blockwise`).", default="duplicated", changes=_EVERYTHING,
+    )  # fmt: skip
     optimizer_implementation: terms.OptimizerImplementation | None = setting(
         "precision", "How Adam steps (torchtitan's word): `fused`, `foreach`, operation by operation over all tensors, which is the "
         "default of torch.optim on a GPU, or `for-loop`, tensor by tensor, whose launches are not counted.", unset="the framework's own",
