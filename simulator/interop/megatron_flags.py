@@ -21,12 +21,15 @@ from simulator.interop.shell import Script, read_script
 from simulator.interop.typed_values import Reader, is_unknown, readable, words
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
+from simulator.plan.names import SWITCHES
 from simulator.plan.parallel_plan import SETTINGS
 from simulator.plan.rules import counted_layers
 from simulator.plan.stage_layout import parse_layout
 from simulator.schedules import sends_block
 
 _FRAMEWORKS = ("megatron-core", "megatron", "megatron-deepspeed")
+#: the schedule that ``--overlap-moe-expert-parallel-comm`` is
+_, _COMBINED = SWITCHES["overlap_moe_expert_parallel_comm"]
 _SHARDING = {
     "none": {}, "zero1": {"use-distributed-optimizer": True}, "zero3": {"use-torch-fsdp2": True},
 }  # fmt: skip
@@ -120,8 +123,8 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "no-rope-fusion": not plan.rope_fusion,
         "no-overlap-p2p-communication": plan.virtual_pp > 1 and sends_block(plan) and not is_local,
-        "overlap-moe-expert-parallel-comm": plan.schedule == "1f1b-combined",
-        "delay-wgrad-compute": plan.schedule == "1f1b-combined" and plan.delay_wgrad,
+        "overlap-moe-expert-parallel-comm": plan.schedule == _COMBINED,
+        "delay-wgrad-compute": plan.schedule == _COMBINED and plan.delay_wgrad,
         "grad-reduce-in-bf16": plan.precision in ("bf16", "fp8") and plan.reduced_bytes == 2,
         "accumulate-allreduce-grads-in-fp32": plan.precision == "fp16" and plan.reduced_bytes == 4,
         "bf16": plan.precision in ("bf16", "fp8"),
@@ -636,7 +639,7 @@ def _stages(found: FoundKeys, settings: dict[str, Any], layers: int, segments: t
             message = "needs virtual stages beside pipeline parallelism, as in Megatron-Core"
             hint = "--num-layers-per-virtual-pipeline-stage"
             found.reader.fault("overlap-moe-expert-parallel-comm", message, hint=hint)
-        stages |= {"schedule": "1f1b-combined"} | ({"delay_wgrad": found["delay-wgrad-compute"]} if pp > 1 else {})
+        stages |= {"schedule": _COMBINED} | ({"delay_wgrad": found["delay-wgrad-compute"]} if pp > 1 else {})
     elif found["delay-wgrad-compute"]:
         message, hint = "needs overlap-moe-expert-parallel-comm, as Megatron-Core asserts", "give both, or neither"
         found.reader.fault("delay-wgrad-compute", message, hint=hint)
