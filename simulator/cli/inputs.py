@@ -14,8 +14,7 @@ from simulator.config import keep_inputs
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import (
     SCENARIO_SETTINGS,
-    canonical_name,
-    convert,
+    named,
     parse_axis,
     recipe_of,
     with_recipe,
@@ -24,6 +23,7 @@ from simulator.interop import import_model, import_settings, import_topology, is
 from simulator.interop.format import HUB, Imported, ImportReport
 from simulator.interop.plan_files import PLAN_FILES, deepspeed_files
 from simulator.plan import SETTINGS
+from simulator.plan.names import is_switch
 from simulator.plan.published import LeftOut, Published
 from simulator.units import parse_quantity
 
@@ -107,7 +107,8 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
     """
     options = _with_arguments(options)
     found: dict[str, Any] = {name: options[name] for name in PLAN_FILES if options.get(name)}
-    changes = _changes(options.get("set_") or ())
+    flags = {name: options[name] for name in SETTINGS if name != "gpus" and options.get(name) is not None}
+    changes = _changes(options.get("set_") or (), flags)
     _refuse_powers(changes)
     found |= changes
     if options.get("power_cap"):
@@ -125,7 +126,6 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
         said = os.environ.get(f"SIMULATE_PLAN__{name.upper()}")
         if said is not None:
             found[name] = one.parse(said)
-    flags = {name: options[name] for name in SETTINGS if name != "gpus" and options.get(name) is not None}
     for name in ("topology", "model", "network", "transport", "nccl_algo", "nccl_proto", "seed", "unfold"):
         setting = _FORCED.get(name, name)
         if options.get(name) and options[name] != SCENARIO_SETTINGS[setting].default:
@@ -173,7 +173,7 @@ def changes_of_cluster(items: Sequence[str], why: str, flags: Mapping[str, str])
     flags : mapping
         Other settings that it has flags for, by canonical name.
     """
-    found = _changes(items)
+    found = _changes(items, {})
     for name in found:
         if name in SETTINGS or name in SCENARIO_SETTINGS or name in PLAN_FILES:
             raise ConfigError(
@@ -185,18 +185,17 @@ def changes_of_cluster(items: Sequence[str], why: str, flags: Mapping[str, str])
     return found
 
 
-def _changes(items: Sequence[str]) -> dict[str, Any]:
-    """Return what ``--set`` sets; the later wins, and says so."""
+def _changes(items: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``--set`` sets beside flags; the later wins, and says so, but another tool's switch must agree with all."""
     found: dict[str, Any] = {}
-    for item in items:
+    for item in sorted(items, key=lambda one: is_switch(one.partition("=")[0])):
         key, separator, text = item.partition("=")
         if not separator:
             raise ConfigError(f"--set {item}: write key=value")
-        name = canonical_name(key)
-        value = convert(name, text)
-        if found.get(name, value) != value:
-            write_warnings([f"--set {name}={found[name]} has no effect: --set {item} stands behind it"])
-        found[name] = value
+        for name, value in named(key, text, {**found, **flags}).items():
+            if found.get(name, value) != value:
+                write_warnings([f"--set {name}={found[name]} has no effect: --set {item} stands behind it"])
+            found[name] = value
     return found
 
 

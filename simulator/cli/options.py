@@ -10,6 +10,7 @@ import typer
 
 from simulator.errors import ConfigError
 from simulator.plan import GROUPS, OTHER_NAMES, SETTINGS, Setting
+from simulator.plan.names import SWITCHES
 
 Text = Optional[str]  # noqa: UP045 - Typer reads Optional at run time
 Number = Optional[int]  # noqa: UP045
@@ -77,6 +78,7 @@ def other_flag(words: Sequence[str]) -> str:
             _OTHER_FLAGS.get(flag.removeprefix("--"))
             or _OTHER_FLAGS.get(name)
             or (SETTINGS[OTHER_NAMES[name]].flag if name in OTHER_NAMES else "")
+            or (f"--set {name}=true, which is {'='.join(SWITCHES[name])}" if name in SWITCHES else "")
         )
         if ours:
             return f"there is no {flag}; say {ours}"

@@ -178,19 +178,19 @@ def _plan_change(options: Mapping[str, Any]) -> tuple[PlanChange, int | None]:
 def _settings(texts: Sequence[str] | None, *, sizes: bool = False) -> dict[str, Any]:
     """Settings of a plan as KEY=VALUE; with ``sizes`` also numbers of layers and micro-batches."""
     from simulator.errors import ConfigError
-    from simulator.plan.names import parse_setting
+    from simulator.plan.names import is_switch, parse_settings
 
     found: dict[str, Any] = {}
-    for text in texts or ():
+    for text in sorted(texts or (), key=lambda one: is_switch(one.partition("=")[0])):
         name, equals, value = text.partition("=")
         key = name.strip().replace("-", "_")
         if sizes and key in ("layers", "micro_batches") and value.isdecimal():
             found[key] = int(value)
             continue
-        setting = parse_setting(name, value) if equals else None
-        if setting is None:
+        made = parse_settings(name, value, found) if equals else None
+        if made is None:
             raise ConfigError(f"'{text}' is not a setting of a plan", hint="KEY=VALUE, like tp=2 or overlap=false")
-        found[setting[0]] = setting[1]
+        found |= made
     return found
 
 

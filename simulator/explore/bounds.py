@@ -45,10 +45,11 @@ from simulator.parallel.classes import fills_nodes
 from simulator.parallel.context import LayerCollective, exchange_context
 from simulator.parallel.lower import data_parallel, split_layers
 from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.muon import MuonMessage, owned_matrices
 from simulator.parallel.rank_model import boundary_bytes, model_for
 from simulator.parallel.repetition import count_in_rows
 from simulator.parallel.stage import StageLayers
-from simulator.parallel.states import accumulation_traffic, optimizer_run, owned_matrices, split_parameters
+from simulator.parallel.states import accumulation_traffic, optimizer_step, split_parameters
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, Block, Program, RankProgram, Task
@@ -614,14 +615,18 @@ class Bounds:
         has_copies = placement.stage(0) != placement.stage(placement.n_parts - 1) and not placement.shares_vocabulary
         if layout.model.tied_embedding and has_copies:
             largest = max((p.n_elements for p in layout.model.layers[0].parameters), default=1)
-            embedding_s = self._all_reduce_s("embedding", largest * plan.reduced_bytes, communicators, durations)
+            embedding_s = self._in_step_s(
+                "all_reduce", "embedding", largest * plan.reduced_bytes, communicators, durations
+            )
         if plan.sums_norm:
-            norm_s = self._all_reduce_s("model", 4, communicators, durations)
+            norm_s = self._in_step_s("all_reduce", "model", 4, communicators, durations)
         return embedding_s, norm_s
 
-    def _all_reduce_s(self, axis: str, n_bytes: int, communicators: Communicators, durations: LeastDurations) -> float:
+    def _in_step_s(
+        self, collective: str, axis: str, n_bytes: int, communicators: Communicators, durations: LeastDurations
+    ) -> float:
         groups = communicators.groups(axis)
-        op = Collective(collective="all_reduce", axis=axis, n_bytes=n_bytes, groups=groups, phase="optimizer")
+        op = Collective(collective=collective, axis=axis, n_bytes=n_bytes, groups=groups, phase="optimizer")
         return durations.communication_s(op)
 
     def _step_s(self, layout: PlacedPlan, stage: int, durations: LeastDurations) -> float:
@@ -630,7 +635,14 @@ class Bounds:
         dense, experts = split_parameters(layers, plan)
         shards = plan.state_ranks(self.communicators(plan, stage).size("shard")) if plan.sharding != "none" else 1
         n_elements = -(-dense // shards) + -(-experts // plan.expert_shards(shards))
-        return durations.op_s(optimizer_run(n_elements, plan, owned_matrices(layers, plan, shards)))[0]
+        steps = optimizer_step(n_elements, plan, owned_matrices(layers, plan, shards))
+        communicators = self.communicators(plan, stage)
+        return sum(
+            self._in_step_s(one.collective, one.axis, one.n_bytes, communicators, durations)
+            if isinstance(one, MuonMessage)
+            else durations.op_s(one)[0]
+            for one in steps
+        )
 
 
 def _passes_in(row: Row) -> Counter[tuple[Kind, int]]:

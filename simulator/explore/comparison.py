@@ -13,8 +13,9 @@ from simulator.analysis.metrics import PARTS, exposed_by_axis
 from simulator.answer import MEMORY_PARTS, SAME, Answer, Result, describe_plan, throughput
 from simulator.config import load_yaml
 from simulator.errors import ConfigError
-from simulator.explore.named_settings import canonical_name, convert, given_in, scenario_of, with_recipe
+from simulator.explore.named_settings import given_in, named, scenario_of, with_recipe
 from simulator.plan import ParallelPlan
+from simulator.plan.names import is_switch
 from simulator.simulation import simulate
 from simulator.units import format_bytes, format_signed, format_time
 
@@ -109,15 +110,14 @@ def side_of(text: str, shared: Mapping[str, Any], *, say: Callable[[str], None] 
     if text.endswith((".yaml", ".yml")):
         return _simulated({**shared, "plan": text}, say)
     settings: dict[str, Any] = {}
-    for item in text.split(","):
+    for item in sorted(text.split(","), key=lambda one: is_switch(one.partition("=")[0])):
         name, separator, value = item.partition("=")
         if not separator:
             raise ConfigError(
                 f"'{text}' is nothing to compare",
                 hint="settings like gpus=16 or model=gpt-1.3b, a plan.yaml, or an answer that --json printed",
             )
-        key = canonical_name(name)
-        settings[key] = convert(key, value)
+        settings |= named(name, value, settings)
     return _simulated({**shared, **settings}, say)
 
 

@@ -15,6 +15,7 @@ from simulator.interop import open_topology
 from simulator.interop.plan_files import PLAN_FILES, needs_ranks, plan_settings
 from simulator.models.catalog import CATALOG
 from simulator.plan import SETTINGS, ParallelPlan, declared, setting_named
+from simulator.plan.names import is_switch, switched
 from simulator.plan.published import Published, published_recipe
 from simulator.scenario import Scenario
 from simulator.topology.cluster_spec import ClusterSpec
@@ -55,6 +56,26 @@ def convert(name: str, value: object) -> Any:
     """Return a value in the type of its setting."""
     one = SETTINGS.get(name) or SCENARIO_SETTINGS.get(name)
     return one.parse(value) if one is not None else str(value)
+
+
+def named(name: str, value: object, beside: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a name and a value make, in their types: one, or none where it is another tool's switch that is off.
+
+    Parameters
+    ----------
+    beside : mapping
+        Settings that the same people made, by canonical name, which a switch must not contradict.
+
+    Examples
+    --------
+    >>> named("micro-batch", "2", {}), named("overlap_moe_expert_parallel_comm", True, {})
+    ({'micro_batch': 2}, {'schedule': '1f1b-combined'})
+    """
+    made = switched(name, value, beside)
+    if made is not None:
+        return made
+    key = canonical_name(name)
+    return {key: convert(key, value)}
 
 
 def scenario_of(settings: Mapping[str, Any]) -> Scenario:
@@ -106,9 +127,11 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
         from simulator.explore.presets import read_preset
 
         said = read_preset(files.pop("preset")).settings
-        started = {(key := canonical_name(name)): convert(key, value) for name, value in said.items()}
-        named = {name: value for name, value in started.items() if name in {"topology", "model"}}
-        return started | with_files({**named, **own, **files})
+        started: dict[str, Any] = {}
+        for name in sorted(said, key=is_switch):
+            started |= named(name, said[name], started)
+        about = {name: value for name, value in started.items() if name in {"topology", "model"}}
+        return started | with_files({**about, **own, **files})
     if "megatron" in files and not own.get("model"):
         own["model"] = files["megatron"]
     n_gpus = int(own.get("gpus") or 0)
@@ -217,12 +240,12 @@ def read_sweep(path: str | Path) -> Sweep:
         entries = data.get(section) or {}
         if not isinstance(entries, Mapping):
             raise ConfigError(f"{locator.value((section,))}: {section}: not a mapping of settings")
-        for name, given in entries.items():
+        for name, given in sorted(entries.items(), key=lambda entry: is_switch(str(entry[0]))):
             try:
-                key = canonical_name(str(name))
                 if section == "base":
-                    base[key] = convert(key, given)
+                    base |= named(str(name), given, base)
                 else:
+                    key = canonical_name(str(name))
                     values = given if isinstance(given, list) else listed(str(given))
                     axes[key] = unique(convert(key, value) for value in values)
                     if not axes[key]:

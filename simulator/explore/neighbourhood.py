@@ -33,6 +33,7 @@ _SWITCHES = (
     "gradient_as_bucket_view", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "cp_comm_type",
     "cp_load_balance", "moe_dispatcher", "moe_shared_expert_overlap", "offload_optimizer", "offload_parameters",
     "gradient_bytes", "gradient_compression", "moe_fp8_dispatch", "quantized_weights", "quantized_gradients",
+    "muon_tp_mode",
 )  # fmt: skip
 #: what a bucket is tried at where the plan leaves it to the framework
 _BUCKETS_BYTES = (25_000_000, 400_000_000)

@@ -25,13 +25,14 @@ from simulator.config import content_in_words, load_yaml
 from simulator.engine.period_watch import PeriodWatch
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.explore.goodput import checkpoint_of
-from simulator.explore.named_settings import canonical_name, convert, scenario_of
+from simulator.explore.named_settings import named, scenario_of
 from simulator.explore.placement import Switches, place, placements, read_free_nodes
 from simulator.explore.shared_storage import read_steps_s
 from simulator.faults import Faults
 from simulator.interop import load_model
 from simulator.parallel.loading import batch_bytes, sample_bytes_of
 from simulator.plan import SETTINGS, ParallelPlan
+from simulator.plan.names import is_switch
 from simulator.scenario import Scenario
 from simulator.simulation import PlacedJob, Together, resolve, simulate_on, topology_of
 from simulator.topology import Topology
@@ -104,17 +105,17 @@ def read_job(path: str, base: Mapping[str, Any]) -> JobRequest:
         raise ConfigError(f"{path}: a job is a mapping of settings; found {found}", hint="model: bert-large, gpus: 16")
     own: dict[str, Any] = {}
     settings: dict[str, Any] = {}
-    for name, value in data.items():
+    for name, value in sorted(data.items(), key=lambda item: is_switch(str(item[0]))):
         try:
             if (key := str(name).replace("-", "_")) in ("placement", "gpus_per_node"):
                 if key == "gpus_per_node" and (type(value) is not int or value < 1):
                     raise ConfigError(f"{value!r} is not a number of GPUs", hint="gpus_per_node: 4")
                 own[key] = value
                 continue
-            key = canonical_name(str(name))
-            if key not in SETTINGS and key != "model":
+            made = named(str(name), value, settings)
+            if not {*SETTINGS, "model"}.issuperset(made):
                 raise ConfigError("the cluster is that of the main job", hint="keys of a plan, and model")
-            settings[key] = convert(key, value)
+            settings |= made
         except SimulatorError as error:
             raise ConfigError(f"{locator.value((str(name),))}: {name}: {error.message}", hint=error.hint) from None
     missing = [name for name in ("model", "gpus") if name not in settings]

@@ -1,197 +1,26 @@
-"""Megatron-LM's flags: the model and the plan that a launch script or a YAML file describes, and a script for a plan."""
+"""Megatron-LM's flags: the model and the plan that a launch script or a YAML file describes."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from simulator.config import KeyPath, Locator, Place, load_yaml, parse_json, read_text
 from simulator.errors import ConfigError
-from simulator.interop.deepspeed import STAGES, read_deepspeed
-from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
+from simulator.interop.deepspeed import read_deepspeed
 from simulator.interop.format import Format, Imported
 from simulator.interop.key_table import FoundKeys, flattened
 from simulator.interop.megatron_model import KEYS, LAYERS, expert_counts, is_deepspeed, model_of, take_pattern
+from simulator.interop.megatron_script import BACKENDS, COMBINED, DISPATCHERS, OUTER, write_megatron
 from simulator.interop.shell import Script, read_script
 from simulator.interop.typed_values import Reader, is_unknown, readable, words
-from simulator.models.spec import ModelSpec
-from simulator.plan import FRAMEWORKS, ParallelPlan
+from simulator.plan import FRAMEWORKS
 from simulator.plan.parallel_plan import SETTINGS
-from simulator.plan.rules import counted_layers
 from simulator.plan.stage_layout import parse_layout
-from simulator.schedules import sends_block
-
-_FRAMEWORKS = ("megatron-core", "megatron", "megatron-deepspeed")
-_SHARDING = {
-    "none": {}, "zero1": {"use-distributed-optimizer": True}, "zero3": {"use-torch-fsdp2": True},
-}  # fmt: skip
-#: what says full shards of which there are several instances: only Megatron-FSDP has such
-_INSTANCES_OF_FSDP = {
-    "use-torch-fsdp2": False, "use-megatron-fsdp": True,
-    "data-parallel-sharding-strategy": KEYS.named("data-parallel-sharding-strategy").theirs("zero3"),
-}  # fmt: skip
-_OUTER = KEYS.named("outer-dp-sharding-strategy")
-#: how tokens of experts travel, and under ``flex`` by whose kernels
-_DISPATCHERS, _BACKENDS = KEYS.named("moe-token-dispatcher-type"), KEYS.named("moe-flex-dispatcher-backend")
-
-
-def write_megatron(request: Request) -> Emission:
-    """Write ``torchrun ... pretrain_gpt.py`` with the arguments of model and plan."""
-    spec, plan = request.spec, under(request.plan, _FRAMEWORKS)
-    fields = said(plan)
-    is_deepspeed = plan.framework_spec.data_parallel.has_config
-    refuse_to_write("Megatron-LM", {
-        f"rank_order {plan.rank_order}": KEYS.named("use-tp-pp-dp-mapping").theirs(plan.rank_order) is None,
-        f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32", "fp8"),
-        f"sharding {plan.sharding}": plan.sharding not in _SHARDING and not is_deepspeed,
-        f"sharding {plan.sharding} of groups": plan.sharding == "hsdp",
-        f"schedule {plan.schedule}": plan.schedule not in ("1f1b", "1f1b-interleaved", "1f1b-combined"),
-        f"architecture {spec.architecture}": not spec.family.is_megatrons_gpt,
-        "an encoder": spec.has_encoder,
-        f"moe_dispatcher {plan.moe_dispatcher}": plan.ep > 1
-        and not (_DISPATCHERS.theirs(plan.moe_dispatcher) or _BACKENDS.theirs(plan.moe_dispatcher)),
-        f"chunks of {spec.layers} layers over {plan.pp} x {plan.virtual_pp}":
-        (spec.layers + counted_layers(plan)) % (plan.pp * plan.virtual_pp) > 0
-        and plan.virtual_pp > 1 and plan.pipeline_layout is None,
-    })  # fmt: skip
-    per_node = min(request.gpus_per_node, plan.gpus)
-    launch = f"torchrun --nnodes {-(-plan.gpus // per_node)} --nproc-per-node {per_node} pretrain_gpt.py"
-    flags = _model_flags(spec, plan) | KEYS.written(fields, "plan") | _plan_flags(spec, plan)
-    lines = [
-        launch,
-        *(f"--{name}" if word is True else f"--{name} {word}" for name, word in flags.items() if word is not False),
-    ]
-    text = "#!/bin/sh\n" + " \\\n    ".join(lines) + "\n"
-    return Emission(text=text, plan=plan, unsaid={"scatter_gather": "on by default where it applies"})
-
-
-def _model_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
-    flags = KEYS.written(spec.to_dict(), "model") | {
-        "max-position-embeddings": max(spec.max_positions, plan.sequence_length),
-        "vocab-size": spec.vocab,
-        "make-vocab-size-divisible-by": 1,
-        "group-query-attention": spec.kv_heads != spec.heads,
-        "squared-relu": spec.activation == "relu2",
-        "untie-embeddings-and-output-weights": not spec.tied,
-        "disable-bias-linear": not spec.attention_output_bias,
-        "add-qkv-bias": spec.attention_bias and not spec.attention_output_bias,
-        "attention-dropout": spec.dropout,
-    }
-    if spec.scales_rotation:
-        flags["position-embedding-type"] = "yarn"
-    if spec.kv_heads != spec.heads:
-        flags["num-query-groups"] = spec.kv_heads
-    if spec.n_experts:
-        flags |= {"num-experts": spec.n_experts, "moe-router-topk": spec.top_k}
-    return flags | _block_flags(spec)
-
-
-def _block_flags(spec: ModelSpec) -> dict[str, Any]:
-    """Return which blocks are of which kind, where they are not all attention and MLP."""
-    blocks, flags = spec.blocks, dict[str, Any]()
-    if spec.is_latent_attention:
-        flags |= {"multi-latent-attention": True, "qk-head-dim": spec.head_dim, "kv-channels": False}
-    if spec.index_top_k:
-        flags["experimental-attention-variant"] = "dsa"
-    if {"M"} & {*blocks}:
-        return flags | {"hybrid-layer-pattern": f"'{''.join(blocks)}'"}
-    if spec.n_experts and not all("E" in block for block in blocks):
-        flags["moe-layer-freq"] = _runs("E" in block for block in blocks)
-    if any("G" in block for block in blocks):
-        flags |= {
-            "experimental-attention-variant": "gated_delta_net",
-            "linear-attention-freq": _runs("G" in block for block in blocks),
-        }
-    if spec.sliding_window:
-        flags |= {
-            "window-size": f"{spec.sliding_window - 1},0",
-            "window-attn-skip-freq": _runs("w" in block for block in blocks),
-        }
-    return flags
-
-
-def _runs(marks: Iterable[bool]) -> str:
-    """Write 1 or 0 for every layer, quoted for the shell."""
-    return "'({})'".format("+".join(f"[{int(mark)}]*{len(list(run))}" for mark, run in groupby(marks)))
-
-
-def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
-    """Return what several settings say together."""
-    is_deepspeed, is_local = plan.framework_spec.data_parallel.has_config, not plan.framework_spec.calls_modules
-    flags: dict[str, Any] = {
-        "no-rope-fusion": not plan.rope_fusion,
-        "no-overlap-p2p-communication": plan.virtual_pp > 1 and sends_block(plan) and not is_local,
-        "overlap-moe-expert-parallel-comm": plan.schedule == "1f1b-combined",
-        "delay-wgrad-compute": plan.schedule == "1f1b-combined" and plan.delay_wgrad,
-        "grad-reduce-in-bf16": plan.precision in ("bf16", "fp8") and plan.reduced_bytes == 2,
-        "accumulate-allreduce-grads-in-fp32": plan.precision == "fp16" and plan.reduced_bytes == 4,
-        "bf16": plan.precision in ("bf16", "fp8"),
-        "fp16": plan.precision == "fp16",
-    }
-    if plan.pipeline_layout is not None:  # quoted, for the shell
-        flags |= {
-            "pipeline-model-parallel-layout": f"'{plan.pipeline_layout}'",
-            "num-virtual-stages-per-pipeline-rank": False,
-        }
-    if plan.precision == "fp8":
-        flags["fp8-format"] = "hybrid"
-    if is_deepspeed:
-        flags |= {
-            "deepspeed": True,
-            "deepspeed_config": "ds_config.json",
-            "zero-stage": STAGES[plan.sharding],
-            "optimizer-cpu-offload": False,
-        }
-    else:
-        flags |= _SHARDING[plan.sharding]
-    if spec.n_experts:
-        flags |= _expert_flags(plan, is_deepspeed=is_deepspeed)
-    ranks, group = plan.dp * plan.cp, plan.sharding_group
-    if plan.sharding in ("zero1", "zero3") and group and group < ranks:
-        flags["num-distributed-optimizer-instances"] = ranks // group
-        if plan.sharding == "zero3":
-            flags |= _INSTANCES_OF_FSDP | {_OUTER.names[0]: _OUTER.theirs(plan.outer_sharding)}
-    if plan.bucket_bytes:
-        flags["ddp-bucket-size"] = plan.bucket_bytes // plan.reduced_bytes
-    if plan.recompute == "full":
-        flags |= {"recompute-method": plan.recompute_method, "recompute-num-layers": plan.recompute_layers or 1}
-    if plan.recompute != "none":
-        flags["recompute-granularity"] = plan.recompute
-    if plan.recompute_modules:
-        flags["recompute-modules"] = " ".join(plan.recomputed_modules)
-    if plan.offload_modules:
-        flags |= {"fine-grained-activation-offloading": True, "offload-modules": " ".join(plan.offloaded_modules)}
-    if plan.captured_modules:
-        flags |= {"cuda-graph-impl": "transformer_engine", "cuda-graph-scope": " ".join(plan.captured_modules)}
-    elif plan.captures_iteration:
-        flags["cuda-graph-impl"] = "full_iteration"
-    if is_local:
-        flags |= {"transformer-impl": "local", "use-flash-attn": plan.attention == "flash"}
-    elif plan.attention == "eager":
-        flags["attention-backend"] = "unfused"
-    return flags
-
-
-def _expert_flags(plan: ParallelPlan, *, is_deepspeed: bool) -> dict[str, Any]:
-    """Return how tokens of experts travel, and how many of them an expert takes."""
-    limit, backend = plan.moe_capacity_factor, _BACKENDS.theirs(plan.moe_dispatcher)
-    factor = f"{limit:g}" if limit else False
-    flags = {
-        "moe-token-dispatcher-type": _DISPATCHERS.theirs(plan.moe_dispatcher) or "flex",
-        "moe-flex-dispatcher-backend": backend not in (None, _BACKENDS.default) and backend,
-        "moe-enable-deepep": backend == _BACKENDS.default,
-        **({f"moe-{backend}-num-sms": plan.moe_dispatcher_sms or False} if backend else {}),
-        "moe-pad-expert-input-to-capacity": plan.moe_pad_to_capacity,
-        "moe-shared-expert-overlap": plan.moe_shared_expert_overlap,
-    }
-    if not is_deepspeed:
-        return flags | {"moe-expert-capacity-factor": factor}
-    return flags | {"expert-interval": 1, "moe-train-capacity-factor": factor, "disable-moe-token-dropping": not limit}
 
 
 def import_megatron(
@@ -492,6 +321,9 @@ def _attention(found: FoundKeys, *, is_local: bool) -> str:
 
 def _states(found: FoundKeys) -> dict[str, Any]:
     """Return the widths of the optimizer's states; its fused Adam keeps of a master weight what a bf16 weight lacks."""
+    steps = KEYS.named("muon-num-ns-steps")
+    if found[steps.names[0]] != steps.default and KEYS.named("optimizer").ours(found["optimizer"]) == "muon":
+        found.reader.miss(steps.names[0], f"{steps.default} steps of Newton and Schulz are taken")
     if not found["use-precision-aware-optimizer"]:
         return {"moment_bytes": 1} if found["use-bnb-optimizer"] else {}
     mean, square = (KEYS.named(name).ours(found[name]) for name in ("exp-avg-dtype", "exp-avg-sq-dtype"))
@@ -570,7 +402,7 @@ def _sharding(found: FoundKeys) -> str:
     sharding: str = KEYS.named(strategy := "data-parallel-sharding-strategy").ours(found[strategy])
     if found["use-megatron-fsdp"] and sharding != "none":
         return sharding
-    if found["use-megatron-fsdp"] and not found.given(strategy) and _OUTER.ours(found[_OUTER.names[0]]) != "none":
+    if found["use-megatron-fsdp"] and not found.given(strategy) and OUTER.ours(found[OUTER.names[0]]) != "none":
         why = "the default of Megatron-LM since April 2026, beside which alone outer sharding runs"
         found.reader.assume(strategy, KEYS.named(strategy).theirs("zero3"), why)
         return "zero3"
@@ -586,9 +418,9 @@ def _experts_travel(found: FoundKeys) -> dict[str, Any]:
     if is_deepspeed(found):  # tokens beyond the capacity are dropped, and what is left of it is padding
         factor = None if found["disable-moe-token-dropping"] else found["moe-train-capacity-factor"]
         return {"moe_dispatcher": "alltoall", "moe_capacity_factor": factor, "moe_pad_to_capacity": factor is not None}
-    backend = _BACKENDS.ours(found["moe-flex-dispatcher-backend"])
-    dispatcher = _DISPATCHERS.ours(found["moe-token-dispatcher-type"]) or backend
-    sms = found[f"moe-{dispatcher}-num-sms"] if dispatcher in _BACKENDS.words else None
+    backend = BACKENDS.ours(found["moe-flex-dispatcher-backend"])
+    dispatcher = DISPATCHERS.ours(found["moe-token-dispatcher-type"]) or backend
+    sms = found[f"moe-{dispatcher}-num-sms"] if dispatcher in BACKENDS.words else None
     return ({"moe_dispatcher_sms": sms} if sms else {}) | {
         "moe_dispatcher": dispatcher,
         "moe_capacity_factor": found["moe-expert-capacity-factor"] or None,
@@ -620,8 +452,8 @@ def _groups(found: FoundKeys, settings: dict[str, Any], world: int) -> dict[str,
 
 def _outer_sharding(found: FoundKeys, settings: dict[str, Any]) -> dict[str, Any]:
     """Return whether instances of Megatron-FSDP's optimizer share its states, which they do of full shards alone."""
-    name = _OUTER.names[0]
-    outer: str = _OUTER.ours(found[name])
+    name = OUTER.names[0]
+    outer: str = OUTER.ours(found[name])
     if outer == "none" or not found["use-megatron-fsdp"]:
         return {}
     if settings["sharding"] != "zero3":
@@ -659,7 +491,7 @@ def _stages(found: FoundKeys, settings: dict[str, Any], layers: int, segments: t
             message = "needs virtual stages beside pipeline parallelism, as in Megatron-Core"
             hint = "--num-layers-per-virtual-pipeline-stage"
             found.reader.fault("overlap-moe-expert-parallel-comm", message, hint=hint)
-        stages |= {"schedule": "1f1b-combined"} | ({"delay_wgrad": found["delay-wgrad-compute"]} if pp > 1 else {})
+        stages |= {"schedule": COMBINED} | ({"delay_wgrad": found["delay-wgrad-compute"]} if pp > 1 else {})
     elif found["delay-wgrad-compute"]:
         message, hint = "needs overlap-moe-expert-parallel-comm, as Megatron-Core asserts", "give both, or neither"
         found.reader.fault("delay-wgrad-compute", message, hint=hint)

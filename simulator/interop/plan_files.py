@@ -9,7 +9,7 @@ from typing import Any
 from simulator.config import Fault, content_in_words, did_you_mean, load_yaml, raise_faults
 from simulator.errors import ConfigError
 from simulator.interop import import_settings, recognise_settings
-from simulator.plan.names import setting_named
+from simulator.plan.names import is_switch, setting_named, switched
 from simulator.plan.parallel_plan import SETTINGS
 
 
@@ -21,14 +21,18 @@ def load_plan(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: a plan file is a mapping of settings; found {found}", hint="for example 'tp: 8'")
     faults: list[Fault] = []
     settings: dict[str, Any] = {}
-    for name, value in data.items():
+    for name, value in sorted(data.items(), key=lambda item: is_switch(str(item[0]))):
         at = (str(name),)
         try:
-            one = setting_named(str(name))
+            made = switched(str(name), value, settings)
+            one = None if made is not None else setting_named(str(name))
         except ConfigError as error:
-            faults.append(Fault(place=locator.key(at), path=at, message=error.message, hint=error.hint))
+            where = () if is_switch(str(name)) else at  # a switch names itself
+            faults.append(Fault(place=locator.key(at), path=where, message=error.message, hint=error.hint))
             continue
-        if one is None:
+        if made is not None:
+            settings |= made
+        elif one is None:
             guess = did_you_mean(str(name), SETTINGS)
             known = "" if guess else f"known keys: {', '.join(sorted(SETTINGS))}"
             faults.append(Fault(place=locator.key(at), path=at, message=f"unknown key.{guess}", hint=known))

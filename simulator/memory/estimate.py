@@ -14,7 +14,8 @@ from operator import itemgetter
 
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
-from simulator.models.layer import Elements, Launch, Layer
+from simulator.models.layer import DTYPE_BYTES, Elements, Launch, Layer
+from simulator.models.matrices import matrices_of, sharing, whole
 from simulator.plan import MOMENTS, ParallelPlan
 from simulator.plan.rules import captures_layers
 from simulator.schedules import find_schedule
@@ -283,7 +284,7 @@ def _stage_bytes(
     }
     categories["graphs"] = working if _has_graphs(layers, plan) else 0
     dynamic = sum(saved) + working
-    in_step = categories["gradients"]
+    in_step = categories["gradients"] + _gathered_matrix_bytes(layers, plan)
     if plan.steps_adam == "foreach":
         in_step += stepped(state.moment, trained)
     if plan.framework_spec.data_parallel.frees_gradients and plan.n_micro_batches == 1:
@@ -383,6 +384,19 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int
     blocks = [n for n, layer in zip(units, layers, strict=True) if layer.is_block]
     alive = min(plan.gathered_units * max(blocks, default=0), sum(blocks))
     return max(2, plan.gathered_bytes) * (sum(units) - sum(blocks)) + plan.gathered_bytes * int(alive)
+
+
+def _gathered_matrix_bytes(layers: Sequence[Layer], plan: ParallelPlan) -> int:
+    """Bytes of the largest matrix that Muon gathers from tensor-parallel ranks, in fp32: once as their parts, once as the whole.
+
+    References
+    ----------
+    NVIDIA-NeMo/Emerging-Optimizers, ``orthogonalized_optimizers/muon_utils.py``, ``newton_schulz_tp``.
+    """
+    if plan.optimizer != "muon" or plan.muon_tp_mode != "duplicated":
+        return 0
+    gathered = [whole(one, plan) for one in matrices_of(distinct(layers)) if sharing(one, plan)[1] > 1]
+    return max((2 * DTYPE_BYTES["fp32"] * one.m * one.n for one in gathered), default=0)
 
 
 def _bucket_bytes(n_parameters: int, plan: ParallelPlan, *, shards_parameters: bool, shards_gradients: bool) -> int:

@@ -39,7 +39,7 @@ def compressed_attention(style: Style, x: Tensor, *, kind: str) -> Tensor:
         shape = replace(shape, gathered=compressed if kind == "k" else 0).limited(spec.sliding_window + compressed)
     context = _rotated(style, style.core_attention(q, kv, kv, shape))
     groups = max(1, spec.output_groups // setting.tp)
-    grouped = style.linear(context, spec.output_lora_rank, width // groups, name="output_down")
+    grouped = style.linear(context, spec.output_lora_rank, width // groups, name="output_down", split="column")
     return style.row(grouped, groups * spec.output_lora_rank, name="attention_output")
 
 

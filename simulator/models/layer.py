@@ -17,6 +17,8 @@ Pass = Literal["forward", "dgrad", "wgrad", "backward"]
 #: how an elementwise kernel reaches its operands: whole vectors of one layout and type, element by element where
 #: strides differ, with a conversion to a wider type (``widen``), or with several types at once (``mixed``)
 Access = Literal["vector", "strided", "widen", "mixed"]
+#: how tensor-parallel ranks share a weight ``[out, in]``: its rows (column-parallel), its columns (row-parallel), or not at all
+Split = Literal["none", "column", "row"]
 
 #: what a layer is to its model: a repeated block, the embedding before all of them, the head with the loss behind them, the prediction of
 #: a further token, or what lies between two stacks of blocks; of a recorded module all that is in no block
@@ -78,6 +80,7 @@ class GemmShape(Launch):
     left_sms: int = 0  #: SMs that its blocks, which stay until all is done, leave to kernels beside it.
     library: str = ""  #: Whose kernel it is where not the vendor's library: ``torch``'s grouped one, ``flashinfer``.
     in_turn: bool = False  #: Whether the products of a batch are kernels of their own, one after the other.
+    split: Split = "none"  #: Of a weight gradient: which part of a matrix that tensor-parallel ranks share it is.
 
     @property
     def n_flops(self) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, GemmShape, PointwiseShape
+from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, GemmShape, PointwiseShape, Split
 from simulator.models.liveness import Tensor
 from simulator.models.ops import kernel, map_kernel
 from simulator.models.styles.base import GRADIENT, INPUT, NEITHER, Operands, Style
@@ -278,6 +278,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
             rows=width * (2 if spec.gated_mlp else 1),
             columns=spec.expert_input,
             narrowed_by_producer=GRADIENT if is_fused else NEITHER,
+            split="column",
         )
     up = _stashed(style, up, is_narrow=False)
     with style.recomputed("moe_act", is_discarding=True), style.offloaded("moe_act"):
@@ -304,6 +305,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         rows=spec.expert_input,
         columns=width,
         narrowed_by_producer=INPUT if is_fused else NEITHER,
+        split="row",
     )
     done = _repacked(style, done)
     if is_fused and spec.expert_bias and not setting.lora_rank:
@@ -439,12 +441,15 @@ def _grouped(
     rows: int,
     columns: int,
     narrowed_by_producer: Operands,
+    split: Split,
 ) -> Tensor:
     """Append one product per local expert, batched; rows are spread evenly, over fewer experts where they do not suffice.
 
     ``narrowed_by_producer`` is as for :meth:`Style.quantised_product`. Narrow kernels need rows in whole blocks: each expert's are padded.
+    ``split`` is how ranks share an expert, where they do.
     """
     setting, recipe = style.setting, _narrowing(style)
+    split = split if setting.expert_tp > 1 else "none"
     each = max(1, -(-n_rows // n_local))
     block = 1 if recipe is None else recipe.padded_rows
     n_pieces = 1 if setting.fuses_experts or style.groups_experts else n_local
@@ -465,9 +470,11 @@ def _grouped(
         sums_bias = "input" in narrowed_by_producer and style.spec.expert_bias and not setting.lora_rank
         return style.quantised_product(
             x, weight, shape, narrowed_by_producer=narrowed_by_producer, result_bytes=_epilogue_bytes(style, narrowed_by_producer),
-            summing=setting.bias_summing if sums_bias else 0.0,
+            summing=setting.bias_summing if sums_bias else 0.0, split=split,
         )  # fmt: skip
-    weight_gradient = replace(shape, m=rows, n=columns, k=each, kernel_pass="wgrad", output_bytes=style.wgrad_bytes)
+    weight_gradient = replace(
+        shape, m=rows, n=columns, k=each, kernel_pass="wgrad", output_bytes=style.wgrad_bytes, split=split
+    )
     return style.tape.record(
         [x, weight],
         n_rows * rows,

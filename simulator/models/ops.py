@@ -14,6 +14,7 @@ from simulator.models.layer import (
     LayerItem,
     Pass,
     PointwiseShape,
+    Split,
 )
 from simulator.models.liveness import Tensor
 from simulator.models.tape import Tape
@@ -260,10 +261,12 @@ def product(
     bias: Tensor | None = None,
     wgrad_bytes: float = 0.0,
     is_frozen: bool = False,
+    split: Split = "none",
 ) -> Tensor:
     """Append ``y[tokens, rows] = x[tokens, columns] w[columns, rows]``.
 
-    Backward launches ``before``, the input gradient, ``between``, the weight gradient and ``after``.
+    Backward launches ``before``, the input gradient, ``between``, the weight gradient and ``after``. Tensor-parallel ranks share the
+    weight as ``split`` says.
 
     Parameters
     ----------
@@ -288,10 +291,8 @@ def product(
     if bias is not None and not is_frozen:
         after = [*after, bias_gradient(n_tokens, rows, bias.dtype)]
     forward = GemmShape(m=n_tokens, n=rows, k=columns, dtype=dtype, name=name)
-    input_gradient = GemmShape(m=n_tokens, n=columns, k=rows, dtype=dtype, kernel_pass="dgrad", name=name)
-    weight_gradient = GemmShape(
-        m=rows, n=columns, k=n_tokens, dtype=dtype, kernel_pass="wgrad", name=name, output_bytes=wgrad_bytes
-    )
+    input_gradient = replace(forward, n=columns, k=rows, kernel_pass="dgrad")
+    weight_gradient = replace(input_gradient, m=rows, k=n_tokens, kernel_pass="wgrad", output_bytes=wgrad_bytes, split=split)  # fmt: skip
     first: list[LayerItem] = [input_gradient] if x.needs_gradient else []
     return tape.record(
         [x, weight, *([bias] if bias is not None else [])],

@@ -87,7 +87,7 @@ def idle_settings(
         *_idle_documents(plan),
         *_idle_recompute(plan),
         *_idle_kernels(plan),
-        *_idle_precision(plan),
+        *_idle_precision(plan, has_experts=has_experts),
         *_idle_experts(plan, has_experts, has_shared_expert),
         *_idle_graphs(plan, graph_scopes),
         (("rope_fusion",), not has_rotations, "the model rotates no queries and keys"),
@@ -273,8 +273,11 @@ def _idle_graphs(plan: ParallelPlan, scopes: Collection[str] | None) -> Idle:
     return [(("cuda_graphs",), absent, f"the model has no module that is called {' or '.join(named)}")]
 
 
-def _idle_precision(plan: ParallelPlan) -> Idle:
+def _idle_precision(plan: ParallelPlan, *, has_experts: bool) -> Idle:
+    degree = max(plan.tp, plan.expert_tp if has_experts else 1)
     return [
+        (("muon_tp_mode",), plan.optimizer != "muon", f"optimizer={plan.optimizer}"),
+        (("muon_tp_mode",), degree == 1, "tp=1: every rank has whole matrices"),
         (
             ("optimizer_implementation",),
             plan.steps_adam != plan.optimizer_implementation,

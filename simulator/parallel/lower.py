@@ -14,13 +14,14 @@ from simulator.parallel.classes import Classes, unfolded
 from simulator.parallel.data import DataParallel
 from simulator.parallel.loading import Loading
 from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.muon import MuonMessage, owned_matrices
 from simulator.parallel.outer_sharded import OuterSharded
 from simulator.parallel.pipeline import StageLowering
 from simulator.parallel.repetition import FILLS, ShortTable, shorten
 from simulator.parallel.replicated import Replicated
 from simulator.parallel.sharded import FullySharded, ShardedOnce, Zero3
 from simulator.parallel.stage import StageLayers
-from simulator.parallel.states import optimizer_run, owned_matrices
+from simulator.parallel.states import optimizer_step
 from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
 from simulator.plan.rules import counted_layers
@@ -441,9 +442,12 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
     if plan.sums_norm:
         done = (_collective(tasks, communicators, "model", 4, done),)
     matrices = owned_matrices(layers, plan, communicators.size("shard"))
-    run = optimizer_run(lowering.data.n_optimizer_elements, plan, matrices)
-    optimizer = tasks.add(run, COMPUTE, done)
-    lowering.data.after_step(tasks, optimizer)
+    for place, part in enumerate(optimizer_step(lowering.data.n_optimizer_elements, plan, matrices)):
+        if isinstance(part, MuonMessage):
+            done = (_collective(tasks, communicators, part.axis, part.n_bytes, done, part.collective, place),)
+        else:
+            done = (tasks.add(part, COMPUTE, done),)
+    lowering.data.after_step(tasks, done[-1])
 
 
 def _ends(placement: Placement) -> tuple[int, int]:
@@ -451,13 +455,22 @@ def _ends(placement: Placement) -> tuple[int, int]:
     return placement.stage(0), placement.stage(placement.n_parts - 1)
 
 
-def _collective(tasks: TaskList, communicators: Communicators, axis: str, n_bytes: int, after: tuple[int, ...]) -> int:
+def _collective(
+    tasks: TaskList,
+    communicators: Communicators,
+    axis: str,
+    n_bytes: int,
+    after: tuple[int, ...],
+    collective: str = "all_reduce",
+    place: int = -1,
+) -> int:
+    """Append a collective of the step; ``place`` tells those of an axis apart."""
     op = Collective(
-        collective="all_reduce",
+        collective=collective,
         axis=axis,
         n_bytes=n_bytes,
         groups=communicators.groups(axis),
         phase="optimizer",
         name=axis,
     )
-    return tasks.add(op, axis, after, communicators.key(axis, "step"))
+    return tasks.add(op, axis, after, communicators.key(axis, ("step", place)))

@@ -77,7 +77,8 @@ class ParallelPlan:
         synonyms=terms.SCHEDULE_NAMES,
     )  # fmt: skip
     pipeline_batch: int | None = setting("pipeline", "Micro-batches until a pipeline drains.", unset="all", least=1)
-    delay_wgrad: bool = setting("pipeline", "Whether `1f1b-combined` sends before weights' gradients.", default=True)
+    delay_wgrad: bool = setting("pipeline", "Whether `1f1b-combined` sends before weights' gradients.", default=True,
+                                aliases=("delay_wgrad_compute",))  # fmt: skip
     micro_batch: int = setting(
         "batch", "Sequences per rank and micro-batch.", unset="the largest that fits", least=1, is_common=True,
         changes=("time", "memory"), aliases=("mbs", "micro_batch_size", "train_micro_batch_size_per_gpu"),
@@ -137,8 +138,7 @@ class ParallelPlan:
         unset="every block is recomputed from an input of its own",
     )  # fmt: skip
     attention: terms.Attention = setting(
-        "software", "flash or eager.", default="flash", is_common=True, changes=("time", "memory")
-    )
+        "software", "flash or eager.", default="flash", is_common=True, changes=("time", "memory"))  # fmt: skip
     attention_kernel: terms.AttentionKernel | None = setting(
         "software", "Which fused attention kernel runs: `flash_attention_1`, `flash_attention_triton` (its port), `flash_attention_2`, "
         "or `flash_attention` (the device's best: cuDNN or FlashAttention 3 on Hopper, FlashAttention 2 before); of eager attention, "
@@ -206,8 +206,10 @@ class ParallelPlan:
         "precision", "Bytes of one reduced gradient element, 2 or 4.", unset="the framework's own", least=2, most=4, changes=_EVERYTHING,
     )  # fmt: skip
     optimizer: terms.Optimizer = setting(
-        "precision", "`adam`, or `muon` for matrices of blocks (Megatron-Core).", default="adam", changes=_EVERYTHING,
-    )  # fmt: skip
+        "precision", "`adam`, or `muon` for matrices of blocks (Megatron-Core).", default="adam", changes=_EVERYTHING)  # fmt: skip
+    muon_tp_mode: terms.MuonMode = setting(
+        "precision", "What Muon takes of a matrix that tensor-parallel ranks share: all of it on every rank (`duplicated`), all of it "
+        "together (`distributed`), or each rank its own part (`blockwise`).", default="duplicated", changes=_EVERYTHING)  # fmt: skip
     optimizer_implementation: terms.OptimizerImplementation | None = setting(
         "precision", "How Adam steps (torchtitan's word): `fused`, `foreach`, operation by operation over all tensors, which is the "
         "default of torch.optim on a GPU, or `for-loop`, tensor by tensor, whose launches are not counted.", unset="the framework's own",

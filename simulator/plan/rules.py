@@ -217,20 +217,15 @@ def _optimizer_conflicts(plan: ParallelPlan) -> Conflicts:
             "--framework deepspeed --sharding zero1",
         ),
         (
-            plan.optimizer == "muon"
-            and (
-                max(plan.tp, plan.etp or 1) > 1
-                or plan.sharding not in ("none", "zero1")
-                or plan.offload_optimizer != "none"
-            ),
-            f"optimizer=muon orthogonalises whole matrices: tp={plan.tp}, sharding={plan.sharding} and "
-            f"offload_optimizer={plan.offload_optimizer} are not modelled together",
-            "--tp 1 --sharding zero1",
-        ),
-        (
             plan.optimizer not in plan.framework_spec.optimizers,
             f"optimizer={plan.optimizer} is Megatron-Core's, not one of {plan.framework}",
             "--framework megatron-core",
+        ),
+        (
+            plan.optimizer == "muon" and (plan.sharding not in ("none", "zero1") or plan.offload_optimizer != "none"),
+            f"optimizer=muon takes whole matrices on the device: Megatron-Core has it neither under FSDP, which cuts them, nor on a host "
+            f"(sharding={plan.sharding}, offload_optimizer={plan.offload_optimizer})",
+            "--sharding zero1 --set offload_optimizer=none",
         ),
     ]
 

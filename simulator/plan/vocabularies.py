@@ -13,6 +13,9 @@ RecomputeMethod = Literal["uniform", "block"]
 Optimizer = Literal["adam", "muon"]
 #: How Adam steps: in one operation over all tensors, operation by operation over all of them, or tensor by tensor.
 OptimizerImplementation = Literal["fused", "foreach", "for-loop"]
+#: What Muon orthogonalises of a matrix that tensor-parallel ranks share: the gathered whole on every rank, each rank's part by itself, or
+#: the whole by all of them together.
+MuonMode = Literal["duplicated", "blockwise", "distributed"]
 Attention = Literal["flash", "eager"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 AttentionKernel = Literal["flash_attention", "flash_attention_1", "flash_attention_2", "flash_attention_triton",

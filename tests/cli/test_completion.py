@@ -78,6 +78,7 @@ def test_flags_of_other_tools_are_understood(given, ours):
         ("--parallelism.data_parallel_shard_degree=4", "--sharding zero3"),
         ("--activation_checkpoint.mode", "--recompute"),
         ("--gradient_checkpointing", "--recompute full"),
+        ("--overlap-moe-expert-parallel-comm", "--set overlap_moe_expert_parallel_comm=true"),
     ],
 )
 def test_flags_of_other_tools_with_other_values_are_answered_with_ours(theirs, ours):

@@ -37,6 +37,7 @@ OPTIONS = (
     (("asynchronous_tp", True),), (("scatter_gather", True),), (("cp_comm_type", "p2p"),), (("cp_load_balance", False),),
     (("moe_dispatcher", "allgather"),), (("moe_imbalance", 1.3),), (("rank_order", "tp-cp-ep-pp-dp"),),
     (("sample_time_s", 0.01), ("loader_workers", 2)), (("pipeline_batch", 2),),
+    (("optimizer", "muon"),), (("optimizer", "muon"), ("muon_tp_mode", "distributed")),
 )  # fmt: skip
 FRAMEWORKS = (
     "megatron",

@@ -470,6 +470,23 @@ def test_the_optimizer_of_megatron():
         parse_megatron(f"{text} --optimizer soap")
 
 
+@pytest.mark.parametrize("mode", ["duplicated", "blockwise", "distributed"])
+def test_how_muon_takes_matrices_that_ranks_share(mode):
+    """Megatron-LM, ``arguments.py``: ``--muon-tp-mode``, ``duplicated`` unless said; other numbers of steps and products are named."""
+    text = (
+        "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --bf16 --tensor-model-parallel-size 2 --optimizer muon"
+    )
+    assert parse_megatron(text).settings.get("muon_tp_mode", "duplicated") == "duplicated"
+    found = parse_megatron(
+        f"{text} --muon-tp-mode {mode} --muon-momentum 0.9 --muon-no-split-qkv --muon-num-ns-steps 5"
+    )
+    assert found.settings["muon_tp_mode"] == mode and not found.report.unknown
+    for flag in ("--muon-num-ns-steps 8", "--muon-use-syrk"):
+        assert any(flag.split()[0][2:] in told for told in parse_megatron(f"{text} {flag}").report.unknown)
+    with pytest.raises(ConfigError, match="muon-tp-mode"):
+        parse_megatron(f"{text} --muon-tp-mode sharded")
+
+
 def test_faults_of_a_script_name_the_line_of_their_flag(tmp_path):
     path = tmp_path / "run.sh"
     path.write_text(

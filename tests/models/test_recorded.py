@@ -166,6 +166,7 @@ def test_example_arguments_fix_the_batch(code):
         ("Plain", {"precision": "fp8"}, "precision=fp8 is not known"),
         ("Mixture", {"tp": 2, "sequence_parallel": True}, "alone says where tokens are divided"),
         ("Mixture", {"ep": 2, "etp": 2}, "etp=2"),
+        ("Mixture", {"tp": 2, "optimizer": "muon"}, "muon_tp_mode=duplicated: of which matrices"),
         ("Mixture", {"moe_capacity_factor": 1.0}, "drops tokens itself"),
         ("Attention", {"cp": 3, "gpus": 3}, "cp=3 does not divide the sequence of 16 tokens"),
         ("Attention", {"cp": 2, "attention": "eager"}, "fused attention alone"),

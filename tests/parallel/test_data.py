@@ -15,7 +15,7 @@ from simulator.models.layer import Layer, Parameter, PointwiseShape
 from simulator.parallel.lower import data_parallel
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.replicated import fill_buckets, owned_tensors
-from simulator.parallel.states import accumulation_traffic, optimizer_run
+from simulator.parallel.states import accumulation_traffic, optimizer_step
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork
 from simulator.program.program import HOST, TaskList
@@ -517,11 +517,11 @@ def test_fsdp_issues_the_next_gather_before_or_behind_a_units_kernels(forward, b
 )  # fmt: skip
 def test_adam_reads_gradient_weight_and_moments_and_writes_what_it_changed(settings, read, written):
     """Kingma and Ba, arXiv:1412.6980: two moments; masters in fp32 and the 16-bit weight where there is one besides, or all in 16 bits."""
-    run = optimizer_run(1000, ParallelPlan(dp=8, **settings))
+    (run,) = optimizer_step(1000, ParallelPlan(dp=8, **settings))
     adam = next(kernel for kernel in run.kernels if kernel.shape.name == "adamw_fused")
     # Megatron's main_grad.float(): of gradients that were reduced in 16 bits, where the optimizer has masters in 32
     assert not any(kernel.shape.name == "cast" for kernel in run.kernels)
-    narrow = optimizer_run(1000, ParallelPlan(dp=8, **settings, gradient_bytes=2))
+    (narrow,) = optimizer_step(1000, ParallelPlan(dp=8, **settings, gradient_bytes=2))
     casts = settings["framework"] == "megatron" and settings["precision"] == "bf16"
     assert sum(kernel.shape.name == "cast" for kernel in narrow.kernels) == casts
     assert (adam.shape.read_bytes / 1000, adam.shape.written_bytes / 1000) == (read, written)
@@ -538,7 +538,7 @@ FOREACH = (("w", "w"), ("mg", "m"), ("v", "v"), ("vg", "v"), ("v", "t"), ("t", "
      ({"framework": "hf-eager", "precision": "fp32", "release": "24.01"}, 4), ({"framework": "torch-tp", "precision": "fp32"}, 4)],
 )  # fmt: skip
 def test_adam_operation_by_operation_passes_eight_times_over_memory(settings, width):
-    run = optimizer_run(1000, ParallelPlan(dp=8, gradient_bytes=width, **settings))
+    (run,) = optimizer_step(1000, ParallelPlan(dp=8, gradient_bytes=width, **settings))
     (adam,) = (kernel.shape for kernel in run.kernels if kernel.shape.name.startswith("adamw"))
     assert adam.read_bytes / 1000 == width * sum(len(read) for read, _ in FOREACH)
     assert adam.written_bytes / 1000 == width * sum(len(written) for _, written in FOREACH)

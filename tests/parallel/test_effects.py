@@ -72,6 +72,8 @@ EFFECTS = [
     ("offload_modules", "attn_norm", {"sequence_length": 2048}), ("moment_bytes", 2, {}),
     ("nccl_user_buffers", True, {"sharding": "zero1", "overlap": True}),
     ("master_bytes", 2, {}), ("optimizer", "muon", {}), ("optimizer", "muon", {"sharding": "zero1"}),
+    ("muon_tp_mode", "distributed", {"optimizer": "muon", "tp": 2}), ("muon_tp_mode", "blockwise", {"optimizer": "muon", "tp": 2}),
+    ("muon_tp_mode", "blockwise", {"optimizer": "muon", "etp": 2, "experts": True}),
     ("recompute_modules", "mlp", {"recompute": "selective"}), ("recompute_modules", "layernorm", {"recompute": "selective"}),
     ("recompute_modules", "moe_act", {"recompute": "selective", "experts": True}),
 ]  # fmt: skip
@@ -154,6 +156,7 @@ IDLE = [
     ("fused_operations", True, {"framework": "megatron-core"}), ("fused_operations", True, {"framework": "fsdp"}),
     ("etp", 2, {}), ("etp", 1, {"tp": 4, "sequence_parallel": True}),
     ("optimizer_implementation", "foreach", {"optimizer": "muon"}),
+    ("muon_tp_mode", "blockwise", {"tp": 2}), ("muon_tp_mode", "distributed", {"optimizer": "muon"}),
     ("rope_fusion", False, {"framework": "fsdp"}), ("rope_fusion", False, {"release": "23.08"}),
     ("scatter_gather", True, {**PIPE, "sequence_parallel": True}),
     ("delay_wgrad", False, {"experts": True, "ep": 2, **PIPE, "virtual_pp": 2, "schedule": "1f1b-combined", "sequence_parallel": True}),

@@ -12,8 +12,9 @@ from simulator.explore.checkpoint_policy import policy_of
 from simulator.interop import load_model
 from simulator.models.layer import GemmShape, Layer
 from simulator.models.spec import ModelSpec
+from simulator.parallel.muon import muon_matrices
 from simulator.parallel.rank_model import model_for
-from simulator.parallel.states import muon_matrices, optimizer_run
+from simulator.parallel.states import optimizer_step
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.rules import check_combination
 from simulator.scenario import Scenario
@@ -27,6 +28,9 @@ DENSE = ModelSpec(
 )  # fmt: skip
 
 
+MUON = ParallelPlan(framework="megatron-core", optimizer="muon")
+
+
 def gradient(m, n, *, name="gemm", batch=1):
     return GemmShape(m=m, n=n, k=64, batch=batch, kernel_pass="wgrad", name=name)
 
@@ -37,7 +41,7 @@ def layer(*items, role="block"):
 
 def products_of(n_flops_of):
     plan = ParallelPlan(framework="megatron-core", optimizer="muon")
-    run = optimizer_run(10, plan, n_flops_of)
+    (run,) = optimizer_step(10, plan, n_flops_of)
     return [kernel.shape for kernel in run.kernels if isinstance(kernel.shape, GemmShape)]
 
 
@@ -63,7 +67,8 @@ def test_the_step_reads_and_writes_one_moment_of_a_matrix():
     """
     plan = ParallelPlan(framework="megatron-core", optimizer="muon", sharding="zero1")
     n_matrix, n_others = 32 * 128, 1000
-    step = optimizer_run(n_matrix + n_others, plan, (gradient(32, 128),)).kernels[-1].shape
+    (run,) = optimizer_step(n_matrix + n_others, plan, (gradient(32, 128),))
+    step = run.kernels[-1].shape
     states = 8 * n_matrix + 12 * n_others
     assert step.written_bytes == pytest.approx(states + 2 * (n_matrix + n_others), rel=1e-9)
     assert step.read_bytes == pytest.approx(states + 4 * (n_matrix + n_others), rel=1e-9)
@@ -90,21 +95,21 @@ def test_the_matrices_that_keep_one_moment_are_those_that_are_orthogonalised(mod
         framework="megatron-core", optimizer="muon", gpus=1, micro_batch=1, sequence_length=1024
     ).resolve(1)
     spec = load_model(model)
-    owned = muon_matrices(model_for(spec, plan).layers, 1, 1)
+    owned = muon_matrices(model_for(spec, plan).layers, plan, 1, 1)
     assert sum(matrix.m * matrix.n for matrix in owned) == spec.n_matrix_parameters
 
 
 def test_ranks_own_whole_matrices_and_the_fullest_one_counts():
     layers = [layer(gradient(64, 64), gradient(64, 64), gradient(64, 256)), layer(gradient(512, 64), role="head")]
-    assert len(muon_matrices(layers, 1, 1)) == 3
-    assert muon_matrices(layers, 2, 1) == (gradient(64, 256),)  # 4.5 times a square one, and so alone
-    assert len(muon_matrices(layers, 100, 1)) == 1
+    assert len(muon_matrices(layers, MUON, 1, 1)) == 3
+    assert muon_matrices(layers, MUON, 2, 1) == (gradient(64, 256),)  # 4.5 times a square one, and so alone
+    assert len(muon_matrices(layers, MUON, 100, 1)) == 1
 
 
 def test_experts_are_shared_by_the_ranks_that_have_them():
     layers = [layer(gradient(64, 64), gradient(32, 64, name="grouped_gemm", batch=8))]
     for n_ranks, expected in ((1, 8), (2, 4), (8, 1)):
-        owned = muon_matrices(layers, 1, n_ranks)
+        owned = muon_matrices(layers, MUON, 1, n_ranks)
         assert sum(shape.name == "grouped_gemm" for shape in owned) == expected
         assert sum(shape.name == "gemm" for shape in owned) == 1
 
@@ -140,7 +145,7 @@ def test_a_product_of_the_optimizer_is_a_plain_launch_and_no_module():
     plan = ParallelPlan(framework="megatron-core", optimizer="muon", gpus=8, micro_batch=1, global_batch=8).resolve(8)
     scenario = Scenario(topology="dgx-a100-80g", model="gpt2", plan=plan)
     costs = ModelCosts(load_topology("dgx-a100-80g", 8), scenario)
-    run = optimizer_run(32 * 128, plan, (gradient(32, 128),))
+    (run,) = optimizer_step(32 * 128, plan, (gradient(32, 128),))
     assert [kernel.name for kernel in run.kernels[-2:]] == ["newton_schulz", "adamw_fused"]
     assert len({costs.issue_ps(kernel, 0) for kernel in run.kernels}) == 1
 
@@ -148,8 +153,8 @@ def test_a_product_of_the_optimizer_is_a_plain_launch_and_no_module():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"tp": 2},
         {"sharding": "zero3", "framework": "torchtitan"},
+        {"sharding": "zero2"},
         {"framework": "hf-eager", "precision": "amp_bf16"},
         {"offload_optimizer": "cpu", "sharding": "zero1"},
     ],

@@ -10,7 +10,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.models.spec import ModelSpec
 from simulator.parallel.idle import idle_settings
 from simulator.plan import ParallelPlan
-from simulator.plan.names import parse_setting
+from simulator.plan.names import parse_settings
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
 
@@ -129,5 +129,5 @@ def test_what_megatron_fsdp_does_not_run_is_refused(changes, message):
 
 
 def test_megatrons_own_words_are_understood():
-    assert parse_setting("outer-dp-sharding-strategy", "no_shard") == ("outer_sharding", "none")
-    assert parse_setting("outer_dp_sharding_strategy", "optim") == ("outer_sharding", "optim")
+    assert parse_settings("outer-dp-sharding-strategy", "no_shard", {}) == {"outer_sharding": "none"}
+    assert parse_settings("outer_dp_sharding_strategy", "optim", {}) == {"outer_sharding": "optim"}

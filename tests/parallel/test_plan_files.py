@@ -8,7 +8,8 @@ import typer.main
 from simulator.cli.inputs import settings_of
 from simulator.cli.main import app
 from simulator.errors import ConfigError
-from simulator.explore.named_settings import parse_axis, scenario_of
+from simulator.explore.named_settings import parse_axis, read_sweep, scenario_of
+from simulator.explore.shared_cluster import read_job
 from simulator.interop.plan_files import load_plan
 from simulator.plan import SETTINGS
 from simulator.simulation import simulate
@@ -31,6 +32,42 @@ def test_new_settings_are_read_with_their_types(tmp_path):
     assert load_plan(path) == {
         "moe_imbalance": 1.5, "prefetch_elements": 50_000_000, "cp_comm_type": "a2a", "limit_all_gathers": False,
     }  # fmt: skip
+
+
+SWITCH = "overlap_moe_expert_parallel_comm"
+
+
+def test_a_switch_of_megatron_is_the_schedule_that_it_is_wherever_settings_are_read(tmp_path):
+    """NVIDIA/Megatron-LM, ``core/pipeline_parallel/combined_1f1b.py``; off, it says nothing."""
+    path = tmp_path / "plan.yaml"
+    for value, meant in (("true", {"schedule": "1f1b-combined"}), ("false", {})):
+        path.write_text(f"{SWITCH}: {value}\ntp: 2\n")
+        assert load_plan(path) == meant | {"tp": 2}
+        assert settings_of({"set_": [f"{SWITCH}={value}", "tp=2"]})[0] == meant | {"tp": 2}
+        path.write_text(f"base: {{{SWITCH}: {value}}}\naxes: {{tp: [1, 2]}}\n")
+        assert read_sweep(path).base == meant
+        path.write_text(f"model: gpt2\ngpus: 8\n{SWITCH}: {value}\n")
+        job = read_job(path, {"topology": "dgx-h100", "model": "gpt2"})
+        assert job.scenario.plan.schedule == meant.get("schedule", "1f1b")
+
+
+def test_a_switch_that_contradicts_a_setting_is_refused_in_either_order(tmp_path):
+    path = tmp_path / "plan.yaml"
+    for lines in ((f"{SWITCH}: true", "schedule: gpipe"), ("schedule: gpipe", f"{SWITCH}: true")):
+        path.write_text("\n".join(lines) + "\n")
+        line = 1 + lines.index(f"{SWITCH}: true")
+        with pytest.raises(
+            ConfigError, match=rf"plan.yaml:{line}:1: {SWITCH}=true is .*, but schedule=gpipe is said, too"
+        ):
+            load_plan(path)
+        with pytest.raises(ConfigError, match="but schedule=gpipe is said, too"):
+            settings_of({"set_": [line.replace(": ", "=") for line in lines]})
+    with pytest.raises(ConfigError, match="but schedule=gpipe is said, too"):
+        settings_of({"set_": [f"{SWITCH}=true"], "schedule": "gpipe"})
+    above = settings_of({"set_": [f"{SWITCH}=true"], "plan": str(path)})[0]
+    assert above["schedule"] == "1f1b-combined"  # a file stands below
+    with pytest.raises(ConfigError, match="is not a setting"):
+        parse_axis(f"{SWITCH}=true,false")
 
 
 SAME = [("bucket_bytes", "1e6", 1_000_000), ("bucket_bytes", "25MiB", 25 * 2**20), ("zero", "1", "zero1"), ("overlap", "none", None),

@@ -6,8 +6,8 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.models.catalog import find_spec
 from simulator.models.layer import CommunicationPoint, GemmShape, PointwiseShape
 from simulator.parallel.rank_model import model_for
-from simulator.plan import ParallelPlan
-from simulator.plan.names import parse_setting
+from simulator.plan import SETTINGS, ParallelPlan
+from simulator.plan.names import SWITCHES, parse_settings, setting_named
 from simulator.plan.published import PUBLISHED, published_recipe, published_settings
 from simulator.simulation import Scenario, simulate
 
@@ -24,12 +24,13 @@ from simulator.simulation import Scenario, simulate
     ],
 )
 def test_several_words_are_one_value_however_they_are_written(name, text, meant):
-    assert parse_setting(name, text)[1] == meant
+    (found,) = parse_settings(name, text, {}).values()
+    assert found == meant
 
 
 def test_every_word_is_checked():
     with pytest.raises(ConfigError, match="recompute_modules 'atn' is unknown"):
-        parse_setting("recompute_modules", "mlp+atn")
+        parse_settings("recompute_modules", "mlp+atn", {})
 
 
 def test_no_word_is_none():
@@ -116,23 +117,40 @@ def test_experts_of_nvidias_recipes_lie_over_the_tensor_parallel_ranks(model, de
         ("moe_flex_dispatcher_backend", "hybridep", "hybridep"),
         ("schedule", "interleaved", "1f1b-interleaved"), ("schedule", "Interleaved1F1B", "1f1b-interleaved"),
         ("sharding", "optim", "zero1"), ("sharding", "optim_grads", "zero2"), ("sharding", "optim_grads_params", "zero3"),
+        ("delay_wgrad_compute", "true", True), ("delay-wgrad-compute", False, False),
         ("framework", "nemo", "megatron-bridge"), ("framework", "deepspeed-ulysses", "deepspeed"), ("framework", "DDP", "hf-eager"),
     ],
 )  # fmt: skip
 def test_names_that_people_type(name, text, meant):
-    assert parse_setting(name, text)[1] == meant
+    (found,) = parse_settings(name, text, {}).values()
+    assert found == meant
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("overlap_moe_expert_parallel_comm", "schedule=1f1b-combined"),
-    ],
-)
-def test_names_that_are_one_value_of_a_setting_here_say_which(name, meant):
-    with pytest.raises(ConfigError, match=f"'{name}' is not a setting") as found:
-        parse_setting(name, "true")
-    assert meant in found.value.hint
+#: other tools' switches, each with a value that contradicts it
+CONTRADICTED = {"overlap_moe_expert_parallel_comm": "1f1b", "moe-enable-deepep": "alltoall"}
+
+
+@pytest.mark.parametrize("name", CONTRADICTED)
+def test_switches_of_other_tools_set_one_value_and_agree_with_what_is_said(name):
+    """Megatron-Core: the first runs the schedule of ``combined_1f1b.py``, the second the dispatcher of its name."""
+    key, meant = {"o": ("schedule", "1f1b-combined"), "m": ("moe_dispatcher", "deepep")}[name[0]]
+    assert parse_settings(name, "true", {}) == parse_settings(name, True, {key: meant}) == {key: meant}
+    assert parse_settings(name, "false", {}) == parse_settings(name, False, {key: CONTRADICTED[name]}) == {}
+    for value, said in ((True, CONTRADICTED[name]), (False, meant)):
+        with pytest.raises(ConfigError, match=f"{name}={str(value).lower()} is .*, but {key}={said} is said, too"):
+            parse_settings(name, value, {key: said})
+    with pytest.raises(ConfigError, match="write true or false"):
+        parse_settings(name, "1f1b", {})
+    with pytest.raises(ConfigError, match="is not a setting") as found:  # which has values of its own to vary
+        setting_named(name)
+    assert found.value.hint == f"{key}={meant}"
+
+
+def test_switches_are_named_as_nothing_else_is():
+    names = {alias for key, one in SETTINGS.items() for alias in (key, *one.aliases)}
+    assert names.isdisjoint(SWITCHES)
+    for key, meant in SWITCHES.values():
+        assert SETTINGS[key].parse(meant) == meant
 
 
 def test_automodel_steps_16_bit_weights():

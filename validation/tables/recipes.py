@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.plan import FRAMEWORKS
-from simulator.plan.names import parse_setting
+from simulator.plan.names import is_switch, parse_settings
 from simulator.plan.parallel_plan import SETTINGS
 from validation.tables.frameworks import PUBLISHED
 from validation.tables.reader import Row
@@ -109,14 +109,14 @@ def _adapters(row: Row, assumed: list[str]) -> dict[str, Any]:
 def stated_settings(row: Row) -> dict[str, Any]:
     """Return the settings of a plan that the row states by their own names: ``asynchronous_tp=false offload_optimizer=cpu``."""
     fields: dict[str, Any] = {}
-    for word in row.text("settings").split():
+    for word in sorted(row.text("settings").split(), key=lambda one: is_switch(one.partition("=")[0])):
         key, _, value = word.partition("=")
-        found = parse_setting(key, value) if value else None
+        found = parse_settings(key, value, fields) if value else None
         if found is None:
             raise ConfigError(
                 f"settings '{word}' is not a setting of a plan with its value", hint="key=value, as in plan files"
             )
-        fields[found[0]] = found[1]
+        fields |= found
     return fields
 
 

@@ -18,6 +18,7 @@ from simulator.models.layer import (
     LayerItem,
     Parameter,
     Pass,
+    Split,
 )
 from simulator.models.liveness import Tensor
 from simulator.models.ops import add, batched_product, cast, copy, flash_attention, kernel, map_kernel, product, scale
@@ -199,13 +200,15 @@ class Style(ABC):
         saved_input: Tensor | None = None,
         is_narrow: bool = True,
         narrowed_before_gather: Operands = NEITHER,
+        split: Split = "none",
     ) -> Tensor:
         """Append one matrix product with the weight stored, and the operands narrowed, as the precision says.
 
         Routers and output projections are never narrow (Megatron-Core and torchtitan leave them in 16 bits).
-        ``narrowed_before_gather`` is as for :meth:`quantised_product`.
+        ``narrowed_before_gather`` is as for :meth:`quantised_product`, ``split`` how tensor-parallel ranks share the weight.
         """
         setting = self.setting
+        split = split if setting.tp > 1 else "none"
         weight = self.tape.weight(rows * columns, self.weight_dtype)
         vector = self.tape.weight(rows, self.weight_dtype) if bias else None
         taken = cast(self.tape, x, self.dtype)
@@ -217,12 +220,13 @@ class Style(ABC):
             y = self.quantised_product(
                 taken, weight, shape, before=before, between=between, saved_input=saved_input,
                 narrowed_by_producer=self._narrowed_by_producer(name), narrowed_before_gather=narrowed_before_gather,
+                split=split,
             )  # fmt: skip
         else:
             y = product(
                 self.tape, taken, weight, rows=rows, columns=columns, dtype=setting.gemm_dtype, name=name, before=before,
                 between=between, saves=None if saved_input is None else [saved_input, weight], bias=vector,
-                wgrad_bytes=self.wgrad_bytes, is_frozen=setting.lora_rank > 0,
+                wgrad_bytes=self.wgrad_bytes, is_frozen=setting.lora_rank > 0, split=split,
             )  # fmt: skip
         return self._with_adapter(y, x, rows, columns, name) if self.is_adapted(name) else y
 
@@ -272,6 +276,7 @@ class Style(ABC):
         narrowed_before_gather: Operands = NEITHER,
         result_bytes: tuple[float, float] = (0.0, 0.0),
         summing: float = 0.0,
+        split: Split = "none",
     ) -> Tensor:
         """Append ``shape``, forward and backward, on operands that the precision's recipe narrows.
 
@@ -296,10 +301,11 @@ class Style(ABC):
         held = x if saved_input is None else saved_input
         is_narrow = self.saves_quantised and not held.storage.is_rebuilt
         narrow = replace(shape, dtype=recipe.products, output_bytes=result_bytes[0])
+        gradient_in = replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad", output_bytes=result_bytes[1], summing=summing)  # fmt: skip
         wgrad = recipe.unquantised_products if narrowing.unquantised_wgrad else recipe.products
         weight_gradient = replace(
-            shape, m=shape.n, n=shape.k, k=shape.m, kernel_pass="wgrad", dtype=wgrad, output_bytes=self.wgrad_bytes
-        )
+            shape, m=shape.n, n=shape.k, k=shape.m, kernel_pass="wgrad", dtype=wgrad, output_bytes=self.wgrad_bytes, split=split,
+        )  # fmt: skip
         return self.tape.record(
             [x, weight],
             n_out,
@@ -308,9 +314,7 @@ class Style(ABC):
             backward=[
                 *back,
                 *(before if is_trained else ()),
-                replace(
-                    narrow, n=shape.k, k=shape.n, kernel_pass="dgrad", output_bytes=result_bytes[1], summing=summing
-                ),
+                gradient_in,
                 *between,
                 *(turned if is_trained and self.turns_gathered else ()),
                 *([weight_gradient] if is_trained else ()),
@@ -470,10 +474,10 @@ class Style(ABC):
                 if self.setting.reduces_by_product
                 else [self._enter(x, [*casts, enter], [leave])] * len(widths)
             )
-            return [
-                self.linear(one, n, columns, bias=bias, name=name, is_narrow=is_narrow, narrowed_before_gather=narrowed)
-                for one, n in zip(entered, widths, strict=True)
-            ]
+            linear = partial(
+                self.linear, bias=bias, name=name, is_narrow=is_narrow, narrowed_before_gather=narrowed, split="column"
+            )
+            return [linear(one, n, columns) for one, n in zip(entered, widths, strict=True)]
         n_beside = int(self.setting.reduces_beside and not self.setting.lora_rank)
         n_beside_again = 0 if is_cast and self._waits_for_gathers else n_beside
         again = CommunicationPoint(operator="f", n_bytes=gathered_bytes, overlaps=n_beside_again, is_bulk=True)
@@ -492,6 +496,7 @@ class Style(ABC):
                 saved_input=x,
                 is_narrow=is_narrow,
                 narrowed_before_gather=narrowed,
+                split="column",
             )
         ]
 
@@ -554,7 +559,7 @@ class Style(ABC):
         is_cast = self.gathers_narrow(name)
         y = self.linear(
             x, rows, columns, bias=bias and not self.adds_bias_late(), name=name,
-            narrowed_before_gather=GRADIENT if is_cast else NEITHER,
+            narrowed_before_gather=GRADIENT if is_cast else NEITHER, split="row",
         )  # fmt: skip
         if self.setting.tp == 1:
             return y
