@@ -210,6 +210,8 @@ def read_flags(
         Whether the flags change a recipe that is not here: what they do not name stays unset.
     """
     stages = take_pattern(reader)
+    if written is not None:
+        _shard_fully(reader)
     found = KEYS.read(reader)
     settings = _settings(found, nodes, gpus_per_node)
     if found["deepspeed-config"] is not None:
@@ -402,13 +404,17 @@ def _sharding(found: FoundKeys) -> str:
     sharding: str = KEYS.named(strategy := "data-parallel-sharding-strategy").ours(found[strategy])
     if found["use-megatron-fsdp"] and sharding != "none":
         return sharding
-    if found["use-megatron-fsdp"] and not found.given(strategy) and OUTER.ours(found[OUTER.names[0]]) != "none":
-        why = "the default of Megatron-LM since April 2026, beside which alone outer sharding runs"
-        found.reader.assume(strategy, KEYS.named(strategy).theirs("zero3"), why)
-        return "zero3"
     if found["use-torch-fsdp2"]:
         return "zero3"
     return "zero1" if found["use-distributed-optimizer"] else "none"
+
+
+def _shard_fully(reader: Reader) -> None:
+    """Take full shards where a script asks for Megatron-FSDP alone: its default since April 2026 (Megatron-LM, commit 3499efef)."""
+    strategy = "data-parallel-sharding-strategy"
+    if reader.data.get("use-megatron-fsdp") and strategy not in reader.data:
+        reader.data[strategy] = KEYS.named(strategy).theirs("zero3")
+        reader.assume(strategy, reader.data[strategy], "the default of Megatron-LM since April 2026; before, no_shard")
 
 
 def _experts_travel(found: FoundKeys) -> dict[str, Any]:

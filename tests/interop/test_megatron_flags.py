@@ -344,6 +344,22 @@ def test_optimizer_states_are_sharded_over_instances_of_megatron_fsdp(flags, out
     assert not any("outer-dp-sharding-strategy" in text for text in found.report.unknown)
 
 
+@pytest.mark.parametrize(
+    ("flags", "sharding", "is_assumed"),
+    [
+        ("--use-megatron-fsdp", "zero3", True),
+        ("--use-megatron-fsdp --use-distributed-optimizer", "zero3", True),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy no_shard", "none", False),
+        ("--data-parallel-sharding-strategy optim", "none", False),
+    ],
+)
+def test_megatron_fsdp_shards_fully_unless_it_is_told(flags, sharding, is_assumed):
+    """Megatron-LM 3499efef80 of April 2026: ``--data-parallel-sharding-strategy`` is ``optim_grads_params`` by default."""
+    found = parse_megatron(f"{LLAMA} {flags}", nodes=2, gpus_per_node=8)
+    assert found.settings.get("sharding", "none") == sharding
+    assert any("before, no_shard" in text for text in found.report.assumed) == is_assumed
+
+
 def test_outer_sharding_needs_full_shards():
     """Megatron-FSDP raises ``NotImplementedError``."""
     flags = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads --num-distributed-optimizer-instances 2"
