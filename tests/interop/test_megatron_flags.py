@@ -349,8 +349,12 @@ def test_optimizer_states_are_sharded_over_instances_of_megatron_fsdp(flags, out
     [
         ("--use-megatron-fsdp", "zero3", True),
         ("--use-megatron-fsdp --use-distributed-optimizer", "zero3", True),
-        ("--use-megatron-fsdp --data-parallel-sharding-strategy no_shard", "none", False),
-        ("--data-parallel-sharding-strategy optim", "none", False),
+        (
+            "--use-megatron-fsdp --data-parallel-sharding-strategy no_shard",
+            "zero1",
+            False,
+        ),  # the script has a distributed optimizer
+        ("--data-parallel-sharding-strategy optim", "zero1", False),
     ],
 )
 def test_megatron_fsdp_shards_fully_unless_it_is_told(flags, sharding, is_assumed):
