@@ -322,6 +322,9 @@ def recomputed_modules(row: Row, layers: int, stages: int, assumed: list[str]) -
         assumed.append("recompute every second layer: the first half of a stage's layers")
         return {"recompute": "full", "recompute_method": "block", "recompute_layers": max(1, layers // stages // 2)}
     modules = row.text("recompute_modules").lower()
+    n_blocks = row.integer("recompute_num_layers", 0)
+    if n_blocks and not text and modules in ("", "full block"):  # alone, it is whole blocks (Megatron Bridge, ``_set_recompute_overrides``)
+        return {"recompute": "full", "recompute_method": "block", "recompute_layers": n_blocks}
     is_whole = row.flag("recipe_matches") and "mlcommons" not in row.text("source").lower()
     if (
         not text and not modules and is_whole
@@ -332,8 +335,7 @@ def recomputed_modules(row: Row, layers: int, stages: int, assumed: list[str]) -
     if modules in ("none", "full"):
         return {"recompute": modules}
     if modules == "full block":
-        count = row.integer("recompute_num_layers", 0)
-        return {"recompute": "full"} | ({"recompute_method": "block", "recompute_layers": count} if count else {})
+        return {"recompute": "full"}
     if modules.startswith("selective"):
         return {"recompute": "selective"}
     return {"recompute": "selective", "recompute_modules": SETTINGS["recompute_modules"].parse(modules)}

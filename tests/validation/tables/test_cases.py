@@ -418,6 +418,8 @@ def test_what_is_no_release_is_said_and_counts_as_none(word):
         ({"nccl_ub": "1"}, {"nccl_user_buffers": True}),
         ({"recompute_modules": "full block"}, {"recompute": "full", "recompute_layers": None}),
         ({"recompute_modules": "full block", "recompute_num_layers": "3"}, {"recompute_method": "block", "recompute_layers": 3}),
+        ({"recompute_num_layers": "3"}, {"recompute": "full", "recompute_method": "block", "recompute_layers": 3}),
+        ({"recompute_num_layers": "3", "recompute_modules": "mlp"}, {"recompute": "selective", "recompute_layers": None}),
         ({"precision": "FP8-MX"}, {"precision": "mxfp8"}),
         ({"task": "peft"}, {"lora_rank": 16}),
     ],
