@@ -12,7 +12,7 @@ from simulator.plan import SETTINGS, ParallelPlan
 from simulator.schedules import SCHEDULES, find_schedule, sends_block
 
 _ELEMENTS = ("prefetch_elements", "persistence_elements", "max_live_elements", "max_reuse_elements")
-_FSDP = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
+_FSDP = ("backward_prefetch", "forward_prefetch", "prefetch_depth", "limit_all_gathers")
 _MOE = (
     "moe_dispatcher",
     "moe_dispatcher_sms",
@@ -144,11 +144,12 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
             "only DDP copies into buckets",
         ),
         (_FSDP, not is_fsdp, "only FSDP's sharding has it"),
+        (("prefetch_depth",), is_fsdp and facts.fsdp_version != 2, "only fully_shard is told several units"),
         (("limit_all_gathers",), not facts.gathers_in_flight, "streams wait for room, not the host"),
         (("backward_prefetch", "limit_all_gathers"), plan.keeps_gathered, "parameters stay gathered for backward"),
         (_ELEMENTS, not is_zero3, "only DeepSpeed's ZeRO-3 has it"),
-        (("prefetch_elements", *_FSDP[:2]), not plan.overlaps, "nothing is gathered ahead without overlap"),
-        (_FSDP[:2], plan.synchronises_once, "parameters are gathered once a step under a pipeline"),
+        (("prefetch_elements", *_FSDP[:3]), not plan.overlaps, "nothing is gathered ahead without overlap"),
+        (_FSDP[:3], plan.synchronises_once, "parameters are gathered once a step under a pipeline"),
         (("max_reuse_elements",), plan.recompute != "full", f"recompute={plan.recompute}"),
         (("secondary_group",), not plan.shards_parameters, "parameters are not sharded"),
         (("secondary_group",), plan.keeps_gathered, "parameters stay gathered for backward"),

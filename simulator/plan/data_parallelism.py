@@ -127,7 +127,7 @@ class DataParallelism:
 
         The wrapper's host, unless it is not limited, waits before a gather once two freed units are in its queue: one runs and one
         more is gathered, and what is prefetched explicitly comes on top. `fully_shard` holds the parameters of the unit that runs, the
-        buffer that the next one was gathered into, and the one behind it, from whose copy-out it was spared.
+        buffers that those ahead of it were gathered into, and the one behind it, from whose copy-out it was spared.
 
         References
         ----------
@@ -135,7 +135,7 @@ class DataParallelism:
         ``_fully_shard/_fsdp_param_group.py`` (``wait_for_unshard``).
         """
         if not self.gathers_in_flight:
-            return 3
+            return 2 + max(1, n_ahead)
         return self.gathers_in_flight + n_ahead if is_limited else inf
 
 

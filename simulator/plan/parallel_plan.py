@@ -241,6 +241,10 @@ class ParallelPlan:
     forward_prefetch: bool = setting(
         "overlap", "FSDP: issue the next unit's gather before the current one's forward rather than behind it.", default=False
     )  # fmt: skip
+    prefetch_depth: int = setting(
+        "overlap", "`fully_shard`: units that are gathered ahead of one where `forward_prefetch` or `backward_prefetch=pre` says so.",
+        default=1, least=1, changes=("time", "memory"),
+    )  # fmt: skip
     limit_all_gathers: bool = setting(
         "overlap", "FSDP: the host never runs further ahead than two gathers.", default=True, changes=("time", "memory")
     )  # fmt: skip
@@ -601,7 +605,8 @@ class ParallelPlan:
 
     def prefetched_units(self, *, forward: bool) -> int:
         """Units of FSDP whose gathers are issued before another unit's kernels."""
-        return int(self.overlaps and (self.forward_prefetch if forward else self.backward_prefetch == "pre"))
+        is_asked = self.overlaps and (self.forward_prefetch if forward else self.backward_prefetch == "pre")
+        return int(is_asked) * (self.prefetch_depth if self.framework_spec.data_parallel.fsdp_version == 2 else 1)
 
     @property
     def gathered_units(self) -> float:

@@ -176,7 +176,9 @@ def test_experts_that_lie_like_dense_layers_are_sharded_like_them():
     ("settings", "n_units"),
     [({"framework": "fsdp", "backward_prefetch": "none"}, 2), ({"framework": "fsdp"}, 3), ({"framework": "torchtitan"}, 3),
      ({"framework": "fsdp", "backward_prefetch": "none", "forward_prefetch": True}, 3), ({"framework": "fsdp", "overlap": False}, 2),
-     ({"framework": "fsdp", "limit_all_gathers": False}, 5)],
+     ({"framework": "torchtitan", "prefetch_depth": 2}, 4),
+     ({"framework": "torchtitan", "prefetch_depth": 2, "backward_prefetch": "none"}, 3),
+     ({"framework": "fsdp", "prefetch_depth": 2}, 3), ({"framework": "fsdp", "limit_all_gathers": False}, 5)],
 )  # fmt: skip
 def test_fsdp_holds_the_unit_that_runs_and_those_gathered_ahead(settings, n_units):
     """The wrapper: two in its queue, and one more where the next is prefetched before the current one computes (what torch's own

@@ -417,6 +417,18 @@ def test_what_is_kept_for_backward_is_never_freed():
     assert not any(isinstance(task.op, HostWork) and task.op.name == "rate limiter" for task in tasks)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("framework", ["fsdp2", "torchtitan"])
+def test_fully_shard_gathers_as_many_units_ahead_as_it_is_told(framework, depth):
+    """``set_modules_to_forward_prefetch`` of the next units: when one computes, they have been asked for, and nothing twice."""
+    plan = zero_plan(framework=framework, sharding="zero3", forward_prefetch=True, prefetch_depth=depth)
+    tasks = step_tasks(plan, [1_000_000] * 5)
+    is_gather = [isinstance(task.op, Collective) and task.op.collective == "all_gather" for task in tasks]
+    passes = [index for index, task in enumerate(tasks) if task.op is KERNEL][:5]
+    assert [sum(is_gather[:index]) for index in passes] == [min(5, unit + 1 + depth) for unit in range(5)]
+    assert sum(is_gather) == 2 * 5
+
+
 def test_streams_of_fully_shard_wait_for_a_buffer_and_its_host_for_nothing():
     """``FSDPParamGroup.wait_for_unshard``: in forward a gather follows the copy-out of the unit before the last, whose buffer is freed
     then; in backward, where the buffer is freed at once, that of the last."""
