@@ -50,6 +50,7 @@ def check_combination(plan: ParallelPlan) -> None:
         *_registration_conflicts(plan),
         *_adapter_conflicts(plan),
         *_graph_conflicts(plan),
+        *_expert_conflicts(plan),
     )
     for is_so, message, hint in found:
         if is_so:
@@ -314,6 +315,16 @@ def _graph_conflicts(plan: ParallelPlan) -> Conflicts:
             "moe" in scopes and not (plan.moe_capacity_factor and plan.moe_pad_to_capacity),
             "cuda_graphs=moe: graphs need static shapes, but how many tokens an expert gets varies",
             "--set moe_capacity_factor=1 --set moe_pad_to_capacity=true, or cuda_graphs=moe_router+moe_preprocess",
+        ),
+    ]
+
+
+def _expert_conflicts(plan: ParallelPlan) -> Conflicts:
+    return [
+        (
+            plan.ep > 1 and plan.moe_imbalance > plan.ep,
+            f"moe_imbalance={plan.moe_imbalance:g} with ep={plan.ep}: one rank that gets all tokens has {plan.ep} times the mean",
+            f"--set moe_imbalance={plan.ep} at most",
         ),
     ]
 

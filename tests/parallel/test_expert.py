@@ -112,6 +112,15 @@ def test_one_rank_has_all_experts():
     assert sent(plan_of(ep=1)) == []
 
 
+def test_the_busiest_rank_has_no_more_than_all_tokens():
+    """Of n ranks with a mean of m tokens one has n m at most."""
+    plan = ParallelPlan(gpus=8, ep=8, sharding="zero1", framework="megatron-core")
+    assert expert_load(replace(plan, moe_imbalance=8.0).resolve(8)) == 8.0
+    with pytest.raises(InfeasiblePlanError, match=r"moe_imbalance=8\.5 with ep=8: .* 8 times the mean"):
+        replace(plan, moe_imbalance=8.5).resolve(8)
+    assert expert_load(replace(plan, ep=1, moe_imbalance=8.5).resolve(8)) == 1.0
+
+
 @pytest.mark.parametrize("kind", ["F", "B"])
 def test_the_shared_expert_runs_beside_the_first_exchange(kind):
     spec = replace(SPEC, name="shared", shared_expert_hidden=4096)
