@@ -69,11 +69,12 @@ def idle_settings(
     scales_rotations: bool = False,
     has_expert_bias: bool = True,
     graph_scopes: Collection[str] | None = None,
+    recomputable: Collection[str] | None = None,
     given: Collection[str] | None = None,
 ) -> list[tuple[str, str]]:
     """Name settings of a resolved plan that change nothing with a model that has these parts, and why.
 
-    What of it graphs may launch is ``graph_scopes``, None where nothing is known of it.
+    What of it graphs may launch is ``graph_scopes``, and what may be recomputed ``recomputable``, None where nothing is known of it.
 
     Only those that the user gave; by default those that differ from their default. What :func:`without_stages` leaves out is in no plan
     that ran, so that it is taken as given, with the value that a mapping has of it.
@@ -89,7 +90,8 @@ def idle_settings(
         *_idle_kernels(plan),
         *_idle_precision(plan, has_experts=has_experts),
         *_idle_experts(plan, has_experts, has_shared_expert),
-        *_idle_graphs(plan, graph_scopes),
+        _absent("cuda_graphs", plan.captured_modules, graph_scopes),
+        _absent("recompute_modules", plan.recomputed_modules, recomputable),
         (("rope_fusion",), not has_rotations, "the model rotates no queries and keys"),
         (
             ("release",),
@@ -267,10 +269,10 @@ def _idle_kernels(plan: ParallelPlan) -> Idle:
     ]
 
 
-def _idle_graphs(plan: ParallelPlan, scopes: Collection[str] | None) -> Idle:
-    named = plan.captured_modules
-    absent = bool(named) and scopes is not None and not set(named).intersection(scopes)
-    return [(("cuda_graphs",), absent, f"the model has no module that is called {' or '.join(named)}")]
+def _absent(setting: str, named: Collection[str], known: Collection[str] | None) -> tuple[tuple[str, ...], bool, str]:
+    """Return a rule for a setting that names modules, none of which the model has."""
+    is_absent = bool(named) and known is not None and not set(named).intersection(known)
+    return (setting,), is_absent, f"the model has no module that is called {' or '.join(named)}"
 
 
 def _idle_precision(plan: ParallelPlan, *, has_experts: bool) -> Idle:
