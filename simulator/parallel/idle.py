@@ -300,6 +300,9 @@ def _idle_precision(plan: ParallelPlan, *, has_experts: bool) -> Idle:
 
 def _idle_experts(plan: ParallelPlan, has_experts: bool, has_shared_expert: bool) -> Idle:
     exchange = ("moe_dispatcher", "moe_dispatcher_sms", "moe_fp8_dispatch", "moe_shared_expert_overlap")
+    has_kernels_beside = (plan.moe_shared_expert_overlap and has_shared_expert) or find_schedule(
+        plan.schedule, plan.virtual_pp
+    ).takes_turns
     return [
         ((*_MOE, "etp"), not has_experts, "the model has no experts"),
         (
@@ -315,6 +318,11 @@ def _idle_experts(plan: ParallelPlan, has_experts: bool, has_shared_expert: bool
         ),
         (exchange, plan.ep == 1, "ep=1"),
         (("moe_dispatcher_sms",), plan.dispatcher_sms == 0, f"moe_dispatcher={plan.moe_dispatcher} is NCCL's"),
+        (
+            ("moe_dispatcher_sms",),
+            not (plan.dispatcher.copies_with_sms or has_kernels_beside),
+            f"no kernel runs beside the exchange, and moe_dispatcher={plan.moe_dispatcher} goes at the rate of the links",
+        ),
         (("moe_imbalance",), plan.ep == 1, "ep=1: one rank has all experts"),
         (("moe_pad_to_capacity",), plan.moe_capacity_factor is None, "there is no moe_capacity_factor"),
         (
