@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 RANK_AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
+#: Bytes of what a setting says the width of. Of Megatron-Core's precision-aware optimizer ``--exp-avg-dtype`` is fp32, fp16, bf16 or fp8,
+#: and ``--main-params-dtype`` fp32 or fp16 (NVIDIA/Megatron-LM, ``training/arguments.py``).
+_WIDTHS = (
+    ("gradient_bytes", (2, 4), "leave it out for the framework's default"),
+    ("moment_bytes", (1, 2, 4), "leave it out for 4"),
+    ("master_bytes", (2, 4), "leave it out for 4"),
+)
+
+
 def check_words(plan: ParallelPlan) -> None:
     """Check the settings whose words have a form of their own."""
     if plan.cuda is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", plan.cuda):
@@ -35,8 +44,10 @@ def check_words(plan: ParallelPlan) -> None:
             f"rank_order '{plan.rank_order}' does not name every axis once",
             hint=f"the axes from the nearest ranks to the farthest: {'-'.join(RANK_AXES)}",
         )
-    if plan.gradient_bytes == 3:
-        raise ConfigError("gradient_bytes=3: 2 or 4 bytes", hint="leave it out for the framework's default")
+    for name, widths, hint in _WIDTHS:
+        value = getattr(plan, name)
+        if value is not None and value not in widths:
+            raise ConfigError(f"{name}={value}: {', '.join(map(str, widths[:-1]))} or {widths[-1]} bytes", hint=hint)
 
 
 def check_combination(plan: ParallelPlan) -> None:
