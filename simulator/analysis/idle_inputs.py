@@ -90,6 +90,8 @@ def idle_by_name(
         for name, value in choices.items()
         for one in idle_choices(topology.n_nodes, plan.gpus, **{flags.get(name, name): value})
     ]
+    if not isinstance(spec, ModelSpec):
+        found += _idle_of_modules(plan, given)
     found += [IdleInput(name, flag_of(name, getattr(plan, name)), reason) for name, reason in idle]
     found += _nearly_idle(plan, topology.n_nodes, given, alone=is_alone(plan, has_experts=has_experts))
     for name, words, known in (
@@ -197,6 +199,13 @@ def _nearly_idle(plan: ParallelPlan, n_nodes: int, given: Collection[str], *, al
         yield nearly(f"--sharding {plan.sharding}", "shards nothing", "there is one data-parallel rank")
     if "schedule" in given and plan.pp > 1 and plan.micro_batch and plan.n_micro_batches == 1:
         yield nearly("--schedule", "makes little difference", "there is one micro-batch per step")
+
+
+def _idle_of_modules(plan: ParallelPlan, given: Collection[str]) -> Iterator[IdleInput]:
+    """Name what a recorded module says itself."""
+    why = "what a recorded module attends to is what it says itself"
+    changed = {"document_length": plan.document_length, "document_spread": plan.document_spread}
+    yield from (IdleInput(name, flag_of(name), why) for name, value in changed.items() if value and name in given)
 
 
 def _absent_beside(
