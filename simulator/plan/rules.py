@@ -430,6 +430,21 @@ def recompute_doubt(plan: ParallelPlan, blocks: Sequence[int]) -> str:
     return f"recompute_layers={count}: no stage has more than {most} blocks, so that the plan runs as with {same}"
 
 
+def offload_doubt(plan: ParallelPlan, n_blocks: int) -> str:
+    """Say that activations of more blocks wait in host memory than the model has, or of more than Megatron-Core lets; or nothing.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/transformer_config.py``, on ``cpu_offloading_num_layers``: fewer than all layers.
+    """
+    count = plan.offload_layers or 0
+    if count > n_blocks:
+        return f"offload_layers={count}: the model has {n_blocks} blocks, so that the plan runs as with offload_layers={n_blocks}"
+    if count and count == n_blocks and plan.framework_spec.offloads_modules:
+        return f"Megatron-Core itself refuses offload_layers={count} of {n_blocks} blocks; give {count - 1}"
+    return ""
+
+
 def counted_layers(plan: ParallelPlan) -> int:
     """Return how many of embedding and loss take the place of a layer of their stage."""
     return int(plan.account_for_embedding) + int(plan.account_for_loss)
