@@ -346,6 +346,22 @@ def captures_layers(plan: ParallelPlan) -> bool:
     return plan.host == "graphs" and has_such and not plan.captures_iteration
 
 
+def graphs_doubt(plan: ParallelPlan) -> str:
+    """Say that a framework is not known to capture what a plan names; nothing where it is.
+
+    What is captured costs less of the host's time under every framework, as if somebody had captured it there by hand.
+    """
+    known = plan.framework_spec.captures
+    unknown = [word for word in words_of(plan.cuda_graphs) if word != "none" and word not in known]
+    if not unknown:
+        return ""
+    what = f"no CUDA graphs of its own but of {' and '.join(known)}" if known else "no CUDA graphs of its own"
+    return (
+        f"cuda_graphs={'+'.join(unknown)} is Megatron-Core's: {plan.framework} has {what}, and these are simulated as if they had been "
+        "added to it; give --framework megatron-core, or leave cuda_graphs out"
+    )
+
+
 def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
     """Say what graphs of the whole iteration or of whole layers lack to hold experts that drop no token; nothing where they lack nothing.
 

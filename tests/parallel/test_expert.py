@@ -528,5 +528,5 @@ def test_a_dispatcher_takes_no_more_sms_than_there_are():
         return simulate(Scenario(topology="dgx-h100", model=spec.name, plan=plan), spec=spec).metrics.iteration_time_s
 
     assert step(16) < step(132)
-    with pytest.raises(InfeasiblePlanError, match="moe_dispatcher_sms=133: .* has 132 SMs"):
+    with pytest.raises(InfeasiblePlanError, match=r"moe_dispatcher_sms=133: .* has 132 SMs"):
         step(133)
