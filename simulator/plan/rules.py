@@ -221,6 +221,13 @@ def _outer_conflicts(plan: ParallelPlan) -> Conflicts:
 
 
 def _optimizer_conflicts(plan: ParallelPlan) -> Conflicts:
+    """Of optimizers.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/optimizer/optimizer_config.py``: "--use-precision-aware-optimizer only supported with adam".
+    """
+    narrow = [f"{name}={width}" for name in ("moment_bytes", "master_bytes") if (width := getattr(plan, name)) != 4]
     has_shards = plan.sharding != "none" and plan.framework_spec.data_parallel.shards_optimizer
     return [
         (
@@ -238,6 +245,12 @@ def _optimizer_conflicts(plan: ParallelPlan) -> Conflicts:
             f"optimizer=muon takes whole matrices on the device: Megatron-Core has it neither under FSDP, which cuts them, nor on a host "
             f"(sharding={plan.sharding}, offload_optimizer={plan.offload_optimizer})",
             "--sharding zero1 --set offload_optimizer=none",
+        ),
+        (
+            plan.optimizer == "muon" and narrow,
+            f"{' and '.join(narrow)} with optimizer=muon: narrow states are those of Megatron-Core's precision-aware optimizer, which "
+            "is Adam alone",
+            "leave them out, or --set optimizer=adam",
         ),
     ]
 
