@@ -467,11 +467,13 @@ def offload_doubt(plan: ParallelPlan, n_blocks: int) -> str:
     NVIDIA/Megatron-LM, ``core/transformer/transformer_config.py``, on ``cpu_offloading_num_layers``: fewer than all layers.
     """
     count = plan.offload_layers or 0
-    if count > n_blocks:
-        return f"offload_layers={count}: the model has {n_blocks} blocks, so that the plan runs as with offload_layers={n_blocks}"
-    if count and count == n_blocks and plan.framework_spec.offloads_modules:
-        return f"Megatron-Core itself refuses offload_layers={count} of {n_blocks} blocks; give {count - 1}"
-    return ""
+    runs = f"so that the plan runs as with offload_layers={n_blocks}" if count > n_blocks else ""
+    if count and count >= n_blocks and plan.framework_spec.offloads_modules:
+        refused = (
+            f"Megatron-Core itself refuses offload_layers={count} of {n_blocks} blocks; give {n_blocks - 1} at most"
+        )
+        return f"{refused}: there are no more, {runs}" if runs else refused
+    return runs and f"offload_layers={count}: the model has {n_blocks} blocks, {runs}"
 
 
 def counted_layers(plan: ParallelPlan) -> int:
