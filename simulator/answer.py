@@ -29,7 +29,14 @@ from simulator.models.spec import ModelSpec
 from simulator.parallel.lower import blocks_of_parts
 from simulator.plan import ParallelPlan
 from simulator.plan.fields import in_words
-from simulator.plan.rules import adapter_doubt, capture_doubt, layout_doubt, recompute_doubt
+from simulator.plan.rules import (
+    adapter_doubt,
+    capture_doubt,
+    graphs_doubt,
+    layout_doubt,
+    offload_doubt,
+    recompute_doubt,
+)
 from simulator.plan.stage_layout import in_runs
 from simulator.scenario import Scenario
 from simulator.schedules import find_schedule, placement_of
@@ -197,10 +204,13 @@ class Result:
     def warnings(self) -> list[str]:
         """What the framework itself would refuse of what is simulated, or is out of all proportion, and what to set instead."""
         plan, n_predictions = self.plan, sum(layer.role == "prediction" for layer in self.model.layers)
+        n_blocks = sum(layer.is_block for layer in self.model.layers)
         doubts = (
+            graphs_doubt(plan),
             capture_doubt(plan, has_experts=self.spec.has_experts),
             layout_doubt(plan, self.blocks_of_parts, n_predictions),
-            recompute_doubt(plan, self.blocks_of_parts or [sum(layer.is_block for layer in self.model.layers)]),
+            recompute_doubt(plan, self.blocks_of_parts or [n_blocks]),
+            offload_doubt(plan, n_blocks),
             adapter_doubt(plan, getattr(self.spec, "hidden", 0)),
         )
         return [doubt for doubt in doubts if doubt]

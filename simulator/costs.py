@@ -180,7 +180,9 @@ class ModelCosts:
         inside, across = constants.get("nvlink", {}), constants.get("network", {})
         if op.routed is not None:
             n_sms = self.topology.device(op.groups[0][0]).n_sms
-            left = 1.0 - self.scenario.plan.dispatcher_sms / n_sms
+            left = max(
+                1.0 - self.scenario.plan.dispatcher_sms / n_sms, 1.0 / n_sms
+            )  # kernels beside one of all SMs crawl
             return Interference(min(left, float(inside.get("compute", 1.0))), float(inside.get("communication", 1.0)))
         if self.scenario.plan.nccl_user_buffers and op.axis in _REGISTERED:
             left = 1.0 - self._registered_sms(op) / self.topology.device(op.groups[0][0]).n_sms

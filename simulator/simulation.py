@@ -154,6 +154,11 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
         raise InfeasiblePlanError(
             f"CUDA {plan.cuda} does not know {device.name}: {device.first_cuda} is the first", hint=hint
         )
+    if plan.ep > 1 and plan.dispatcher_sms > device.n_sms:
+        raise InfeasiblePlanError(
+            f"moe_dispatcher_sms={plan.dispatcher_sms}: {device.name} has {device.n_sms} SMs",
+            hint=f"--set moe_dispatcher_sms={plan.dispatcher.n_sms}, or leave it out",
+        )
     if refusal := expert_refusal(plan, spec):
         raise InfeasiblePlanError(refusal, hint="use --sequence-parallel")
     if not plan.sequence_length:

@@ -68,17 +68,17 @@ def idle_by_name(
 ) -> dict[str, IdleInput]:
     """Return what has no effect, or next to none, by its name."""
     from simulator.models.spec import ModelSpec
-    from simulator.models.transformer import graph_scopes
+    from simulator.models.transformer import graph_scopes, recomputable
     from simulator.parallel.idle import idle_settings, is_alone
 
     plan = scenario.plan
-    scopes = graph_scopes(spec) if isinstance(spec, ModelSpec) else ()
+    scopes, modules = (graph_scopes(spec), recomputable(spec)) if isinstance(spec, ModelSpec) else ((), ())
     network = scenario.network if scenario.network != "flow" else ""
     has_experts = spec.has_experts
     idle = idle_settings(
         plan, has_experts=has_experts, has_shared_expert=getattr(spec, "shared_expert_hidden", 0) > 0,
         has_rotations=getattr(spec, "positions", "") == "rotary", scales_rotations=getattr(spec, "scales_rotation", False),
-        has_expert_bias=getattr(spec, "expert_bias", False), graph_scopes=scopes, given=given,
+        has_expert_bias=getattr(spec, "expert_bias", False), graph_scopes=scopes, recomputable=modules, given=given,
     )  # fmt: skip
     device, overrides = topology.device(0), dict(scenario.overrides)
     choices = {
@@ -90,9 +90,14 @@ def idle_by_name(
         for name, value in choices.items()
         for one in idle_choices(topology.n_nodes, plan.gpus, **{flags.get(name, name): value})
     ]
+    if not isinstance(spec, ModelSpec):
+        found += _idle_of_modules(plan, given)
     found += [IdleInput(name, flag_of(name, getattr(plan, name)), reason) for name, reason in idle]
     found += _nearly_idle(plan, topology.n_nodes, given, alone=is_alone(plan, has_experts=has_experts))
-    found += _absent_scopes(plan, scopes, given)
+    for name, words, known in (
+        ("cuda_graphs", plan.captured_modules, scopes), ("recompute_modules", plan.recomputed_modules, modules),
+    ):  # fmt: skip
+        found += _absent_beside(name, words, known, given)
     found += idle_release(plan, device)
     if any(name.startswith("power.") for name in overrides):
         found += idle_power(device)
@@ -196,13 +201,22 @@ def _nearly_idle(plan: ParallelPlan, n_nodes: int, given: Collection[str], *, al
         yield nearly("--schedule", "makes little difference", "there is one micro-batch per step")
 
 
-def _absent_scopes(plan: ParallelPlan, scopes: Collection[str], given: Collection[str]) -> list[IdleInput]:
-    """Name what a plan captures beside other modules and the model does not have."""
-    absent = [scope for scope in plan.captured_modules if scope not in scopes]
-    if "cuda_graphs" not in given or len(absent) in (0, len(plan.captured_modules)):
+def _idle_of_modules(plan: ParallelPlan, given: Collection[str]) -> Iterator[IdleInput]:
+    """Name what a recorded module says itself."""
+    why = "what a recorded module attends to is what it says itself"
+    changed = {"document_length": plan.document_length, "document_spread": plan.document_spread}
+    yield from (IdleInput(name, flag_of(name), why) for name, value in changed.items() if value and name in given)
+
+
+def _absent_beside(
+    setting: str, named: Collection[str], known: Collection[str], given: Collection[str]
+) -> list[IdleInput]:
+    """Name modules of a setting that the model does not have, beside others that it has."""
+    absent = [module for module in named if module not in known]
+    if setting not in given or len(absent) in (0, len(named)):
         return []
     reason = f"the model has no module that is called {' or '.join(absent)}"
-    return [IdleInput("cuda_graphs of absent modules", f"cuda_graphs={'+'.join(absent)}", reason)]
+    return [IdleInput(f"{setting} of absent modules", f"{setting}={'+'.join(absent)}", reason)]
 
 
 def _idle_faults(faults: Faults, topology: Topology, link_busy_s: Mapping[int, float]) -> Iterator[IdleInput]:

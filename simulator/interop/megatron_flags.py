@@ -247,6 +247,8 @@ _SAID_BY = {
 def _said_only(found: FoundKeys, settings: dict[str, Any]) -> dict[str, Any]:
     """Leave out what the flags do not say themselves."""
     said_by = {one.plan: one.names for one in KEYS.keys if one.plan} | _SAID_BY
+    if found["optimizer"] == _SHARDED_MUON:
+        said_by["sharding"] += KEYS.named("optimizer").names
     kept = {name: value for name, value in settings.items() if name not in said_by or found.given(*said_by[name])}
     found.reader.assume("what is not named", "as in the recipe", "the file changes a recipe that is not in it")
     return kept
@@ -398,6 +400,10 @@ def _precision(found: FoundKeys) -> dict[str, Any]:
     }
 
 
+#: the former name of Muon beside ``--use-distributed-optimizer`` (Megatron-LM, ``training/arguments.py``)
+_SHARDED_MUON = "dist_muon"
+
+
 def _sharding(found: FoundKeys) -> str:
     if found["zero-stage"]:
         return found.reader.zero_stage("zero-stage", found["zero-stage"])
@@ -406,7 +412,7 @@ def _sharding(found: FoundKeys) -> str:
         return sharding
     if found["use-torch-fsdp2"]:
         return "zero3"
-    return "zero1" if found["use-distributed-optimizer"] else "none"
+    return "zero1" if found["use-distributed-optimizer"] or found["optimizer"] == _SHARDED_MUON else "none"
 
 
 def _shard_fully(reader: Reader) -> None:

@@ -40,6 +40,8 @@ def read_torchtitan(reader: Reader, *, kind: str = "torchtitan") -> Imported:
         if "global_batch" not in settings and "dp" in settings:
             settings["global_batch"] = settings["micro_batch"] * settings["dp"]
         settings["micro_batch"] = found["parallelism.pipeline_parallel_microbatch_size"]
+        if missing := _STAND_INS.get(found["parallelism.pipeline_parallel_schedule"]):
+            found.reader.assume("schedule", settings["schedule"], missing)
     settings["sequence_parallel"] = settings["tp"] > 1
     parts = found["compile.components"]
     has_model = not isinstance(parts, list) or "model" in parts
@@ -75,6 +77,13 @@ CATALOGUE_NAMES = {
     "deepseek-v3-16b": "deepseek-v2-lite",
     "llama4-17bx16e": "llama4-scout",
     "llama4-17bx128e": "llama4-maverick-400b",
+}
+
+
+#: schedules of PyTorch's that have no name here, of which another one stands in -> what that one lacks
+_STAND_INS = {
+    "LoopedBFS": "it is LoopedBFS with one stage a rank: with several, fill and drain take less",
+    "InterleavedZeroBubble": "it is InterleavedZeroBubble with one stage a rank: with several, fill and drain take less",
 }
 
 

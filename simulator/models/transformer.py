@@ -22,7 +22,7 @@ from simulator.models.recurrent import (
 )
 from simulator.models.spec import ATTENTION, ModelSpec
 from simulator.models.styles.base import Style
-from simulator.plan.module_names import GRAPH_SCOPES
+from simulator.plan.module_names import GRAPH_SCOPES, RECOMPUTE_MODULES
 
 
 def attention(style: Style, x: Tensor, *, causal: bool, kind: str = "*") -> Tensor:
@@ -165,6 +165,18 @@ def graph_scopes(spec: ModelSpec) -> tuple[str, ...]:
     found |= set(graph_scopes(spec.image)) if spec.image else set()
     found |= {"moe_router", "moe_preprocess"} if "moe" in found else set()
     return tuple(scope for scope in GRAPH_SCOPES if scope in found)
+
+
+def recomputable(spec: ModelSpec) -> tuple[str, ...]:
+    """Return what of a model selective recomputation may compute again, as ``recompute_modules`` names it."""
+    kinds = set("".join(spec.blocks))
+    has_attention = bool(kinds.intersection((*ATTENTION, "p"))) or spec.encoder_layers > 0
+    found = {"layernorm", *graph_scopes(spec)} | ({"core_attn"} if has_attention else set())
+    found |= {"moe_act"} if "moe" in found else set()
+    found |= {"shared_experts"} if "moe" in found and spec.shared_expert_hidden else set()
+    found |= {"mla_up_proj"} if has_attention and (spec.is_latent_attention or spec.output_groups) else set()
+    found |= set(recomputable(spec.image)) if spec.image else set()
+    return tuple(module for module in RECOMPUTE_MODULES if module in found)
 
 
 def capturable(spec: ModelSpec) -> tuple[str, ...]:

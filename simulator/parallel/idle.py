@@ -69,11 +69,12 @@ def idle_settings(
     scales_rotations: bool = False,
     has_expert_bias: bool = True,
     graph_scopes: Collection[str] | None = None,
+    recomputable: Collection[str] | None = None,
     given: Collection[str] | None = None,
 ) -> list[tuple[str, str]]:
     """Name settings of a resolved plan that change nothing with a model that has these parts, and why.
 
-    What of it graphs may launch is ``graph_scopes``, None where nothing is known of it.
+    What of it graphs may launch is ``graph_scopes``, and what may be recomputed ``recomputable``, None where nothing is known of it.
 
     Only those that the user gave; by default those that differ from their default. What :func:`without_stages` leaves out is in no plan
     that ran, so that it is taken as given, with the value that a mapping has of it.
@@ -89,7 +90,8 @@ def idle_settings(
         *_idle_kernels(plan),
         *_idle_precision(plan, has_experts=has_experts),
         *_idle_experts(plan, has_experts, has_shared_expert),
-        *_idle_graphs(plan, graph_scopes),
+        _absent("cuda_graphs", plan.captured_modules, graph_scopes),
+        _absent("recompute_modules", plan.recomputed_modules, recomputable),
         (("rope_fusion",), not has_rotations, "the model rotates no queries and keys"),
         (
             ("release",),
@@ -268,10 +270,10 @@ def _idle_kernels(plan: ParallelPlan) -> Idle:
     ]
 
 
-def _idle_graphs(plan: ParallelPlan, scopes: Collection[str] | None) -> Idle:
-    named = plan.captured_modules
-    absent = bool(named) and scopes is not None and not set(named).intersection(scopes)
-    return [(("cuda_graphs",), absent, f"the model has no module that is called {' or '.join(named)}")]
+def _absent(setting: str, named: Collection[str], known: Collection[str] | None) -> tuple[tuple[str, ...], bool, str]:
+    """Return a rule for a setting that names modules, none of which the model has."""
+    is_absent = bool(named) and known is not None and not set(named).intersection(known)
+    return (setting,), is_absent, f"the model has no module that is called {' or '.join(named)}"
 
 
 def _idle_precision(plan: ParallelPlan, *, has_experts: bool) -> Idle:
@@ -299,6 +301,9 @@ def _idle_precision(plan: ParallelPlan, *, has_experts: bool) -> Idle:
 
 def _idle_experts(plan: ParallelPlan, has_experts: bool, has_shared_expert: bool) -> Idle:
     exchange = ("moe_dispatcher", "moe_dispatcher_sms", "moe_fp8_dispatch", "moe_shared_expert_overlap")
+    has_kernels_beside = (plan.moe_shared_expert_overlap and has_shared_expert) or find_schedule(
+        plan.schedule, plan.virtual_pp
+    ).takes_turns
     return [
         ((*_MOE, "etp"), not has_experts, "the model has no experts"),
         (
@@ -314,6 +319,11 @@ def _idle_experts(plan: ParallelPlan, has_experts: bool, has_shared_expert: bool
         ),
         (exchange, plan.ep == 1, "ep=1"),
         (("moe_dispatcher_sms",), plan.dispatcher_sms == 0, f"moe_dispatcher={plan.moe_dispatcher} is NCCL's"),
+        (
+            ("moe_dispatcher_sms",),
+            not (plan.dispatcher.copies_with_sms or has_kernels_beside),
+            f"no kernel runs beside the exchange, and moe_dispatcher={plan.moe_dispatcher} goes at the rate of the links",
+        ),
         (("moe_imbalance",), plan.ep == 1, "ep=1: one rank has all experts"),
         (("moe_pad_to_capacity",), plan.moe_capacity_factor is None, "there is no moe_capacity_factor"),
         (

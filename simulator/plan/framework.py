@@ -226,7 +226,8 @@ class Framework:
         for feature in self.features:
             found |= feature.settings if feature.is_on(settings, is_mixture=is_mixture) else {}
         found |= self.dispatcher_recipes.get({**found, **settings}.get("moe_dispatcher", ""), {})
-        return {key: value for key, value in found.items() if key not in settings}
+        absent = ("master_bytes",) if settings.get("optimizer") == "muon" else ()  # of the precision-aware Adam
+        return {key: value for key, value in found.items() if key not in (*settings, *absent)}
 
 
 #: the first of NeMo 2, and of Megatron Bridge

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 RANK_AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
+#: Bytes of what a setting says the width of. Of Megatron-Core's precision-aware optimizer ``--exp-avg-dtype`` is fp32, fp16, bf16 or fp8,
+#: and ``--main-params-dtype`` fp32 or fp16 (NVIDIA/Megatron-LM, ``training/arguments.py``).
+_WIDTHS = (
+    ("gradient_bytes", (2, 4), "leave it out for the framework's default"),
+    ("moment_bytes", (1, 2, 4), "leave it out for 4"),
+    ("master_bytes", (2, 4), "leave it out for 4"),
+)
+
+
 def check_words(plan: ParallelPlan) -> None:
     """Check the settings whose words have a form of their own."""
     if plan.cuda is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", plan.cuda):
@@ -35,8 +44,10 @@ def check_words(plan: ParallelPlan) -> None:
             f"rank_order '{plan.rank_order}' does not name every axis once",
             hint=f"the axes from the nearest ranks to the farthest: {'-'.join(RANK_AXES)}",
         )
-    if plan.gradient_bytes == 3:
-        raise ConfigError("gradient_bytes=3: 2 or 4 bytes", hint="leave it out for the framework's default")
+    for name, widths, hint in _WIDTHS:
+        value = getattr(plan, name)
+        if value is not None and value not in widths:
+            raise ConfigError(f"{name}={value}: {', '.join(map(str, widths[:-1]))} or {widths[-1]} bytes", hint=hint)
 
 
 def check_combination(plan: ParallelPlan) -> None:
@@ -50,6 +61,7 @@ def check_combination(plan: ParallelPlan) -> None:
         *_registration_conflicts(plan),
         *_adapter_conflicts(plan),
         *_graph_conflicts(plan),
+        *_expert_conflicts(plan),
     )
     for is_so, message, hint in found:
         if is_so:
@@ -209,6 +221,13 @@ def _outer_conflicts(plan: ParallelPlan) -> Conflicts:
 
 
 def _optimizer_conflicts(plan: ParallelPlan) -> Conflicts:
+    """Of optimizers.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/optimizer/optimizer_config.py``: "--use-precision-aware-optimizer only supported with adam".
+    """
+    narrow = [f"{name}={width}" for name in ("moment_bytes", "master_bytes") if (width := getattr(plan, name)) != 4]
     has_shards = plan.sharding != "none" and plan.framework_spec.data_parallel.shards_optimizer
     return [
         (
@@ -226,6 +245,12 @@ def _optimizer_conflicts(plan: ParallelPlan) -> Conflicts:
             f"optimizer=muon takes whole matrices on the device: Megatron-Core has it neither under FSDP, which cuts them, nor on a host "
             f"(sharding={plan.sharding}, offload_optimizer={plan.offload_optimizer})",
             "--sharding zero1 --set offload_optimizer=none",
+        ),
+        (
+            plan.optimizer == "muon" and narrow,
+            f"{' and '.join(narrow)} with optimizer=muon: narrow states are those of Megatron-Core's precision-aware optimizer, which "
+            "is Adam alone",
+            "leave them out, or --set optimizer=adam",
         ),
     ]
 
@@ -318,10 +343,36 @@ def _graph_conflicts(plan: ParallelPlan) -> Conflicts:
     ]
 
 
+def _expert_conflicts(plan: ParallelPlan) -> Conflicts:
+    return [
+        (
+            plan.ep > 1 and plan.moe_imbalance > plan.ep,
+            f"moe_imbalance={plan.moe_imbalance:g} with ep={plan.ep}: one rank that gets all tokens has {plan.ep} times the mean",
+            f"--set moe_imbalance={plan.ep} at most",
+        ),
+    ]
+
+
 def captures_layers(plan: ParallelPlan) -> bool:
     """Whether whole layers are Megatron-Core's CUDA graphs (``--cuda-graph-impl local``), which ``host=graphs`` says under it."""
     has_such = "full_iteration" in plan.framework_spec.captures
     return plan.host == "graphs" and has_such and not plan.captures_iteration
+
+
+def graphs_doubt(plan: ParallelPlan) -> str:
+    """Say that a framework is not known to capture what a plan names; nothing where it is.
+
+    What is captured costs less of the host's time under every framework, as if somebody had captured it there by hand.
+    """
+    known = plan.framework_spec.captures
+    unknown = [word for word in words_of(plan.cuda_graphs) if word != "none" and word not in known]
+    if not unknown:
+        return ""
+    what = f"no CUDA graphs of its own but of {' and '.join(known)}" if known else "no CUDA graphs of its own"
+    return (
+        f"cuda_graphs={'+'.join(unknown)} is Megatron-Core's: {plan.framework} has {what}, and these are simulated as if they had been "
+        "added to it; give --framework megatron-core, or leave cuda_graphs out"
+    )
 
 
 def capture_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
@@ -406,6 +457,23 @@ def recompute_doubt(plan: ParallelPlan, blocks: Sequence[int]) -> str:
         return ""
     same = f"recompute_layers={most}" + (" or without it" if plan.recompute_method == "block" else "")
     return f"recompute_layers={count}: no stage has more than {most} blocks, so that the plan runs as with {same}"
+
+
+def offload_doubt(plan: ParallelPlan, n_blocks: int) -> str:
+    """Say that activations of more blocks wait in host memory than the model has, or of more than Megatron-Core lets; or nothing.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/transformer_config.py``, on ``cpu_offloading_num_layers``: fewer than all layers.
+    """
+    count = plan.offload_layers or 0
+    runs = f"so that the plan runs as with offload_layers={n_blocks}" if count > n_blocks else ""
+    if count and count >= n_blocks and plan.framework_spec.offloads_modules:
+        refused = (
+            f"Megatron-Core itself refuses offload_layers={count} of {n_blocks} blocks; give {n_blocks - 1} at most"
+        )
+        return f"{refused}: there are no more, {runs}" if runs else refused
+    return runs and f"offload_layers={count}: the model has {n_blocks} blocks, {runs}"
 
 
 def counted_layers(plan: ParallelPlan) -> int:

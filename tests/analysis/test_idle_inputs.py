@@ -60,6 +60,30 @@ def test_settings_whose_degree_leaves_them_nothing_to_do(settings, words):
     assert without_effect(settings, 1) == []  # it was not asked for
 
 
+@pytest.mark.parametrize(
+    ("model", "modules", "words"),
+    [
+        ("qwen3-30b-a3b", "mlp", "--recompute-modules has no effect: the model has no module that is called mlp"),
+        ("qwen3-30b-a3b", "mla_up_proj", "--recompute-modules has no effect: the model has no module that is called mla_up_proj"),
+        (
+            "qwen3-30b-a3b",
+            "moe_act+shared_experts",
+            "recompute_modules=shared_experts has no effect: the model has no module that is called shared_experts",
+        ),
+        ("qwen3-30b-a3b", "moe_act", ""),
+        ("deepseek-v3", "mla_up_proj+mlp+shared_experts", ""),
+        ("gpt2", "moe_act", "--recompute-modules has no effect: the model has no experts"),
+    ],
+)  # fmt: skip
+def test_modules_to_recompute_that_the_model_does_not_have_are_named(model, modules, words):
+    """NVIDIA/Megatron-LM, ``transformer_config.py``: ``mla_up_proj`` "is only supported with" latent attention."""
+    settings = {"framework": "megatron-core", "recompute": "selective", "recompute_modules": modules}
+    scenario = Scenario(topology="dgx-h100", model=model, plan=plan(**settings))
+    topology = load_topology("dgx-h100", 8)
+    found = idle_inputs(scenario, topology, CATALOG[model], link_busy_s={}, given=settings)
+    assert [text for text in found if "recompute" in text] == [words] * bool(words)
+
+
 def test_settings_with_effect_are_not_named():
     settings = {
         "tp": 2,

@@ -486,6 +486,10 @@ def test_the_optimizer_of_megatron():
         ("--optimizer dist_muon", "muon"),
     ):
         assert ParallelPlan(**parse_megatron(f"{text} {said}").settings).optimizer == expected
+    former, today = ("--optimizer dist_muon", "--optimizer muon --use-distributed-optimizer")
+    assert parse_megatron(f"{text} {former}").settings == parse_megatron(f"{text} {today}").settings
+    assert parse_megatron(f"{text} {former}").settings["sharding"] == "zero1"
+    assert parse_megatron(f"{text} --optimizer muon").settings["sharding"] == "none"
     with pytest.raises(ConfigError, match="soap"):
         parse_megatron(f"{text} --optimizer soap")
 

@@ -134,6 +134,30 @@ def test_torchtitan_selects_operators_or_every_nth_block(tmp_path, option, expec
     assert (plan.recompute, plan.recompute_method, plan.recompute_layers) == expected
 
 
+@pytest.mark.parametrize(
+    ("schedule", "taken", "is_said"),
+    [
+        ("1F1B", "1f1b", False),
+        ("GPipe", "gpipe", False),
+        ("LoopedBFS", "gpipe", True),
+        ("InterleavedZeroBubble", "zb-1p", True),
+    ],
+)
+@pytest.mark.parametrize("pp", [1, 2])
+def test_torchtitans_schedules_without_a_name_here_say_what_stands_in(tmp_path, schedule, taken, is_said, pp):
+    """``torch.distributed.pipelining.schedules``: both "support multiple stages per rank"; the second one is ZB1P."""
+    path = tmp_path / "job.toml"
+    path.write_text(
+        f'[training]\nseq_len = 2048\n[parallelism]\npipeline_parallel_degree = {pp}\npipeline_parallel_schedule = "{schedule}"\n'
+    )
+    found = import_torchtitan(path)
+    notes = [note for note in found.report.assumed if note.startswith("schedule=")]
+    assert [f"schedule={taken} (it is {schedule} with one stage a rank" in note for note in notes] == [True] * (
+        is_said and pp > 1
+    )
+    assert pp == 1 or found.settings["schedule"] == taken
+
+
 def test_torchtitan_hybrid_and_dumped(tmp_path):
     path = tmp_path / "job.json"
     data = {

@@ -6,8 +6,8 @@ from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import AttentionShape, CommunicationPoint
 from simulator.models.setting import RankSetting
-from simulator.models.transformer import graph_scopes
-from simulator.plan.module_names import GRAPH_SCOPES
+from simulator.models.transformer import graph_scopes, recomputable
+from simulator.plan.module_names import GRAPH_SCOPES, RECOMPUTE_MODULES
 
 DEEPSEEK = find_spec("deepseek-v3")
 TOKENS, HIDDEN, HEADS = 4096, 7168, 128
@@ -108,6 +108,20 @@ def test_graphs_are_of_the_modules_that_a_model_has(model):
         setting = RankSetting(micro_batch=1, sequence_length=512, kernels="fused", captured_modules=(scope,))
         items = [item for layer in build_model(spec, setting).layers for item in (*layer.forward, *layer.backward)]
         assert any(getattr(item, "is_captured", False) for item in items) == (scope in graph_scopes(spec)), scope
+
+
+@pytest.mark.parametrize(
+    "model", ["llama3-8b", "qwen3-30b-a3b", "deepseek-v3", "qwen3-next-80b-a3b", "nemotron-h-56b", "falcon-h1-7b", "t5-large"]
+)  # fmt: skip
+def test_modules_are_recomputed_that_a_model_has(model):
+    """Each by itself: a block is another than without recomputation where the model is said to have the module, and nowhere else."""
+    spec = find_spec(model)
+    for module in RECOMPUTE_MODULES:
+        plain, again = (
+            build_model(spec, RankSetting(micro_batch=1, sequence_length=512, kernels="fused", attention="eager", **told)).layers
+            for told in ({}, {"recompute": "selective", "recompute_modules": (module,)})
+        )  # fmt: skip
+        assert (plain != again) == (module in recomputable(spec)), module
 
 
 def test_scopes_capture_their_modules_in_both_passes():

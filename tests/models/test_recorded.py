@@ -127,6 +127,18 @@ def test_a_module_runs_under_data_parallelism_and_pipelines(code):
     assert results[0].plan.sequence_length == 16
 
 
+def test_documents_have_no_effect_on_what_a_module_attends_to(code):
+    module = open_module(f"{code}:build", ["BxS:int64"], sequence_length=16)
+    documents = {"document_length": 4, "document_spread": 0.5}
+    one, other = (
+        simulate(Scenario(topology="polaris", model="mine", plan=plan(**settings)), spec=module)
+        for settings in ({}, documents)
+    )
+    assert one.metrics == other.metrics
+    why = "has no effect: what a recorded module attends to is what it says itself"
+    assert other.idle_inputs(documents) == [f"--document-length {why}", f"--document-spread {why}"]
+
+
 def test_each_micro_batch_is_recorded_once(code):
     module = open_module(f"{code}:build", ["BxS:int64"], sequence_length=16)
     two, four = module.model(plan()), module.model(plan(micro_batch=4))

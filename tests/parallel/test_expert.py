@@ -112,6 +112,15 @@ def test_one_rank_has_all_experts():
     assert sent(plan_of(ep=1)) == []
 
 
+def test_the_busiest_rank_has_no_more_than_all_tokens():
+    """Of n ranks with a mean of m tokens one has n m at most."""
+    plan = ParallelPlan(gpus=8, ep=8, sharding="zero1", framework="megatron-core")
+    assert expert_load(replace(plan, moe_imbalance=8.0).resolve(8)) == 8.0
+    with pytest.raises(InfeasiblePlanError, match=r"moe_imbalance=8\.5 with ep=8: .* 8 times the mean"):
+        replace(plan, moe_imbalance=8.5).resolve(8)
+    assert expert_load(replace(plan, ep=1, moe_imbalance=8.5).resolve(8)) == 1.0
+
+
 @pytest.mark.parametrize("kind", ["F", "B"])
 def test_the_shared_expert_runs_beside_the_first_exchange(kind):
     spec = replace(SPEC, name="shared", shared_expert_hidden=4096)
@@ -498,3 +507,26 @@ def test_tokens_limited_to_groups_of_experts_go_to_fewer_places(n_places, n_grou
         experts = groups[random.integers(len(groups), size=n_draws)] * each + random.integers(each, size=n_draws)
         hits += len(set(experts * n_places // n_experts))
     assert expected_distinct(n_places, n_draws, n_groups, n_open) == pytest.approx(hits / 20_000, rel=0.01)
+
+
+def test_a_dispatcher_takes_no_more_sms_than_there_are():
+    """NVIDIA, H100 datasheet: 132 SMs of the SXM board."""
+    spec = rename(find_spec("deepseek-v2-lite"), "small")
+    spec = replace(spec, layers=2)
+    settings = {
+        "gpus": 8,
+        "ep": 8,
+        "micro_batch": 1,
+        "sequence_length": 4096,
+        "sharding": "zero1",
+        "framework": "megatron-core",
+    }
+    settings |= {"moe_dispatcher": "hybridep", "moe_shared_expert_overlap": True}
+
+    def step(n_sms):
+        plan = ParallelPlan(**settings, moe_dispatcher_sms=n_sms)
+        return simulate(Scenario(topology="dgx-h100", model=spec.name, plan=plan), spec=spec).metrics.iteration_time_s
+
+    assert step(16) < step(132)
+    with pytest.raises(InfeasiblePlanError, match=r"moe_dispatcher_sms=133: .* has 132 SMs"):
+        step(133)

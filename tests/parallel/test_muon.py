@@ -179,3 +179,15 @@ def test_muon_is_megatron_cores_alone(framework, has_muon):
         return check_combination(plan)
     with pytest.raises(InfeasiblePlanError, match="optimizer=muon is Megatron-Core's"):
         check_combination(plan)
+
+
+@pytest.mark.parametrize("settings", [{"moment_bytes": 2}, {"master_bytes": 2}])
+@pytest.mark.parametrize("framework", ["megatron-core", "megatron-bridge"])
+def test_narrow_states_are_adams(framework, settings):
+    """NVIDIA/Megatron-LM, ``optimizer_config.py``: "--use-precision-aware-optimizer only supported with adam"."""
+    job = {"gpus": 8, "micro_batch": 1, "framework": framework, "sharding": "zero1"}
+    (said,) = (f"{name}={width}" for name, width in settings.items())
+    with pytest.raises(InfeasiblePlanError, match=f"^{said} with optimizer=muon"):
+        ParallelPlan.of({**job, **settings, "optimizer": "muon"}).resolve(8)
+    assert ParallelPlan.of({**job, **settings}).resolve(8).optimizer == "adam"
+    assert ParallelPlan.of({**job, "optimizer": "muon"}).resolve(8).master_bytes == 4

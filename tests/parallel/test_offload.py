@@ -47,6 +47,22 @@ def test_unsharded_gradients_stay_where_backward_makes_them():
     assert away["optimizer"] == 0
 
 
+@pytest.mark.parametrize(
+    ("framework", "count", "words"),
+    [
+        ("megatron-core", 35, ""),
+        ("megatron-core", 36, "Megatron-Core itself refuses offload_layers=36 of 36 blocks; give 35 at most"),
+        ("deepspeed", 36, ""),
+        ("megatron-core", 100, "Megatron-Core itself refuses offload_layers=100 of 36 blocks; give 35 at most"),
+        *((name, 100, "so that the plan runs as with offload_layers=36") for name in ("megatron-core", "deepspeed")),
+    ],
+)
+def test_more_blocks_on_the_host_than_there_are_is_said(framework, count, words):
+    """GPT-2 large has 36 blocks; Megatron-Core's ``cpu_offloading_num_layers`` is below ``num_layers``."""
+    found = run(framework=framework, sharding="zero1", offload_layers=count).warnings
+    assert [words in text for text in found] == [True] * bool(words)
+
+
 def test_a_second_copy_takes_its_share_of_memory():
     extra = run(secondary_group=8).memory.by_category["parameters"] - run().memory.by_category["parameters"]
     assert extra == pytest.approx(2 * SPEC.n_parameters / 8, rel=0.01)

@@ -110,6 +110,8 @@ def test_what_cannot_be_had_together_is_refused(chosen, reason):
         ("moe_imbalance", 0.5, "at least 1"), ("moe_capacity_factor", float("inf"), "moe_capacity_factor=inf"),
         ("prefetch_elements", -2, "DeepSpeed's default"), ("rank_order", "tp-pp", "every axis once"),
         ("cp_comm_type", "ring", "one of p2p, all_gather, a2a"), ("gradient_bytes", 3, "2 or 4 bytes"), ("cp", 0, "at least 1"),
+        # Megatron-Core's --exp-avg-dtype is one of fp32, fp16, bf16, fp8, and --main-params-dtype one of fp32, fp16
+        ("moment_bytes", 3, "1, 2 or 4 bytes"), ("master_bytes", 3, "2 or 4 bytes"),
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(name, value, reason):

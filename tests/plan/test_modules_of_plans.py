@@ -1,5 +1,7 @@
 """Modules that a plan names: how several words are read, and what cannot be had together."""
 
+import re
+
 import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -9,6 +11,7 @@ from simulator.parallel.rank_model import model_for
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.names import SWITCHES, parse_settings, setting_named
 from simulator.plan.published import PUBLISHED, published_recipe, published_settings
+from simulator.plan.rules import graphs_doubt
 from simulator.simulation import Scenario, simulate
 
 
@@ -69,6 +72,25 @@ def test_adapters_are_beside_every_projection_unless_some_are_named(settings, ad
 def test_what_excludes_one_another(settings, message):
     with pytest.raises(InfeasiblePlanError, match=message):
         ParallelPlan(micro_batch=1, **settings).resolve(8)
+
+
+@pytest.mark.parametrize(
+    ("framework", "scopes", "words"),
+    [
+        ("megatron-core", "attn+mlp", ""),
+        ("megatron-bridge", "full_iteration", ""),
+        ("fsdp2", "none", ""),
+        ("fsdp2", None, ""),
+        ("fsdp2", "attn", "cuda_graphs=attn is Megatron-Core's: fsdp2 has no CUDA graphs of its own, and"),
+        ("torchtitan", "full_iteration", "cuda_graphs=full_iteration is Megatron-Core's"),
+        ("litgpt-compile", "attn+mlp", ""),  # torch.compile(mode="reduce-overhead")
+        ("litgpt-compile", "attn+mamba", "cuda_graphs=mamba is .*: litgpt-compile has no CUDA graphs of its own but of attn and mlp,"),
+    ],
+)  # fmt: skip
+def test_graphs_of_frameworks_that_capture_none_are_said(framework, scopes, words):
+    """NVIDIA/Megatron-LM, ``training/arguments.py``, has ``--cuda-graph-scope``; ``fully_shard`` has nothing like it."""
+    said = graphs_doubt(ParallelPlan(framework=framework, cuda_graphs=scopes))
+    assert re.match(words, said) if words else not said
 
 
 @pytest.mark.parametrize(
