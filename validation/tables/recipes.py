@@ -323,7 +323,7 @@ def recomputed_modules(row: Row, layers: int, stages: int, assumed: list[str]) -
         return {"recompute": "full", "recompute_method": "block", "recompute_layers": max(1, layers // stages // 2)}
     modules = row.text("recompute_modules").lower()
     n_blocks = row.integer("recompute_num_layers", 0)
-    if n_blocks and not text and modules in ("", "full block"):  # alone, it is whole blocks (Megatron Bridge, ``_set_recompute_overrides``)
+    if n_blocks and not text and modules in ("", "full block"):  # as Megatron Bridge's ``_set_recompute_overrides``
         return {"recompute": "full", "recompute_method": "block", "recompute_layers": n_blocks}
     is_whole = row.flag("recipe_matches") and "mlcommons" not in row.text("source").lower()
     if (
