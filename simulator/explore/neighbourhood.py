@@ -202,6 +202,30 @@ def schedule_rule(plan: ParallelPlan, site: Site) -> str:
     return ""
 
 
+def combined_rule(plan: ParallelPlan, site: Site) -> str:
+    """Beside forwards and backwards in turns, Megatron-Core recomputes no whole layers and exchanges tokens in some ways only.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/transformer_config.py``, assertions under ``overlap_moe_expert_parallel_comm``.
+    """
+    chosen = find_schedule(plan.schedule, plan.virtual_pp).name
+    if chosen not in plan.framework_spec.expert_schedules or plan.pp == plan.ep == 1:
+        return ""
+    graphs = [module for module in plan.captured_modules if module in ("mlp", "moe")]
+    refused = {
+        "full recomputation": plan.recompute == "full",
+        "recompute_modules=moe": "moe" in plan.recomputed_modules,
+        f"moe_dispatcher={plan.moe_dispatcher}": plan.dispatcher.carries == "all",
+        "moe_shared_expert_overlap": plan.moe_shared_expert_overlap,
+        f"precision={plan.precision}": not plan.precision_spec.is_16_bit,
+        f"graphs of {' and '.join(graphs)}": bool(graphs),
+        "more than one module that predicts further tokens": n_predictions(site.spec, plan) > 1,
+    }
+    found = next((what for what, is_so in refused.items() if is_so), "")
+    return f"{plan.framework} does not run schedule {chosen} beside {found}" if found else ""
+
+
 #: what may wait in host memory, in words
 _AWAY = {
     "optimizer": "the optimizer alone", "parameters": "parameters alone", "optimizer+parameters": "optimizer and parameters at once",
@@ -224,15 +248,19 @@ def module_rule(plan: ParallelPlan, site: Site) -> str:
 
 
 Rule = Callable[[ParallelPlan, Site], str]
+#: those that look at what is recomputed
+RECOMPUTE_RULES: tuple[Rule, ...] = (combined_rule,)
 RULES: tuple[Rule, ...] = (
     tensor_rule, pipeline_rule, context_rule, expert_rule, sharding_rule, sequence_rule, attention_rule,
-    schedule_rule, chunk_rule, offload_rule, module_rule,
+    schedule_rule, combined_rule, chunk_rule, offload_rule, module_rule,
 )  # fmt: skip
 
 
-def objection(plan: ParallelPlan, site: Site, *, than: ParallelPlan | None = None) -> str:
+def objection(
+    plan: ParallelPlan, site: Site, *, than: ParallelPlan | None = None, rules: tuple[Rule, ...] = RULES
+) -> str:
     """Return why a plan is not legal, or nothing; rules that another plan breaks, which is run anyway, do not count."""
-    for rule in RULES:
+    for rule in rules:
         if (reason := rule(plan, site)) and not (than is not None and rule(than, site)):
             return reason
     return ""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.neighbourhood import Site, chunk_rule, expert_rule, neighbours, tensor_rule
+from simulator.explore.neighbourhood import Site, chunk_rule, combined_rule, expert_rule, neighbours, tensor_rule
 from simulator.models.catalog import CATALOG, find_spec
 from simulator.plan import ParallelPlan
 from simulator.plan.stage_layout import parse_layout
@@ -160,6 +160,48 @@ def test_who_lacks_a_schedule_says_what_there_is():
 def test_a_plan_that_its_framework_lacks_is_not_measured_against_that_again():
     """Who studies ZB-V below Megatron-Core is offered the others of its kind, too."""
     assert not scheduled("megatron-core", settings={"schedule": "zb-v"})["dualpipe-v"]
+
+
+#: NVIDIA/Megatron-LM, ``core/transformer/transformer_config.py``, what is asserted under ``overlap_moe_expert_parallel_comm``
+COMBINED = [
+    ({}, ""), ({"recompute": "selective"}, ""), ({"recompute": "selective", "recompute_modules": "layernorm+moe_act"}, ""),
+    ({"moe_dispatcher": "deepep"}, ""), ({"moe_dispatcher": "hybridep"}, ""), ({"cuda_graphs": "attn+moe_router"}, ""),
+    ({"precision": "fp16"}, ""), ({"precision": "fp8_block"}, ""),
+    ({"recompute": "full"}, "full recomputation"),
+    ({"recompute": "full", "recompute_method": "block", "recompute_layers": 1}, "full recomputation"),
+    ({"recompute": "selective", "recompute_modules": "moe+layernorm"}, "recompute_modules=moe"),
+    ({"moe_shared_expert_overlap": True}, "moe_shared_expert_overlap"), ({"moe_dispatcher": "allgather"}, "allgather"),
+    ({"precision": "fp32"}, "precision=fp32"), ({"cuda_graphs": "attn+mlp"}, "graphs of mlp"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("degrees", [{"ep": 4}, {"ep": 2, "pp": 2, "virtual_pp": 2}], ids=("stage", "pipeline"))
+@pytest.mark.parametrize(("settings", "refused"), COMBINED)
+def test_combined_passes_are_legal_where_megatron_does_not_refuse_them(settings, refused, degrees):
+    given = {"gpus": 4, "micro_batch": 1, "global_batch": 16, "sequence_length": 512, **degrees, **settings}
+    site = Site(topology=load_topology("dgx-b200", 4), spec=find_spec("qwen3-30b-a3b"))
+    plan = ParallelPlan(framework="megatron-core", schedule="1f1b-combined", **given).resolve(4)
+    said = combined_rule(plan, site)
+    assert refused in said and bool(said) == bool(refused)
+    assert not combined_rule(replace(plan, schedule="1f1b"), site)
+    assert not combined_rule(replace(plan, framework="torchtitan"), site)  # the assertions are Megatron's
+
+
+def test_combined_passes_predict_one_further_token_at_most():
+    """``mtp_num_layers in (None, 0, 1)``."""
+    plan = ParallelPlan(
+        gpus=4, ep=4, micro_batch=1, global_batch=16, framework="megatron-core", schedule="1f1b-combined"
+    )
+    for n, refused in ((0, False), (1, False), (2, True)):
+        spec = replace(find_spec("qwen3-30b-a3b"), mtp_layers=n)
+        assert bool(combined_rule(plan.resolve(4), Site(topology=load_topology("dgx-b200", 4), spec=spec))) == refused
+
+
+def test_full_recomputation_is_no_change_of_combined_passes():
+    settings = {"ep": 4, "schedule": "1f1b-combined"}
+    assert offers("recompute", "megatron-core", "qwen3-30b-a3b", settings) == {"selective"}
+    assert offers("recompute", "megatron-core", "qwen3-30b-a3b", {"ep": 4}) == {"selective", "full"}
+    assert offers("moe_dispatcher", "megatron-core", "qwen3-30b-a3b", settings) == {"deepep", "hybridep"}
 
 
 def test_no_pipeline_is_offered_where_the_framework_has_none():
