@@ -21,7 +21,7 @@ from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import idle_settings, is_alone
 from simulator.parallel.rank_model import n_predictions
 from simulator.plan import SETTINGS, ParallelPlan
-from simulator.plan.rules import capture_doubt, counted_layers, sharding_refusal
+from simulator.plan.rules import capture_doubt, captures_layers, counted_layers, sharding_refusal
 from simulator.plan.stage_layout import shortened_ends
 from simulator.plan.vocabularies import RECOMPUTES
 from simulator.schedules import SCHEDULES, find_schedule, plain_name
@@ -226,6 +226,24 @@ def combined_rule(plan: ParallelPlan, site: Site) -> str:
     return f"{plan.framework} does not run schedule {chosen} beside {found}" if found else ""
 
 
+def graph_rule(plan: ParallelPlan, site: Site) -> str:
+    """Graphs of modules or layers lie inside of what Megatron-Core recomputes in full, where it captures none.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/transformer_config.py``, assertions on ``recompute_granularity`` under ``cuda_graph_impl``.
+    """
+    modules, is_by_layer = plan.captured_modules, captures_layers(plan)
+    if "full_iteration" not in plan.framework_spec.captures or not (modules or is_by_layer):
+        return ""
+    said = f"cuda_graphs={plan.cuda_graphs}" if modules else "graphs of whole layers (host=graphs)"
+    if plan.recompute == "full":
+        return f"{plan.framework} does not run {said} beside full recomputation, only cuda_graphs=full_iteration"
+    if "moe_router" in modules and "moe" in plan.recomputed_modules:
+        return f"{plan.framework} does not run {said} beside recompute_modules=moe, which recomputes the router, too"
+    return ""
+
+
 #: what may wait in host memory, in words
 _AWAY = {
     "optimizer": "the optimizer alone", "parameters": "parameters alone", "optimizer+parameters": "optimizer and parameters at once",
@@ -249,10 +267,10 @@ def module_rule(plan: ParallelPlan, site: Site) -> str:
 
 Rule = Callable[[ParallelPlan, Site], str]
 #: those that look at what is recomputed
-RECOMPUTE_RULES: tuple[Rule, ...] = (combined_rule,)
+RECOMPUTE_RULES: tuple[Rule, ...] = (combined_rule, graph_rule)
 RULES: tuple[Rule, ...] = (
     tensor_rule, pipeline_rule, context_rule, expert_rule, sharding_rule, sequence_rule, attention_rule,
-    schedule_rule, combined_rule, chunk_rule, offload_rule, module_rule,
+    schedule_rule, combined_rule, graph_rule, chunk_rule, offload_rule, module_rule,
 )  # fmt: skip
 
 

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.neighbourhood import Site, chunk_rule, combined_rule, expert_rule, neighbours, tensor_rule
+from simulator.explore.neighbourhood import (
+    Site,
+    chunk_rule,
+    combined_rule,
+    expert_rule,
+    graph_rule,
+    neighbours,
+    tensor_rule,
+)
 from simulator.models.catalog import CATALOG, find_spec
 from simulator.plan import ParallelPlan
 from simulator.plan.stage_layout import parse_layout
@@ -101,6 +109,29 @@ def offers(setting, framework, model, settings):
 @pytest.mark.parametrize(("framework", "model", "settings", "offered"), GRAPHS)
 def test_graphs_are_offered_as_the_framework_captures_them(framework, model, settings, offered):
     assert offers("cuda_graphs", framework, model, settings) == offered
+
+
+#: NVIDIA/Megatron-LM, ``core/transformer/transformer_config.py``: "full recompute is only supported with full iteration CUDA graph", "moe
+#: recompute is not supported with moe_router CUDA graph"; ``torch.compile`` has no such rule
+@pytest.mark.parametrize(("framework", "settings", "refused"), [
+    ("megatron-core", {"cuda_graphs": "attn+moe_router", "recompute": "full"}, "full recomputation"),
+    ("megatron-bridge", {"host": "graphs", "recompute": "full"}, "host=graphs"),
+    ("megatron-core", {"cuda_graphs": "full_iteration", "recompute": "full"}, ""),
+    ("megatron-core", {"cuda_graphs": "none", "recompute": "full"}, ""), ("megatron-core", {"recompute": "full"}, ""),
+    ("megatron-core", {"cuda_graphs": "attn+moe_router", "recompute": "selective", "recompute_modules": "moe"}, "router"),
+    ("megatron-core", {"cuda_graphs": "attn", "recompute": "selective", "recompute_modules": "moe"}, ""),
+    ("megatron-core", {"cuda_graphs": "attn+moe_router", "recompute": "selective", "recompute_modules": "moe_act"}, ""),
+    ("compiled-ddp", {"cuda_graphs": "attn", "recompute": "full"}, ""),
+])  # fmt: skip
+def test_graphs_and_recomputation_are_legal_as_megatron_has_them(framework, settings, refused):
+    plan = ParallelPlan(gpus=4, micro_batch=1, global_batch=16, framework=framework, **settings).resolve(4)
+    said = graph_rule(plan, Site(topology=load_topology("dgx-b200", 4), spec=find_spec("qwen3-30b-a3b")))
+    assert refused in said and bool(said) == bool(refused)
+
+
+def test_full_recomputation_is_no_change_of_graphs_of_modules():
+    settings = {"ep": 4, "cuda_graphs": "attn+moe_router"}
+    assert offers("recompute", "megatron-core", "qwen3-30b-a3b", settings) == {"selective"}
 
 
 @pytest.mark.parametrize(
