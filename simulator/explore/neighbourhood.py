@@ -71,7 +71,8 @@ def tensor_rule(plan: ParallelPlan, site: Site) -> str:
     """Tensor parallelism stays within a node and divides the model; a module of the user's own says itself how it is split."""
     if plan.tp == 1:
         return ""
-    if not plan.framework_spec.data_parallel.splits_models:
+    facts = plan.framework_spec
+    if not facts.data_parallel.splits_models and facts.splits != "tensors":
         return f"{plan.framework} has no tensor parallelism"
     if site.node_gpus % plan.tp:
         return f"tp={plan.tp} does not divide the {site.node_gpus} GPUs of a node"

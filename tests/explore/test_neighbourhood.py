@@ -246,6 +246,18 @@ def test_no_pipeline_is_offered_where_the_framework_has_none():
 
 
 @pytest.mark.parametrize(
+    ("framework", "degrees"),
+    # PyTorch's own parts one by one: ``torch.distributed.tensor.parallel`` and ``torch.distributed.pipelining`` by themselves
+    [("torch-tp", {"tp"}), ("torch-pp", {"pp"}), ("torch-ddp", set()), ("apex-ddp", set()), ("torch-3d", {"tp", "pp"})],
+)
+def test_parts_of_pytorch_split_what_they_are_named_after(framework, degrees):
+    site = Site(topology=load_topology("dgx-b200", 4), spec=find_spec("gpt2"))
+    plan = ParallelPlan(gpus=4, micro_batch=1, global_batch=64, sequence_length=512, framework=framework).resolve(4)
+    found = [one for one in neighbours(plan, site) if one.setting in ("tp", "pp") and not one.reason]
+    assert {one.setting for one in found} == degrees
+
+
+@pytest.mark.parametrize(
     ("framework", "sharding", "offered"),
     [
         # ``CPUOffload(offload_params=True)`` and ``CPUOffloadPolicy``: parameters, gradients and optimizer states at once
