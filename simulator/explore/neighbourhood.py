@@ -140,12 +140,15 @@ def sharding_rule(plan: ParallelPlan, site: Site) -> str:
     if is_alone(plan, has_experts=site.spec.has_experts):
         return f"sharding={plan.sharding}: there is one data-parallel rank"
     facts = plan.framework_spec.data_parallel
-    if plan.sharding not in (facts.shardings if plan.pp == 1 else facts.pipeline_shardings):
-        return sharding_refusal(plan) or f"{plan.framework} does not run {plan.sharding}"
-    if plan.sharding == "hsdp":
-        group = plan.sharding_group or plan.replicas_in_node(site.topology.gpus_per_node)
-        if replicas <= group or replicas % group:
-            return f"hsdp: {replicas} data-parallel ranks are not several groups of {group}"
+    group = plan.sharding_group or plan.replicas_in_node(site.topology.gpus_per_node)
+    is_grouped = replicas > group and not replicas % group
+    known = facts.shardings if plan.pp == 1 else facts.pipeline_shardings
+    if plan.sharding not in known:
+        has_copies = plan.sharding == "hsdp" and is_grouped and facts.shards_copies and "zero3" in known
+        word = f" by this name: there it is sharding=zero3 with sharding_group={group}" if has_copies else ""
+        return sharding_refusal(plan) or f"{plan.framework} does not run {plan.sharding}{word}"
+    if plan.sharding == "hsdp" and not is_grouped:
+        return f"hsdp: {replicas} data-parallel ranks are not several groups of {group}"
     return ""
 
 

@@ -14,6 +14,7 @@ from simulator.explore.neighbourhood import (
     expert_rule,
     graph_rule,
     neighbours,
+    sharding_rule,
     tensor_rule,
 )
 from simulator.models.catalog import CATALOG, find_spec
@@ -255,6 +256,28 @@ def test_parts_of_pytorch_split_what_they_are_named_after(framework, degrees):
     plan = ParallelPlan(gpus=4, micro_batch=1, global_batch=64, sequence_length=512, framework=framework).resolve(4)
     found = [one for one in neighbours(plan, site) if one.setting in ("tp", "pp") and not one.reason]
     assert {one.setting for one in found} == degrees
+
+
+@pytest.mark.parametrize(
+    ("framework", "settings", "said"),
+    [
+        # Megatron-FSDP's full shards over ``num_distributed_optimizer_instances``, of which there are none with a pipeline
+        ("megatron-core", {}, "megatron-core does not run hsdp by this name: there it is sharding=zero3 with sharding_group=8"),
+        ("megatron-bridge", {"sharding_group": 4},
+         "megatron-bridge does not run hsdp by this name: there it is sharding=zero3 with sharding_group=4"),
+        ("megatron-core", {"pp": 2}, "megatron-core does not run hsdp"), ("deepspeed", {}, "deepspeed does not run hsdp"),
+        ("fsdp2", {}, ""),
+    ],
+)  # fmt: skip
+def test_who_has_hybrid_shards_by_another_name_says_it(framework, settings, said):
+    site = Site(topology=load_topology("dgx-b200", 16), spec=find_spec("gpt2"))
+    given = {"gpus": 16, "micro_batch": 1, "global_batch": 64, "framework": framework, **settings}
+    assert sharding_rule(ParallelPlan(sharding="hsdp", **given).resolve(16), site) == said
+    if "sharding_group=" in said:
+        group = int(said.rpartition("=")[2])
+        assert not sharding_rule(
+            ParallelPlan(**{**given, "sharding": "zero3", "sharding_group": group}).resolve(16), site
+        )
 
 
 @pytest.mark.parametrize(
