@@ -21,7 +21,7 @@ from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import idle_settings, is_alone
 from simulator.parallel.rank_model import n_predictions
 from simulator.plan import SETTINGS, ParallelPlan
-from simulator.plan.rules import capture_doubt, counted_layers, sharding_refusal
+from simulator.plan.rules import capture_doubt, captures_layers, counted_layers, sharding_refusal
 from simulator.plan.stage_layout import shortened_ends
 from simulator.plan.vocabularies import RECOMPUTES
 from simulator.schedules import SCHEDULES, find_schedule, plain_name
@@ -71,7 +71,8 @@ def tensor_rule(plan: ParallelPlan, site: Site) -> str:
     """Tensor parallelism stays within a node and divides the model; a module of the user's own says itself how it is split."""
     if plan.tp == 1:
         return ""
-    if not plan.framework_spec.data_parallel.splits_models:
+    facts = plan.framework_spec
+    if not facts.data_parallel.splits_models and facts.splits != "tensors":
         return f"{plan.framework} has no tensor parallelism"
     if site.node_gpus % plan.tp:
         return f"tp={plan.tp} does not divide the {site.node_gpus} GPUs of a node"
@@ -139,12 +140,15 @@ def sharding_rule(plan: ParallelPlan, site: Site) -> str:
     if is_alone(plan, has_experts=site.spec.has_experts):
         return f"sharding={plan.sharding}: there is one data-parallel rank"
     facts = plan.framework_spec.data_parallel
-    if plan.sharding not in (facts.shardings if plan.pp == 1 else facts.pipeline_shardings):
-        return sharding_refusal(plan) or f"{plan.framework} does not run {plan.sharding}"
-    if plan.sharding == "hsdp":
-        group = plan.sharding_group or plan.replicas_in_node(site.topology.gpus_per_node)
-        if replicas <= group or replicas % group:
-            return f"hsdp: {replicas} data-parallel ranks are not several groups of {group}"
+    group = plan.sharding_group or plan.replicas_in_node(site.topology.gpus_per_node)
+    is_grouped = replicas > group and not replicas % group
+    known = facts.shardings if plan.pp == 1 else facts.pipeline_shardings
+    if plan.sharding not in known:
+        has_copies = plan.sharding == "hsdp" and is_grouped and facts.shards_copies and "zero3" in known
+        word = f" by this name: there it is sharding=zero3 with sharding_group={group}" if has_copies else ""
+        return sharding_refusal(plan) or f"{plan.framework} does not run {plan.sharding}{word}"
+    if plan.sharding == "hsdp" and not is_grouped:
+        return f"hsdp: {replicas} data-parallel ranks are not several groups of {group}"
     return ""
 
 
@@ -202,6 +206,48 @@ def schedule_rule(plan: ParallelPlan, site: Site) -> str:
     return ""
 
 
+def combined_rule(plan: ParallelPlan, site: Site) -> str:
+    """Beside forwards and backwards in turns, Megatron-Core recomputes no whole layers and exchanges tokens in some ways only.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/transformer_config.py``, assertions under ``overlap_moe_expert_parallel_comm``.
+    """
+    chosen = find_schedule(plan.schedule, plan.virtual_pp).name
+    if chosen not in plan.framework_spec.expert_schedules or plan.pp == plan.ep == 1:
+        return ""
+    graphs = [module for module in plan.captured_modules if module in ("mlp", "moe")]
+    refused = {
+        "full recomputation": plan.recompute == "full",
+        "recompute_modules=moe": "moe" in plan.recomputed_modules,
+        f"moe_dispatcher={plan.moe_dispatcher}": plan.dispatcher.carries == "all",
+        "moe_shared_expert_overlap": plan.moe_shared_expert_overlap,
+        f"precision={plan.precision}": not plan.precision_spec.is_16_bit,
+        f"graphs of {' and '.join(graphs)}": bool(graphs),
+        "more than one module that predicts further tokens": n_predictions(site.spec, plan) > 1,
+    }
+    found = next((what for what, is_so in refused.items() if is_so), "")
+    return f"{plan.framework} does not run schedule {chosen} beside {found}" if found else ""
+
+
+def graph_rule(plan: ParallelPlan, site: Site) -> str:
+    """Graphs of modules or layers lie inside of what Megatron-Core recomputes in full, where it captures none.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/transformer_config.py``, assertions on ``recompute_granularity`` under ``cuda_graph_impl``.
+    """
+    modules, is_by_layer = plan.captured_modules, captures_layers(plan)
+    if "full_iteration" not in plan.framework_spec.captures or not (modules or is_by_layer):
+        return ""
+    said = f"cuda_graphs={plan.cuda_graphs}" if modules else "graphs of whole layers (host=graphs)"
+    if plan.recompute == "full":
+        return f"{plan.framework} does not run {said} beside full recomputation, only cuda_graphs=full_iteration"
+    if "moe_router" in modules and "moe" in plan.recomputed_modules:
+        return f"{plan.framework} does not run {said} beside recompute_modules=moe, which recomputes the router, too"
+    return ""
+
+
 #: what may wait in host memory, in words
 _AWAY = {
     "optimizer": "the optimizer alone", "parameters": "parameters alone", "optimizer+parameters": "optimizer and parameters at once",
@@ -224,15 +270,19 @@ def module_rule(plan: ParallelPlan, site: Site) -> str:
 
 
 Rule = Callable[[ParallelPlan, Site], str]
+#: those that look at what is recomputed
+RECOMPUTE_RULES: tuple[Rule, ...] = (combined_rule, graph_rule)
 RULES: tuple[Rule, ...] = (
     tensor_rule, pipeline_rule, context_rule, expert_rule, sharding_rule, sequence_rule, attention_rule,
-    schedule_rule, chunk_rule, offload_rule, module_rule,
+    schedule_rule, combined_rule, graph_rule, chunk_rule, offload_rule, module_rule,
 )  # fmt: skip
 
 
-def objection(plan: ParallelPlan, site: Site, *, than: ParallelPlan | None = None) -> str:
+def objection(
+    plan: ParallelPlan, site: Site, *, than: ParallelPlan | None = None, rules: tuple[Rule, ...] = RULES
+) -> str:
     """Return why a plan is not legal, or nothing; rules that another plan breaks, which is run anyway, do not count."""
-    for rule in RULES:
+    for rule in rules:
         if (reason := rule(plan, site)) and not (than is not None and rule(than, site)):
             return reason
     return ""

@@ -10,11 +10,13 @@ from simulator.config import did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.named_settings import scenario_of
 from simulator.explore.neighbourhood import (
+    RECOMPUTE_RULES,
     Site,
     chunk_refusal,
     context_rule,
     divisors,
     expert_rule,
+    objection,
     pipeline_rule,
     schedule_rule,
     sequence_rule,
@@ -164,7 +166,16 @@ class Space:
                     chosen = replace(split, recompute=word)
                     given = self.allowed.get("recompute_modules") if word == "selective" else None
                     for modules in given or self._modules(chosen):
-                        yield replace(chosen, recompute_modules=modules)
+                        recomputing = replace(chosen, recompute_modules=modules)
+                        if not self._leaves_out(recomputing):
+                            yield recomputing
+
+    def _leaves_out(self, plan: ParallelPlan) -> bool:
+        """Whether a rule refuses what is recomputed, unless it is what is asked for."""
+        if plan.recompute == "none" or len(self.allowed.get("recompute", ())) == 1:
+            return False
+        without = replace(plan, recompute="none", recompute_modules=None)
+        return bool(objection(plan, self.site, than=without, rules=RECOMPUTE_RULES))
 
     def _batches(self, plan: ParallelPlan) -> Iterator[ParallelPlan]:
         """Micro-batches, and chunks per stage."""

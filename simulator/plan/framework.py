@@ -191,7 +191,7 @@ class Framework:
     @property
     def has_pipeline(self) -> bool:
         """Whether it cuts a model into pipeline stages."""
-        return self.data_parallel.splits_models and self.pipeline != pipelines.NONE
+        return (self.data_parallel.splits_models or self.splits == "layers") and self.pipeline != pipelines.NONE
 
     @property
     def schedules(self) -> tuple[str, ...]:

@@ -499,12 +499,11 @@ def layout_doubt(plan: ParallelPlan, blocks: Sequence[int], n_predictions: int =
     ends = (plan.first_stage_layers, plan.last_stage_layers)
     rest = blocks[bool(ends[0]) : len(blocks) - bool(ends[1])]
     is_said = plan.pipeline_layout is not None or counted_layers(plan) or len(set(rest)) < 2
-    counts_ends = (
-        plan.virtual_pp > 1 and (sum(blocks) + 2) % len(blocks) == 0
-    )  # account_for_embedding..., and for the loss
+    n_chunks = len(blocks) // plan.pp  # a schedule may have chunks of its own
+    counts_ends = n_chunks > 1 and (sum(blocks) + 2) % len(blocks) == 0  # account_for_embedding..., and for the loss
     if not plan.framework_spec.needs_layouts or is_said or counts_ends:
         return ""
     return (
-        f"Megatron-Core itself refuses {sum(blocks)} layers over pp x virtual_pp = {plan.pp} x {plan.virtual_pp}, which do not divide; "
+        f"Megatron-Core itself refuses {sum(blocks)} layers over pp x virtual_pp = {plan.pp} x {n_chunks}, which do not divide; "
         f"the layout that is simulated is said by --set pipeline_layout='{written_layout(blocks, n_predictions)}'"
     )

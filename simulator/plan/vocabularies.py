@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from simulator.plan import framework_schedules as pipelines
+
 Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
 OuterSharding = Literal["none", "optim"]
 Recompute = Literal["none", "selective", "full"]
@@ -33,8 +35,10 @@ Loss = Literal["vocabulary", "gathered", "torch", "torch-fp32"]
 #: splits into micro-batches and gradient accumulation into pieces; ``drained_batch``, a local batch after which the pipeline drains.
 Usual = Literal["flash", "interleaving", "sequence_parallel", "parameter_gather", "padded_vocabulary", "unbalanced_context",
                 "local_batch", "drained_batch"]  # fmt: skip
-#: what people type -> pipeline schedule
+#: what people type, whatever the case -> pipeline schedule
 SCHEDULE_NAMES = {
+    **{name: name for name in (*pipelines.TORCH.schedules, *pipelines.INTERNEVO.schedules, *pipelines.COMBINED)},
+    **{name: name for name in pipelines.OTHER_PROGRAMS},
     **dict.fromkeys(("zb-h1", "zbh1"), "zb-1p"), **dict.fromkeys(("zb-h2", "zbh2"), "zb-2p"),
     **dict.fromkeys(("zbv", "zbvzerobubble"), "zb-v"), "dualpipev": "dualpipe-v",
     **dict.fromkeys(("interleaved", "interleaved1f1b", "interleaved-1f1b"), "1f1b-interleaved"),

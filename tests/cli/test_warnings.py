@@ -63,6 +63,7 @@ def test_a_graph_that_megatron_cannot_capture_is_a_warning_of_its_own(simulate):
     [
         (5, (), True),
         (4, ("--virtual-pp", 2), True),
+        (5, ("--schedule", "dualpipe-v"), True),
         (4, (), False),
         (5, ("--set", "first_stage_layers=2", "--set", "last_stage_layers=1"), False),
         (5, ("--set", "first_stage_layers=2", "--set", "last_stage_layers=2"), True),
@@ -78,7 +79,9 @@ def test_layers_that_do_not_divide_are_refused_by_megatron_core_unless_a_layout_
     assert len(said) == is_refused == ("warning: Megatron-Core itself refuses" in err)
     assert sum(map(sum, answer["stages"])) == 12
     if is_refused:
-        chunks = more if "--virtual-pp" in more else ()
+        chunks = more if "--virtual-pp" in more or "--schedule" in more else ()
+        n_chunks = len(answer["stages"][0])  # two of DualPipeV, whatever virtual_pp is
+        assert f"over pp x virtual_pp = {pp} x {n_chunks}, which" in said[0]
         layout = said[0].rpartition("pipeline_layout='")[2].rstrip("'")
         _, out, err = simulate(*job, *chunks, "--set", f"pipeline_layout={layout}")
         again = json.loads(out)

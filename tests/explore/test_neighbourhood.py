@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.neighbourhood import Site, chunk_rule, expert_rule, neighbours, tensor_rule
+from simulator.explore.neighbourhood import (
+    Site,
+    chunk_rule,
+    combined_rule,
+    expert_rule,
+    graph_rule,
+    neighbours,
+    sharding_rule,
+    tensor_rule,
+)
 from simulator.models.catalog import CATALOG, find_spec
 from simulator.plan import ParallelPlan
 from simulator.plan.stage_layout import parse_layout
@@ -103,6 +112,29 @@ def test_graphs_are_offered_as_the_framework_captures_them(framework, model, set
     assert offers("cuda_graphs", framework, model, settings) == offered
 
 
+#: NVIDIA/Megatron-LM, ``core/transformer/transformer_config.py``: "full recompute is only supported with full iteration CUDA graph", "moe
+#: recompute is not supported with moe_router CUDA graph"; ``torch.compile`` has no such rule
+@pytest.mark.parametrize(("framework", "settings", "refused"), [
+    ("megatron-core", {"cuda_graphs": "attn+moe_router", "recompute": "full"}, "full recomputation"),
+    ("megatron-bridge", {"host": "graphs", "recompute": "full"}, "host=graphs"),
+    ("megatron-core", {"cuda_graphs": "full_iteration", "recompute": "full"}, ""),
+    ("megatron-core", {"cuda_graphs": "none", "recompute": "full"}, ""), ("megatron-core", {"recompute": "full"}, ""),
+    ("megatron-core", {"cuda_graphs": "attn+moe_router", "recompute": "selective", "recompute_modules": "moe"}, "router"),
+    ("megatron-core", {"cuda_graphs": "attn", "recompute": "selective", "recompute_modules": "moe"}, ""),
+    ("megatron-core", {"cuda_graphs": "attn+moe_router", "recompute": "selective", "recompute_modules": "moe_act"}, ""),
+    ("compiled-ddp", {"cuda_graphs": "attn", "recompute": "full"}, ""),
+])  # fmt: skip
+def test_graphs_and_recomputation_are_legal_as_megatron_has_them(framework, settings, refused):
+    plan = ParallelPlan(gpus=4, micro_batch=1, global_batch=16, framework=framework, **settings).resolve(4)
+    said = graph_rule(plan, Site(topology=load_topology("dgx-b200", 4), spec=find_spec("qwen3-30b-a3b")))
+    assert refused in said and bool(said) == bool(refused)
+
+
+def test_full_recomputation_is_no_change_of_graphs_of_modules():
+    settings = {"ep": 4, "cuda_graphs": "attn+moe_router"}
+    assert offers("recompute", "megatron-core", "qwen3-30b-a3b", settings) == {"selective"}
+
+
 @pytest.mark.parametrize(
     ("framework", "model", "settings", "offered"),
     [
@@ -162,6 +194,48 @@ def test_a_plan_that_its_framework_lacks_is_not_measured_against_that_again():
     assert not scheduled("megatron-core", settings={"schedule": "zb-v"})["dualpipe-v"]
 
 
+#: NVIDIA/Megatron-LM, ``core/transformer/transformer_config.py``, what is asserted under ``overlap_moe_expert_parallel_comm``
+COMBINED = [
+    ({}, ""), ({"recompute": "selective"}, ""), ({"recompute": "selective", "recompute_modules": "layernorm+moe_act"}, ""),
+    ({"moe_dispatcher": "deepep"}, ""), ({"moe_dispatcher": "hybridep"}, ""), ({"cuda_graphs": "attn+moe_router"}, ""),
+    ({"precision": "fp16"}, ""), ({"precision": "fp8_block"}, ""),
+    ({"recompute": "full"}, "full recomputation"),
+    ({"recompute": "full", "recompute_method": "block", "recompute_layers": 1}, "full recomputation"),
+    ({"recompute": "selective", "recompute_modules": "moe+layernorm"}, "recompute_modules=moe"),
+    ({"moe_shared_expert_overlap": True}, "moe_shared_expert_overlap"), ({"moe_dispatcher": "allgather"}, "allgather"),
+    ({"precision": "fp32"}, "precision=fp32"), ({"cuda_graphs": "attn+mlp"}, "graphs of mlp"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("degrees", [{"ep": 4}, {"ep": 2, "pp": 2, "virtual_pp": 2}], ids=("stage", "pipeline"))
+@pytest.mark.parametrize(("settings", "refused"), COMBINED)
+def test_combined_passes_are_legal_where_megatron_does_not_refuse_them(settings, refused, degrees):
+    given = {"gpus": 4, "micro_batch": 1, "global_batch": 16, "sequence_length": 512, **degrees, **settings}
+    site = Site(topology=load_topology("dgx-b200", 4), spec=find_spec("qwen3-30b-a3b"))
+    plan = ParallelPlan(framework="megatron-core", schedule="1f1b-combined", **given).resolve(4)
+    said = combined_rule(plan, site)
+    assert refused in said and bool(said) == bool(refused)
+    assert not combined_rule(replace(plan, schedule="1f1b"), site)
+    assert not combined_rule(replace(plan, framework="torchtitan"), site)  # the assertions are Megatron's
+
+
+def test_combined_passes_predict_one_further_token_at_most():
+    """``mtp_num_layers in (None, 0, 1)``."""
+    plan = ParallelPlan(
+        gpus=4, ep=4, micro_batch=1, global_batch=16, framework="megatron-core", schedule="1f1b-combined"
+    )
+    for n, refused in ((0, False), (1, False), (2, True)):
+        spec = replace(find_spec("qwen3-30b-a3b"), mtp_layers=n)
+        assert bool(combined_rule(plan.resolve(4), Site(topology=load_topology("dgx-b200", 4), spec=spec))) == refused
+
+
+def test_full_recomputation_is_no_change_of_combined_passes():
+    settings = {"ep": 4, "schedule": "1f1b-combined"}
+    assert offers("recompute", "megatron-core", "qwen3-30b-a3b", settings) == {"selective"}
+    assert offers("recompute", "megatron-core", "qwen3-30b-a3b", {"ep": 4}) == {"selective", "full"}
+    assert offers("moe_dispatcher", "megatron-core", "qwen3-30b-a3b", settings) == {"deepep", "hybridep"}
+
+
 def test_no_pipeline_is_offered_where_the_framework_has_none():
     """LLM Foundry shards by FSDP, and has no pipeline; PyTorch has ``torch.distributed.pipelining``."""
     site = Site(topology=load_topology("dgx-b200", 4), spec=find_spec("gpt2"))
@@ -170,6 +244,40 @@ def test_no_pipeline_is_offered_where_the_framework_has_none():
         found = neighbours(replace(plan, framework=framework).resolve(4), site)
         said = {one.plan.pp: one.reason for one in found if one.setting == "pp"}
         assert said[2] == (f"{framework} has no pipeline" if refused else "")
+
+
+@pytest.mark.parametrize(
+    ("framework", "degrees"),
+    # PyTorch's own parts one by one: ``torch.distributed.tensor.parallel`` and ``torch.distributed.pipelining`` by themselves
+    [("torch-tp", {"tp"}), ("torch-pp", {"pp"}), ("torch-ddp", set()), ("apex-ddp", set()), ("torch-3d", {"tp", "pp"})],
+)
+def test_parts_of_pytorch_split_what_they_are_named_after(framework, degrees):
+    site = Site(topology=load_topology("dgx-b200", 4), spec=find_spec("gpt2"))
+    plan = ParallelPlan(gpus=4, micro_batch=1, global_batch=64, sequence_length=512, framework=framework).resolve(4)
+    found = [one for one in neighbours(plan, site) if one.setting in ("tp", "pp") and not one.reason]
+    assert {one.setting for one in found} == degrees
+
+
+@pytest.mark.parametrize(
+    ("framework", "settings", "said"),
+    [
+        # Megatron-FSDP's full shards over ``num_distributed_optimizer_instances``, of which there are none with a pipeline
+        ("megatron-core", {}, "megatron-core does not run hsdp by this name: there it is sharding=zero3 with sharding_group=8"),
+        ("megatron-bridge", {"sharding_group": 4},
+         "megatron-bridge does not run hsdp by this name: there it is sharding=zero3 with sharding_group=4"),
+        ("megatron-core", {"pp": 2}, "megatron-core does not run hsdp"), ("deepspeed", {}, "deepspeed does not run hsdp"),
+        ("fsdp2", {}, ""),
+    ],
+)  # fmt: skip
+def test_who_has_hybrid_shards_by_another_name_says_it(framework, settings, said):
+    site = Site(topology=load_topology("dgx-b200", 16), spec=find_spec("gpt2"))
+    given = {"gpus": 16, "micro_batch": 1, "global_batch": 64, "framework": framework, **settings}
+    assert sharding_rule(ParallelPlan(sharding="hsdp", **given).resolve(16), site) == said
+    if "sharding_group=" in said:
+        group = int(said.rpartition("=")[2])
+        assert not sharding_rule(
+            ParallelPlan(**{**given, "sharding": "zero3", "sharding_group": group}).resolve(16), site
+        )
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,19 @@ def test_experts_are_distributed_over_data_parallel_ranks():
     assert all(plan.dp % plan.ep == 0 for plan in plans)
 
 
+def test_combined_passes_are_searched_as_megatron_has_them():
+    """It asserts that nothing is recomputed in full beside them; who asks for it is kept to."""
+    passes = space(model="mixtral-8x7b", batch=16, framework="megatron-core", ep=(8,), pp=(1,))
+    base = replace(passes.base, schedule="1f1b-combined")
+    assert {plan.recompute for plan in replace(passes, base=base).plans()} == {"none", "selective"}
+    assert {plan.recompute for plan in passes.plans()} == {"none", "selective", "full"}
+    asked = {**passes.allowed, "recompute": ("full",)}
+    assert {plan.recompute for plan in replace(passes, base=base, allowed=asked).plans()} == {"full"}
+    modules = {**passes.allowed, "recompute": ("none", "selective"), "recompute_modules": ("moe", "moe_act")}
+    found = {plan.recompute_modules for plan in replace(passes, base=base, allowed=modules).plans()}
+    assert found == {None, "moe_act"}
+
+
 def test_hybrid_sharding_stays_within_nodes():
     plans = list(space(framework="fsdp", sharding=("hsdp",)).plans())
     assert plans

@@ -134,6 +134,7 @@ def test_experts_of_nvidias_recipes_lie_over_the_tensor_parallel_ranks(model, de
     ("name", "text", "meant"),
     [
         ("schedule", "ZBV", "zb-v"), ("schedule", "zb-h1", "zb-1p"), ("schedule", "ZB-H2", "zb-2p"),
+        ("schedule", "1F1B", "1f1b"), ("schedule", "GPipe", "gpipe"), ("schedule", "DualPipeV", "dualpipe-v"),
         ("schedule", "zbh1", "zb-1p"), ("schedule", "zbh2", "zb-2p"), ("recompute_granularity", "full", "full"),
         ("moe-token-dispatcher-type", "allgather", "allgather"), ("moe_token_dispatcher_type", "flex", "deepep"),
         ("moe_flex_dispatcher_backend", "hybridep", "hybridep"),

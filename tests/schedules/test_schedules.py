@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.plan import SETTINGS
 from simulator.schedules import (
     SCHEDULES,
     Action,
@@ -402,6 +403,11 @@ def test_ways_out_of_a_batch_that_does_not_divide_lead_to_plans_that_run(name, m
     for batch in batches:
         assert build_table(name, 4, int(batch), n_chunks=2)
     assert build_table("1f1b", 4, m, n_chunks=1)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_are_read_whatever_the_case(name):
+    assert SETTINGS["schedule"].parse(name.upper()) == SETTINGS["schedule"].parse(name) == name
 
 
 def test_an_unknown_schedule_lists_the_known_ones():
