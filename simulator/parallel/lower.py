@@ -30,7 +30,7 @@ from simulator.program.allowance import Allowance
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
 from simulator.program.stretch import leave_out_one
-from simulator.schedules import Placement, Table, build_table, placement_of
+from simulator.schedules import Placement, Table, arrivals, blocks_host, build_table, placement_of, sends_block
 
 
 def checkpointed(
@@ -364,6 +364,7 @@ def _write_down(
     ]
     allowance.check(sum(len(short.table[mesh.stage_of(members[0])]) for members in classes.members))
     shards = plan.message_shards
+    steps = arrivals(short.table, placement) if sends_block(plan) and not blocks_host(plan) else ()
     shared: dict[Hashable, StageLayers] = {}
     programs = []
     for members, alike, passes, joined in sorted(parts, key=lambda part: mesh.stage_of(part[0][0])):
@@ -380,6 +381,7 @@ def _write_down(
             gather_bytes=boundary_bytes if shards > 1 and not plan.sequence_parallel else 0,
             passes=passes,
             joined=joined,
+            arrivals=steps[stage] if steps else {},
         )  # fmt: skip
         if loading is not None and stage in _ends(placement):
             loading.add(lowering.tasks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -46,6 +46,8 @@ class StageLowering:
     #: Bytes gathered inside the tensor-parallel group on arrival (scatter/gather optimisation), 0 for none.
     gather_bytes: int = 0
     passes: Passes = "closed"  #: When all ranks that meet inside a pass are in step, so that it may be a block.
+    #: Before which actions of the row receives are posted, where neighbours wait for what they send; else each action posts its own.
+    arrivals: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)
     joined: int | None = None  #: What the classes share that run a pass together, each its own block, if they do.
     tasks: TaskList = field(default_factory=TaskList)
     #: Once lowered: the first task of every action of the row, and the task behind the last.
@@ -55,6 +57,7 @@ class StageLowering:
     _meetings: dict[str, Collective] = field(default_factory=dict)
     _gathers: dict[Phase, Collective] = field(default_factory=dict)
     _ends: dict[tuple[str, int, int], tuple[int, ...]] = field(default_factory=dict)
+    _posted: dict[Action, int] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
     _last: tuple[int, ...] = ()
     _is_blocking: bool = False
@@ -74,6 +77,7 @@ class StageLowering:
         remaining = iter(zip(actions, (*actions[1:], None), strict=True))
         for action, following in remaining:
             self.marks.append(len(self.tasks.tasks))
+            self._post(len(self.marks) - 1)
             if action.kind == "V":
                 self._meet(action, is_last=action in lasts)
             elif following is not None and action.is_paired:
@@ -89,6 +93,13 @@ class StageLowering:
                 self._send(action)
         self.marks.append(len(self.tasks.tasks))
         return self.data.finish_backward(self.tasks, self._last + self._sent)
+
+    def _post(self, index: int) -> None:
+        """Post the receives of what neighbours send before an action: they wait until it is received, whatever it is for."""
+        for action in self.arrivals.get(index, ()):
+            route = self._route(action)
+            assert route.source is not None
+            self._posted[action] = self._transfer(action, route.source, route.virtual, sends=False)
 
     def _shares_exchange(self, action: Action, following: Action) -> bool:
         """Whether a forward and the backward behind it send and receive at once, and wait for all of it.
@@ -221,6 +232,8 @@ class StageLowering:
             whose = self.placement.chunk(route.source), action.micro_batch
             kinds = "F" if action.kind == "F" else "IB"
             return next(self._ends[kind, *whose] for kind in kinds if (kind, *whose) in self._ends)
+        if action in self._posted:
+            return (self._posted.pop(action),)
         received = self._transfer(action, route.source, route.virtual, sends=False)
         if self._blocks_host and waits:
             self.tasks.add(_SYNCHRONISE, HOST, (received,))

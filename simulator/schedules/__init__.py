@@ -23,6 +23,7 @@ from simulator.schedules.check import (
     unit_time_execution,
 )
 from simulator.schedules.dualpipe import dualpipe, dualpipe_v
+from simulator.schedules.exchange import arrivals
 from simulator.schedules.gpipe import gpipe
 from simulator.schedules.interlaced import interlaced
 from simulator.schedules.interleaved import combined, interleaved
@@ -43,6 +44,7 @@ __all__ = [
     "Schedule",
     "Table",
     "Turn",
+    "arrivals",
     "blocks_host",
     "build_table",
     "check",

@@ -7,12 +7,13 @@ from collections import defaultdict
 import pytest
 
 from simulator.engine import Interference, run
-from simulator.models.layer import GemmShape, Layer, Model
+from simulator.models.layer import GemmShape, Layer, Model, Parameter
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import Flow
 from simulator.parallel.lower import lower
 from simulator.plan import ParallelPlan
 from simulator.program.op import Transfer
+from simulator.program.startable import check
 
 FORWARD_PS, BACKWARD_PS, MESSAGE_PS = 1000, 2000, 100
 
@@ -42,15 +43,20 @@ class PassesAndMessages:
         return Interference()
 
 
-def makespan(p, m, v, **settings):
+def lowered(p, m, v, **settings):
     shape = GemmShape(m=1, n=1, k=1)
     backward = tuple(GemmShape(m=1, n=1, k=1, kernel_pass=kind) for kind in ("dgrad", "wgrad"))
     ends = [Layer(name=role, role=role, forward=(), backward=()) for role in ("embedding", "head")]
-    blocks = [Layer(name="block", forward=(shape,), backward=backward) for _ in range(p * v)]
+    weights = (Parameter(name="w", n_elements=10),)
+    blocks = [Layer(name="block", forward=(shape,), backward=backward, parameters=weights) for _ in range(p * v)]
     model = Model(name="unit", layers=(ends[0], *blocks, ends[1]), n_parameters=1, model_flops_per_sequence=1.0)
-    plan = ParallelPlan(pp=p, dp=1, virtual_pp=v, micro_batch=1, global_batch=m, gpus=p, precision="fp16", **settings)
-    lowered = lower(model, plan, gpus_per_node=8, boundary_bytes=1)
-    return run(lowered.program, PassesAndMessages(), lambda: AlphaBetaNetwork(NoLinks())).makespan_ps
+    settings = {"dp": 1, "precision": "fp16", "micro_batch": 1, **settings}
+    plan = ParallelPlan(pp=p, virtual_pp=v, global_batch=m * settings["dp"], gpus=p * settings["dp"], **settings)
+    return lower(model, plan, gpus_per_node=8, boundary_bytes=1, unfold=settings["dp"] > 1).program
+
+
+def makespan(p, m, v, **settings):
+    return run(lowered(p, m, v, **settings), PassesAndMessages(), lambda: AlphaBetaNetwork(NoLinks())).makespan_ps
 
 
 def in_time_steps(schedules, p, m, v):
@@ -106,3 +112,20 @@ def test_a_stage_waits_for_both_messages_of_a_micro_batch(sharding, overlap, n_m
     """
     few, many = (makespan(3, m, 1, framework="fsdp2", sharding=sharding, overlap_p2p=overlap) for m in (9, 18))
     assert many - few == 9 * (FORWARD_PS + BACKWARD_PS) + n_messages * MESSAGE_PS
+
+
+@pytest.mark.parametrize("v", [1, 2, 3])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"framework": "fsdp", "sharding": "zero2", "overlap": False},
+        {"framework": "fsdp", "sharding": "zero3"},
+        {"framework": "fsdp", "sharding": "zero3", "overlap": False},
+        {"framework": "torchtitan", "sharding": "zero3", "launch_blocking": True},
+        {"framework": "torch-pp", "sharding": "none"},
+    ],
+)
+def test_hosts_that_wait_inside_passes_do_not_wait_for_each_other(settings, v):
+    """They wait for a reduction, or for room to gather, behind a pass that waits for what was sent: neighbours receive it by then."""
+    for m in (4, 8, 16):
+        check(lowered(4, m, v, dp=2, **settings))
