@@ -8,14 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from simulator.engine import Interference, run
+from simulator.engine import run
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec, rename
 from simulator.models.layer import GemmShape, Layer, Model, Parameter
 from simulator.models.setting import RankSetting
 from simulator.network.alpha_beta import AlphaBetaNetwork
-from simulator.network.base import Flow
 from simulator.parallel.lower import blocks_of_parts, lower, split_layers
 from simulator.parallel.rank_model import model_for
 from simulator.plan import SETTINGS, ParallelPlan
@@ -24,33 +23,7 @@ from simulator.program.op import Transfer
 from simulator.program.program import Block
 from simulator.program.startable import check
 from simulator.schedules import SCHEDULES, placement_of
-
-FORWARD_PS, BACKWARD_PS = 1000, 2000
-
-
-class NoLinks:
-    links = ()
-
-
-class UnitCosts:
-    """Every layer's forward takes 1000 ps, its backward 2000 ps; communication and hosts are free."""
-
-    def kind(self, rank):
-        return 0
-
-    def kernel_ps(self, kernel, rank):
-        if kernel.shape.kernel_pass in ("dgrad", "wgrad"):
-            return BACKWARD_PS // 2
-        return {"forward": FORWARD_PS, "backward": BACKWARD_PS}.get(kernel.phase, 0)
-
-    def issue_ps(self, op, rank):
-        return 0
-
-    def flow(self, op):
-        return Flow(latency_s=0.0, n_bytes=0.0)
-
-    def interference(self, op):
-        return Interference()
+from tests.parallel.unit_costs import BACKWARD_PS, FORWARD_PS, NoLinks, UnitCosts
 
 
 def model_of(n_layers):

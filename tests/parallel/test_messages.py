@@ -6,41 +6,15 @@ from collections import defaultdict
 
 import pytest
 
-from simulator.engine import Interference, run
+from simulator.engine import run
 from simulator.models.layer import GemmShape, Layer, Model, Parameter
 from simulator.network.alpha_beta import AlphaBetaNetwork
-from simulator.network.base import Flow
 from simulator.parallel.lower import lower
 from simulator.plan import ParallelPlan
-from simulator.program.op import Transfer
 from simulator.program.startable import check
+from tests.parallel.unit_costs import BACKWARD_PS, FORWARD_PS, NoLinks, UnitCosts
 
-FORWARD_PS, BACKWARD_PS, MESSAGE_PS = 1000, 2000, 100
-
-
-class NoLinks:
-    links = ()
-
-
-class PassesAndMessages:
-    """Every layer's forward takes 1000 ps, its backward 2000 ps, every message 100 ps; all else is free."""
-
-    def kind(self, rank):
-        return 0
-
-    def kernel_ps(self, kernel, rank):
-        if kernel.shape.kernel_pass in ("dgrad", "wgrad"):
-            return BACKWARD_PS // 2
-        return FORWARD_PS if kernel.phase == "forward" else 0
-
-    def issue_ps(self, op, rank):
-        return 0
-
-    def flow(self, op):
-        return Flow(latency_s=MESSAGE_PS * 1e-12 if isinstance(op, Transfer) else 0.0, n_bytes=0.0)
-
-    def interference(self, op):
-        return Interference()
+MESSAGE_PS = 100
 
 
 def lowered(p, m, v, **settings):
@@ -56,7 +30,7 @@ def lowered(p, m, v, **settings):
 
 
 def makespan(p, m, v, **settings):
-    return run(lowered(p, m, v, **settings), PassesAndMessages(), lambda: AlphaBetaNetwork(NoLinks())).makespan_ps
+    return run(lowered(p, m, v, **settings), UnitCosts(MESSAGE_PS), lambda: AlphaBetaNetwork(NoLinks())).makespan_ps
 
 
 def in_time_steps(schedules, p, m, v):
