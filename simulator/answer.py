@@ -27,7 +27,7 @@ from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.parallel.lower import blocks_of_parts
-from simulator.plan import ParallelPlan
+from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.fields import in_words
 from simulator.plan.rules import (
     adapter_doubt,
@@ -316,7 +316,7 @@ def memory_over_time(result: Result, *, whole: bool = False) -> dict[int, list[M
 
 def chosen(asked: ParallelPlan, plan: ParallelPlan, memory: MemoryReport) -> dict[str, str]:
     """Say how the settings that a plan leaves open were chosen."""
-    largest = "the largest that fits" if memory.fits else "the smallest, though even that does not fit"
+    largest = SETTINGS["micro_batch"].unset if memory.fits else "the smallest, though even that does not fit"
     is_whole = bool(asked.global_batch) and memory.fits and plan.n_micro_batches == 1
     reasons = {
         "gpus": "all of the cluster",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import count, takewhile
 
 import numpy as np
 
@@ -52,7 +53,8 @@ MOST_UNFOLDED_TASKS = 1_000_000
 MOST_SPLITS = 3
 #: share of a run for which other traffic may delay passes that are computed with their links to themselves
 NEGLIGIBLE = 0.01
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+#: sequences beyond which nobody would look for a larger micro-batch
+MOST_SEQUENCES = 2**16
 
 
 @lru_cache(maxsize=64)  # a search asks for one machine thousands of times
@@ -168,7 +170,8 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
     if plan.micro_batch:
         return replace(scenario, plan=plan)
     best: Scenario | None = None
-    for micro_batch in MICRO_BATCHES:
+    most = plan.global_batch // plan.dp if plan.global_batch else MOST_SEQUENCES
+    for micro_batch in takewhile(lambda n: n <= most, (2**i for i in count())):
         if plan.global_batch and plan.global_batch % (micro_batch * plan.dp):
             continue
         candidate = replace(scenario, plan=replace(plan, micro_batch=micro_batch).resolve(topology.n_gpus))

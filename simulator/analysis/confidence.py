@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
+from statistics import NormalDist
 from typing import Any, TypedDict
 
 import numpy as np
@@ -37,8 +38,8 @@ _GROWTH = 1.0
 _SMALLEST_HALF_WIDTH, _FAR = 0.04, 0.75
 #: factor either way where no run was measured
 _UNKNOWN_FACTOR = 2.0
-#: standard deviations of a normal distribution on either side that hold 80 % of it
-_DEVIATIONS = 1.2816
+#: standard deviations of a normal distribution on either side that hold so much of it
+_DEVIATIONS = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from simulator.kernels.base import peak_flops_per_s
 from simulator.models.layer import AttentionShape
 from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, HOST, LOADER, Block
+from simulator.schedules import PARTS_OF_BACKWARD
 from simulator.timeline import SheetSpans, Span, Timeline, merge, subtract, total_ps
 from simulator.topology.device import Device
 from simulator.units import PS_PER_S
@@ -486,7 +487,7 @@ def _row(kind: CommunicationKind, count: float, n_bytes: float, ps: float) -> Co
 
 
 def _phases(spans: Iterable[Span], period: Iterable[Span], n_more: int) -> dict[str, float]:
-    """Wall time by phase of the spans on the compute stream, gaps given to the phase that follows.
+    """Wall time by phase of the spans on the compute stream, gaps given to the phase that follows; pairs in turns are one of their own.
 
     Those that begin in the period count ``n_more`` times more: what ended before the first of them ends before it every time.
     """
@@ -500,7 +501,8 @@ def _phases(spans: Iterable[Span], period: Iterable[Span], n_more: int) -> dict[
         for span in row:
             op = span.op
             phase = op.name if isinstance(op, Block) else getattr(op, "phase", HOST)
-            totals["backward" if phase == "recompute" else str(phase)] += times * (span.end_ps - previous_ps)
+            in_backward = phase in ("recompute", *PARTS_OF_BACKWARD)
+            totals["backward" if in_backward else str(phase)] += times * (span.end_ps - previous_ps)
             previous_ps = span.end_ps
     return {phase: ps / PS_PER_S for phase, ps in totals.items()}
 

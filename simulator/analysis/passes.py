@@ -7,17 +7,13 @@ from typing import NamedTuple
 
 from simulator.plan import ParallelPlan
 from simulator.program.program import COMPUTE, Block
-from simulator.schedules import Action, Row, Table, build_table, placement_of
+from simulator.schedules import PAIR_NAME, PASS_NAMES, Action, Row, Table, build_table, placement_of
 from simulator.timeline import Gap, Span, Timeline
 
-#: kinds of passes as schedules name them
-KINDS = {
-    "forward": "F",
-    "backward": "B",
+#: kinds of passes by what their tasks are called: those of schedules, ``P`` a pair in turns, ``O`` the optimizer step
+KINDS: dict[str, str] = {name: kind for kind, name in PASS_NAMES.items()} | {
     "recompute": "B",
-    "input gradient": "I",
-    "weight gradient": "W",
-    "forward and backward": "P",
+    PAIR_NAME: "P",
     "optimizer": "O",
 }
 

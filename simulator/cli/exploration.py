@@ -28,8 +28,8 @@ from simulator.cli.shared import (
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
     from simulator.explore.objectives import SearchAnswer
+    from simulator.explore.run_request import RunRequest
     from simulator.explore.space import Space
-    from simulator.explore.training_run import RunRequest
     from simulator.plan import ParallelPlan
 
 Jobs = Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)]

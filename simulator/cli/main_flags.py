@@ -71,7 +71,10 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         ),
         "checkpoint_interval": Flag(Text, "'30 min' or '500 steps'; Daly's optimum by default."),
         "checkpoint_time": Flag(Text, "How long a checkpoint stops training; by default as long as the storage link takes."),
-        "checkpoint_policy": Flag(Text, "sync (training waits), async (in the background), peers (memory of other nodes).", words=policies),
+        "checkpoint_policy": Flag(
+            Text, "sync (training waits), async (in the background), peers (memory of other nodes), tiers (own memory, peers, storage).",
+            words=policies,
+        ),
         "restart_time": Flag(Text, "Time from a failure until the checkpoint is read; or 'detection=5 min, allocation=3 min ...'."),
         "pue": Flag(Real, "Energy of the building over that of its computers; 1.1 by default."),
         "kg_co2_per_kwh": Flag(Real, "Emissions of the electricity; 0.473 by default, the world average."),

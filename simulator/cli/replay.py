@@ -232,13 +232,12 @@ def _bandwidths(text: str | None) -> dict[str, float]:
 
 def _recorded_device(recorded: Trace, name: str | None, *, wanted: bool) -> Any:
     """The device that the user names, or the shipped one that the trace's device name tells."""
-    from simulator.replay.changes_of_kernels import shipped_device
+    from simulator.interop.hardware import device_of_driver
     from simulator.topology.device import load_device
 
-    if name is not None:
-        return load_device(name)
-    names = [rank.device for rank in recorded.ranks if rank.device and wanted]
-    return shipped_device(names[0]) if names else None
+    if name is None and wanted:
+        name = device_of_driver(next((rank.device for rank in recorded.ranks if rank.device), ""))
+    return load_device(name) if name else None
 
 
 def _stragglers(options: Mapping[str, Any]) -> list[tuple[int, float, float]]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from simulator.explore.answer_form import Document, Extras, Scaling
     from simulator.explore.nearby_answers import NearbyAnswer
     from simulator.explore.network_trouble import Trouble
-    from simulator.explore.training_run import LinksInRun, RunRequest
+    from simulator.explore.run_request import LinksInRun, RunRequest
 
 
 def run_main(options: dict[str, Any]) -> None:
@@ -233,7 +233,7 @@ def _others(
 def _trouble(options: dict[str, Any], result: Result, say: Callable[[str], None]) -> tuple[list[Trouble], LinksInRun]:
     """Simulate the step without what is wrong with its network, and around links that flap; say what these do to its run."""
     from simulator.explore.network_trouble import REROUTE_S, Flapping, in_the_run, network_trouble
-    from simulator.explore.training_run import parse_time
+    from simulator.explore.run_request import parse_time
 
     reroute, flapping = options["reroute_time"], [Flapping.parse(text) for text in options["flapping"] or ()]
     reroute_s = REROUTE_S if reroute is None else parse_time(reroute, "--reroute-time")

@@ -12,7 +12,7 @@ from simulator.errors import ConfigError
 from simulator.explore.checkpoint_policy import check_policy
 from simulator.explore.energy import parse_price
 from simulator.explore.restarts import parse_restart
-from simulator.explore.training_run import (
+from simulator.explore.run_request import (
     Mtbf,
     RunRequest,
     parse_domain,

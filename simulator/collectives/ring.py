@@ -30,6 +30,7 @@ from simulator.collectives.messages import (
 from simulator.collectives.nccl import (
     CHAINS,
     LL,
+    PROTOCOLS,
     REDUCING,
     RING_PASSES,
     SIMPLE,
@@ -159,7 +160,7 @@ class Ring(Algorithm):
 
     def _latency_us(self, question: NcclQuestion, protocol: str) -> float:
         shape, collective, figures = question.shape, question.collective, question.figures
-        base = figures.ring.base[("ll", "ll128", "simple").index(protocol)]
+        base = figures.ring.base[PROTOCOLS.index(protocol)]
         intra, inter = question.intra_us(figures.ring, protocol), question.inter_us(figures.ring, protocol)
         steps = n_steps(collective, shape.n_ranks)
         if collective in CHAINS:

@@ -8,8 +8,8 @@ from simulator.analysis.explain import Explanation
 from simulator.answer import Answer
 from simulator.explore.local_steps import LocalSteps
 from simulator.explore.network_trouble import Trouble
+from simulator.explore.run_form import TrainingRun
 from simulator.explore.shared_cluster import ContendingJobs, PlacementRow
-from simulator.explore.training_run import TrainingRun
 
 
 class WayOut(TypedDict):

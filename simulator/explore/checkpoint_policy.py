@@ -45,6 +45,11 @@ class Policy:
         None  #: In tiers, the same in the memory of peers, to which the loss of a node goes back.
     )
 
+    @property
+    def stays_in_memory(self) -> bool:
+        """Whether most checkpoints go to memory, from which fewer are written to storage."""
+        return self.name in ("peers", "tiers")
+
 
 def check_policy(name: str) -> str:
     """Return a policy's name if there is one."""

@@ -14,8 +14,8 @@ from simulator.simulation import simulate
 
 if TYPE_CHECKING:  # what is asked for less often is loaded where it is
     from simulator.explore.answer_form import Document, Extras, Scaling
+    from simulator.explore.run_request import RunRequest
     from simulator.explore.shared_cluster import ContendingJob, ContendingJobs
-    from simulator.explore.training_run import RunRequest
 
 
 def to_json(result: Result, request: RunRequest | None = None, contending: ContendingJobs | None = None) -> Document:

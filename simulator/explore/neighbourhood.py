@@ -22,7 +22,7 @@ from simulator.parallel.idle import idle_settings, is_alone
 from simulator.parallel.rank_model import n_predictions
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.rules import capture_doubt, captures_layers, counted_layers, sharding_refusal
-from simulator.plan.stage_layout import shortened_ends
+from simulator.plan.stage_layout import beside_ends, shortened_ends
 from simulator.plan.vocabularies import RECOMPUTES
 from simulator.schedules import SCHEDULES, find_schedule, plain_name
 from simulator.topology import Topology
@@ -93,6 +93,8 @@ def pipeline_rule(plan: ParallelPlan, site: Site) -> str:
     if (counted := counted_layers(plan)) and (site.spec.layers + counted) % plan.pp:
         return f"pp={plan.pp} does not divide the {site.spec.layers} layers and {counted} more"
     is_uneven = counted or plan.first_stage_layers or plan.last_stage_layers or plan.pipeline_layout
+    if plan.virtual_pp > 1 and beside_ends(site.spec.layers, plan.pp * plan.virtual_pp):
+        return ""
     if plan.framework_spec.lays_out_pipelines and site.spec.layers >= plan.pp:
         return ""
     return (
@@ -140,15 +142,16 @@ def sharding_rule(plan: ParallelPlan, site: Site) -> str:
     if is_alone(plan, has_experts=site.spec.has_experts):
         return f"sharding={plan.sharding}: there is one data-parallel rank"
     facts = plan.framework_spec.data_parallel
-    group = plan.sharding_group or plan.replicas_in_node(site.topology.gpus_per_node)
-    is_grouped = replicas > group and not replicas % group
+    group = plan.sharding_ranks(site.topology.gpus_per_node)
+    is_grouped = 1 < group < replicas and not replicas % group
     known = facts.shardings if plan.pp == 1 else facts.pipeline_shardings
     if plan.sharding not in known:
         has_copies = plan.sharding == "hsdp" and is_grouped and facts.shards_copies and "zero3" in known
         word = f" by this name: there it is sharding=zero3 with sharding_group={group}" if has_copies else ""
         return sharding_refusal(plan) or f"{plan.framework} does not run {plan.sharding}{word}"
     if plan.sharding == "hsdp" and not is_grouped:
-        return f"hsdp: {replicas} data-parallel ranks are not several groups of {group}"
+        alone = f"no two of the {replicas} data-parallel ranks make groups that lie within nodes"
+        return f"hsdp: {alone if group == 1 else f'{replicas} data-parallel ranks are not several groups of {group}'}"
     return ""
 
 
@@ -184,11 +187,10 @@ def chunk_refusal(plan: ParallelPlan, site: Site, virtual_pp: int, n_micro_batch
     if plan.pp == 1:
         return "virtual stages need a pipeline: pp=1"
     if plan.pipeline_layout is None and isinstance(site.spec, ModelSpec):
-        per_stage = site.spec.layers // plan.pp
-        n_chunks = plan.pp * virtual_pp
-        is_laid_out = plan.framework_spec.lays_out_pipelines and shortened_ends(site.spec.layers, n_chunks) is not None
-        if site.spec.layers % n_chunks and not is_laid_out:
-            return f"virtual_pp={virtual_pp} does not divide the {per_stage} layers of a stage"
+        layers, n_chunks = site.spec.layers, plan.pp * virtual_pp
+        is_laid_out = plan.framework_spec.lays_out_pipelines and shortened_ends(layers, n_chunks) is not None
+        if layers % n_chunks and not is_laid_out and beside_ends(layers, n_chunks) is None:
+            return f"pp x virtual_pp = {plan.pp} x {virtual_pp} does not divide the {layers} layers"
     if SCHEDULES[plan.schedule].takes_chunks and n_micro_batches % plan.pp:
         return f"{n_micro_batches} micro-batches are not groups of one per stage: pp={plan.pp}"
     return ""

@@ -17,8 +17,8 @@ from simulator.changes import BETWEEN, MachineChange
 from simulator.costs import ModelCosts
 from simulator.engine import Interference, run
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.explore.run_request import RunRequest
 from simulator.explore.spending import Spending, spending
-from simulator.explore.training_run import RunRequest
 from simulator.explore.trials import Trials
 from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
@@ -88,9 +88,7 @@ class NetworkNeeds:
 
 #: the cluster on which the assumptions are simulated: eight A100 and eight NICs to a node, no oversubscription
 CLUSTER = "dgx-a100-80g"
-PEAK_FLOPS_PER_S = 312e12
 EFFICIENCY = 0.5
-GPUS_PER_NODE = 8
 #: one sequence per GPU and step
 TOKENS_PER_GPU = 2048
 #: forward, backward, and forward once more: full recomputation
@@ -99,7 +97,7 @@ GRADIENT_BYTES = 2
 #: what the two columns of the rule are
 RULE_OF_THUMB = (
     f"rule of thumb: N x P GB/s for each of N nodes and P billions of parameters; its assumptions: what a simulation needs where they hold "
-    f"({GPUS_PER_NODE} A100 in a node at {EFFICIENCY:.0%} of their peak, plain data parallelism, {TOKENS_PER_GPU:,} tokens per GPU, "
+    f"(nodes of {CLUSTER} at {EFFICIENCY:.0%} of their GPUs' peak, plain data parallelism, {TOKENS_PER_GPU:,} tokens per GPU, "
     f"gradients of {GRADIENT_BYTES} bytes, all of it hidden)"
 )
 #: the reduction counts as hidden when the step is longer than its compute by no more than this
@@ -122,7 +120,7 @@ class RuleOfThumb:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, with the assumptions."""
         assumptions = {
-            "gpus_per_node": GPUS_PER_NODE, "flops_per_s": EFFICIENCY * PEAK_FLOPS_PER_S, "tokens_per_gpu": TOKENS_PER_GPU,
+            "gpus_per_node": _cluster().gpus_per_node, "flops_per_s": _flops_per_s(), "tokens_per_gpu": TOKENS_PER_GPU,
             "flops_per_parameter_and_token": FLOPS_PER_PARAMETER_AND_TOKEN,
             "gradient_bytes": GRADIENT_BYTES, "hidden_behind": "the whole step",
         }  # fmt: skip
@@ -130,9 +128,18 @@ class RuleOfThumb:
         return {**numbers, "assumptions": assumptions}
 
 
+@lru_cache(maxsize=1)
+def _cluster() -> Topology:
+    return load_topology(CLUSTER)
+
+
+def _flops_per_s() -> float:
+    return EFFICIENCY * _cluster().device(0).peak("bf16")
+
+
 def compute_s(n_parameters: int) -> float:
     """Seconds of a step's compute under the assumptions."""
-    return FLOPS_PER_PARAMETER_AND_TOKEN * n_parameters * TOKENS_PER_GPU / (EFFICIENCY * PEAK_FLOPS_PER_S)
+    return FLOPS_PER_PARAMETER_AND_TOKEN * n_parameters * TOKENS_PER_GPU / _flops_per_s()
 
 
 def closed_form_bytes_per_s(n_nodes: int, n_parameters: int) -> float:
@@ -145,7 +152,7 @@ def closed_form_bytes_per_s(n_nodes: int, n_parameters: int) -> float:
     >>> round(closed_form_bytes_per_s(4, 10_000_000_000) * 8e-9)  # Gb/s
     295
     """
-    n_gpus = n_nodes * GPUS_PER_NODE
+    n_gpus = n_nodes * _cluster().gpus_per_node
     n_bytes = 2.0 * (n_gpus - 1) / n_gpus * GRADIENT_BYTES * n_parameters
     return n_bytes / compute_s(n_parameters)
 
@@ -156,7 +163,7 @@ def simulated_bytes_per_s(n_nodes: int, n_parameters: int) -> float:
 
     Infinite where no bandwidth does: the latency of the ring alone is longer than the compute of a small model.
     """
-    topology = load_topology(CLUSTER, n_nodes * GPUS_PER_NODE, overrides={"nodes": str(n_nodes)})
+    topology = load_topology(CLUSTER, n_nodes * _cluster().gpus_per_node, overrides={"nodes": str(n_nodes)})
     nics = topology.node.nics
     assert nics is not None
     limit_s = HIDDEN * _step_s(topology, n_parameters, reduces=False)

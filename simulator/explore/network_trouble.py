@@ -23,7 +23,7 @@ import numpy as np
 
 from simulator.answer import Result
 from simulator.errors import ConfigError
-from simulator.explore.training_run import LinksInRun, parse_time
+from simulator.explore.run_request import LinksInRun, parse_time
 from simulator.faults import Faults, find_links
 from simulator.simulation import simulate_on
 from simulator.topology import Topology, Transport

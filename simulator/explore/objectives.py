@@ -16,9 +16,9 @@ from simulator.explore.energy import price_of
 from simulator.explore.evaluation import Store
 from simulator.explore.judged_plans import JudgedPlans
 from simulator.explore.named_settings import with_recipe
+from simulator.explore.run_request import RunRequest
 from simulator.explore.space import CHOSEN, Space, search_space
 from simulator.explore.spending import Spending, spending
-from simulator.explore.training_run import RunRequest
 from simulator.interop.plan_files import PLAN_FILES
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology

@@ -25,7 +25,6 @@ from simulator.explore.neighbourhood import (
 )
 from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
-from simulator.parallel.expert import expert_refusal
 from simulator.plan import SETTINGS, ParallelPlan, Sharding
 from simulator.plan.vocabularies import RECOMPUTES
 from simulator.scenario import Scenario
@@ -152,15 +151,15 @@ class Space:
     def _partitions(self, mesh: ParallelPlan) -> Iterator[ParallelPlan]:
         """Sharding, sequence parallelism, recomputation."""
         for sharding in self._values("sharding", get_args(Sharding)):
-            usual = mesh.replicas_in_node(self.site.topology.gpus_per_node) if sharding == "hsdp" else None
-            group = (mesh.sharding_group or usual) if sharding != "none" else None
-            sharded = replace(mesh, sharding=sharding, sharding_group=group)
+            sharded = replace(
+                mesh, sharding=sharding, sharding_group=mesh.sharding_group if sharding != "none" else None
+            )
+            if sharding == "hsdp":
+                sharded = replace(sharded, sharding_group=sharded.sharding_ranks(self.site.topology.gpus_per_node))
             if sharding_rule(sharded, self.site):
                 continue
             for splits in self._values("sequence_parallel", (False, True)):
                 if sequence_rule(split := replace(sharded, sequence_parallel=splits), self.site):
-                    continue
-                if expert_refusal(split, self.spec):
                     continue
                 for word in self._values("recompute", RECOMPUTES):
                     chosen = replace(split, recompute=word)

@@ -8,7 +8,8 @@ from simulator.answer import Answer
 from simulator.explore.checkpoint_policy import policy_of, synchronous
 from simulator.explore.energy import Training, power_model, price_of, training_of
 from simulator.explore.goodput import checkpoint_of
-from simulator.explore.training_run import RunRequest, whole_run
+from simulator.explore.run_request import RunRequest
+from simulator.explore.training_run import whole_run
 from simulator.interop import load_model
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario

@@ -25,7 +25,7 @@ from simulator.analysis.passes import passes_of, table_of
 from simulator.answer import Result
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.lengths import LengthMix, Lengths
-from simulator.explore.training_run import parse_time
+from simulator.explore.run_request import parse_time
 from simulator.parallel.mesh import Mesh
 from simulator.program.op import COMMUNICATIONS
 from simulator.program.program import COMPUTE
@@ -593,7 +593,9 @@ def in_words(found: Straggling) -> str:
     """Say what uneven steps cost."""
     jobs, low, high = found["straggling_share"], found["job_slowdown_p10"], found["job_slowdown_p90"]
     n_jobs, n_steps = found["n_jobs"], found["n_steps"]
-    among = f"; {jobs:.0%} of the jobs are at least 10% slower, 80% lie between {low:.3f} and {high:.3f}"
+    among = (
+        f"; {jobs:.0%} of the jobs are at least {STRAGGLES - 1:.0%} slower, 80% lie between {low:.3f} and {high:.3f}"
+    )
     return (
         f"{format_time(found['mean_s'])} per step on average over {n_jobs} job{'s' * (n_jobs > 1)} of {n_steps} "
         f"step{'s' * (n_steps > 1)}, {found['slowdown']:.3f} times the even {format_time(found['even_s'])}"

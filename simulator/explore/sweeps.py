@@ -20,9 +20,9 @@ from simulator.config import beside, cell, did_you_mean, notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.evaluation import LookUp, Record, Store, compute, failure, look_up
 from simulator.explore.named_settings import Point, Sweep
+from simulator.explore.run_request import RunRequest
 from simulator.explore.shared_idle import SharedIdle, beside_rows
 from simulator.explore.spending import Spending, spending
-from simulator.explore.training_run import RunRequest
 from simulator.explore.workers import Pool
 from simulator.plan import ParallelPlan
 from simulator.simulation import topology_of

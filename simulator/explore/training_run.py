@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from simulator.answer import Answer
 from simulator.errors import ConfigError
@@ -28,305 +26,21 @@ from simulator.explore.goodput import (
     young_interval_s,
 )
 from simulator.explore.histories import FailureProcess, by_component, play_histories
-from simulator.explore.placement import DOMAINS, nodes_of_domain
-from simulator.explore.restarts import Restart, RestartSeconds, in_words, mean_restart, restart_of, total_s
+from simulator.explore.placement import nodes_of_domain
+from simulator.explore.restarts import RestartSeconds, in_words, mean_restart, restart_of, total_s
+from simulator.explore.run_form import PlayedRuns, RunCheckpoint, RunEnergy, RunFailures, RunSeconds, TrainingRun
+from simulator.explore.run_request import LinksInRun, Mtbf, RunRequest, parse_mtbf, stated_mtbf
 from simulator.explore.shared_cluster import ContendingJob
 from simulator.explore.shared_storage import write_factor
 from simulator.plan import ParallelPlan
+from simulator.plan.rank_order import data_parallel_share
 from simulator.topology import Topology
-from simulator.topology.operation_spec import FailureSpec, operation_defaults
+from simulator.topology.operation_spec import operation_defaults
 from simulator.topology.storage import total_rate_bytes_per_s
-from simulator.units import S_PER_DAY, S_PER_HOUR, format_bytes, format_duration, parse_quantity
-
-_COUNT = re.compile(r"\s*(\d[\d_,]*(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([kKMGBT]?)\s*")
-_SUFFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
-_STEPS = re.compile(r"\s*(\d+)\s*(?:steps?|iterations?|it)\s*")
-_DOMAIN = re.compile(rf"\s*(?:(\d+)\s*(?:nodes?)?|({'|'.join(DOMAINS)}))\s*=\s*(\d*\.?\d+)\s*")
-_WORDS_FOR_NEVER = ("none", "never", "inf", "off")
-
-Per = Literal["gpu", "node", "job"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mtbf:
-    """Mean time between failures of one part of the machine."""
-
-    seconds: float  #: Infinite for none.
-    per: Per  #: ``gpu``, ``node`` or ``job``.
-    source: str = ""
-    hardware_share: float = 1.0  #: Share of the failures that take a node away for repair.
-    #: Share of the failures by what failed, where it is published.
-    components: Mapping[str, float] = field(default_factory=dict)
-
-    def job_s(self, n_gpus: int, n_nodes: int) -> float:
-        """Return the mean time between failures of a job: any part that fails ends it.
-
-        Examples
-        --------
-        >>> Mtbf(seconds=8000.0, per="gpu").job_s(n_gpus=16, n_nodes=2)
-        500.0
-        """
-        return self.seconds / {"gpu": n_gpus, "node": n_nodes, "job": 1}[self.per]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinksInRun:
-    """What links that come and go do to a run."""
-
-    stalls: float = 1.0  #: How many times as long a step takes on average.
-    ended_every_s: tuple[float, ...] = ()  #: From one time to the next that each link that ends the job goes down.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """How long a run is and how it is operated; what is None is taken from the cluster file or the defaults."""
-
-    tokens: float = 0.0  #: To train on; 0 where ``iterations`` says it.
-    iterations: int = 0  #: Optimizer steps; 0 where ``tokens`` says it.
-    price: Price | None = None
-    mtbf: Mtbf | None = None
-    interval_s: float | None = None  #: Time between checkpoints.
-    interval_iterations: int | None = None  #: The same in steps.
-    write_s: float | None = None  #: Time that training stands still for one checkpoint.
-    restart: Restart | None = None  #: From a failure to the next iteration, but for reading the checkpoint.
-    pue: float | None = None
-    kg_co2_per_kwh: float | None = None
-    n_histories: int = 0  #: Times that the run is played; 0 for the closed form alone.
-    n_spares: int | None = None  #: Nodes that stand by in played histories; None for as many as are needed.
-    repair_s: float = S_PER_DAY  #: Until a failed node is a spare again.
-    seed: int = 0  #: Of the histories.
-    policy: str = "sync"  #: How checkpoints are taken, see :mod:`simulator.explore.checkpoint_policy`.
-    #: Share of the failures that take so many nodes at once.
-    domain_share: float = 0.0
-    domain_nodes: int | str = 1  #: Or what they have in common: one of :data:`simulator.explore.placement.DOMAINS`.
-    is_elastic: bool = False  #: Whether the job goes on with fewer replicas while a node is missing.
-    links: LinksInRun = LinksInRun()  #: That come and go.
-
-    @property
-    def has_length(self) -> bool:
-        """Whether it says how long the run is; otherwise only prices and powers are asked for."""
-        return bool(self.tokens or self.iterations)
-
-    def n_iterations(self, tokens_per_iteration: int) -> int:
-        """Return the number of optimizer steps."""
-        return self.iterations or math.ceil(self.tokens / tokens_per_iteration)
-
-
-def parse_count(text: str, flag: str) -> float:
-    """Read a number above 0 such as ``300e9``, ``300B`` or ``15.6T``.
-
-    Examples
-    --------
-    >>> parse_count("300B", "--tokens"), parse_count("1_000", "--tokens")
-    (300000000000.0, 1000.0)
-    """
-    match = _COUNT.fullmatch(text)
-    value = float(match[1].replace("_", "").replace(",", "")) * _SUFFIXES[match[2]] if match else 0.0
-    if not (match and 0 < value < math.inf):
-        raise ConfigError(f"{flag} {text}: not a number above 0", hint="write it like 300e9, 300B or 15.6T")
-    return value
-
-
-def run_length(
-    tokens: str | None, epochs: float | None, dataset_tokens: str | None, iterations: int | None
-) -> tuple[float, int] | None:
-    """Return tokens and iterations, one of them 0, or None where no length is given."""
-    given = [
-        name
-        for name, value in (("--tokens", tokens), ("--epochs", epochs), ("--iterations", iterations))
-        if value is not None
-    ]
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} both say how long the run is", hint="give one of them")
-    if epochs is not None and dataset_tokens is None:
-        raise ConfigError("--epochs needs the size of the data set", hint="--dataset-tokens 10B")
-    if dataset_tokens is not None and epochs is None:
-        raise ConfigError("--dataset-tokens needs the number of epochs", hint="--epochs 1")
-    if iterations is not None:
-        if iterations < 1:
-            raise ConfigError(f"--iterations {iterations}: at least 1")
-        return 0.0, iterations
-    if epochs is not None and dataset_tokens is not None:
-        if not 0 < epochs < math.inf:
-            raise ConfigError(f"--epochs {epochs:g}: above 0")
-        return epochs * parse_count(dataset_tokens, "--dataset-tokens"), 0
-    return None if tokens is None else (parse_count(tokens, "--tokens"), 0)
-
-
-def parse_mtbf(text: str) -> Mtbf:
-    """Read ``50000 h/gpu``, ``6000 h/node``, ``3 h/job``, the name of a published rate, or ``none``.
-
-    Examples
-    --------
-    >>> parse_mtbf("3 h/job").seconds, parse_mtbf("none").seconds
-    (10800.0, inf)
-    """
-    if text.strip().lower() in _WORDS_FOR_NEVER:
-        return Mtbf(seconds=math.inf, per="job", source="--mtbf")
-    if text.strip() in failure_rates():
-        rate = failure_rates()[text.strip()]
-        return replace(_stated(rate, rate.source), hardware_share=rate.hardware, components=rate.components)
-    time, separator, per = text.rpartition("/")
-    if not separator or per.strip() not in ("gpu", "node", "job"):
-        raise ConfigError(
-            f"--mtbf {text}: the mean time between failures of what?",
-            hint=f"--mtbf '50000 h/gpu', '6000 h/node', '3 h/job', none, or a published rate: {', '.join(failure_rates())}",
-        )
-    per_what: Per = "gpu" if per.strip() == "gpu" else "node" if per.strip() == "node" else "job"
-    return Mtbf(seconds=parse_time(time, "--mtbf", least_s=1e-3), per=per_what, source="--mtbf")
-
-
-def parse_domain(text: str) -> tuple[int | str, float]:
-    """Read ``8 nodes=0.08`` or ``switch=0.08``: so many nodes fail at once, in such a share of the failures.
-
-    Examples
-    --------
-    >>> parse_domain("8 nodes=0.08"), parse_domain("switch=0.08")
-    ((8, 0.08), ('switch', 0.08))
-    """
-    found = _DOMAIN.fullmatch(text)
-    which = int(found[1]) if found and found[1] else found[2] if found else 0
-    if found is None or not which or not 0 < float(found[3]) <= 1:
-        raise ConfigError(
-            f"--failure-domain {text}: not what fails at once, and in which share of the failures",
-            hint=f"--failure-domain '8 nodes=0.08', or {', '.join(f'{name}=0.08' for name in DOMAINS)}",
-        )
-    return which, float(found[3])
-
-
-def parse_interval(text: str) -> tuple[float | None, int | None]:
-    """Read ``30 min`` or ``500 steps``: seconds, or steps.
-
-    Examples
-    --------
-    >>> parse_interval("30 min"), parse_interval("500 steps")
-    ((1800.0, None), (None, 500))
-    """
-    steps = _STEPS.fullmatch(text)
-    if steps is None:
-        return parse_time(text, "--checkpoint-interval", least_s=1e-3), None
-    if int(steps[1]) < 1:
-        raise ConfigError(f"--checkpoint-interval {text}: at least 1 step")
-    return None, int(steps[1])
-
-
-def parse_time(text: str, flag: str, *, least_s: float = 0.0) -> float:
-    """Read a time with its unit."""
-    try:
-        seconds = parse_quantity(text, "time")
-    except ConfigError as error:
-        raise ConfigError(f"{flag} {text}: {error.message}", hint="for example '90 s', '30 min' or '2 h'") from None
-    if seconds < least_s:
-        raise ConfigError(f"{flag} {text}: {'above 0' if least_s else 'cannot be negative'}")
-    return seconds
-
+from simulator.units import S_PER_DAY, S_PER_HOUR, format_bytes, format_duration
 
 #: checkpoints in peers' memory per one in storage where nothing is said to take a node and its peer at once
 _SELDOM = 100
-
-
-class RunSeconds(TypedDict):
-    """What the time of a run is spent on."""
-
-    useful_s: float  #: Iterations that count.
-    stalled_s: float  #: Standing still, or going slower, for links that come and go.
-    checkpoint_s: float  #: Writing checkpoints that were finished.
-    lost_s: float  #: Work, and begun checkpoints, that failures undid.
-    restart_s: float  #: From failures until the job runs again.
-
-
-class RunEnergy(TypedDict):
-    """What a run draws."""
-
-    kwh: float  #: Energy of the building.
-    gpu_w: float  #: Mean power of a board during iterations.
-    host_w_per_gpu: float  #: Power of the rest of the node, per GPU.
-    pue: float  #: Energy of the building over that of its computers.
-    mean_w: float  #: Mean power of the building.
-    j_per_token: float  #: Energy of the building for a token.
-    low_j_per_token: float  #: With the time of a step and the powers at the lower ends of their intervals.
-    high_j_per_token: float  #: At the upper ends.
-    kg_co2: float  #: What making the electricity emits, as carbon dioxide.
-    kg_co2_per_kwh: float  #: Of the grid.
-
-
-class RunCheckpoint(TypedDict):
-    """One checkpoint, and how often it is written."""
-
-    bytes: int  #: Its size.
-    writers: int  #: Ranks that write.
-    policy: str  #: How it is taken: ``sync``, ``async``, ``peers`` or ``tiers``.
-    write_s: float  #: How long training stands still for it, and what it takes from the steps that it overlaps.
-    lag_s: float  #: From the moment that it is taken until it counts.
-    shared_every: int  #: Checkpoints of which one leaves its node; 1 where all do.
-    stored_every: int  #: Checkpoints of which one goes to storage; 1 where all do.
-    interval_iterations: int  #: Optimizer steps between two.
-    interval_s: float  #: The same as time.
-    count: int  #: How many are written.
-    young_interval_s: float | None  #: The optimum after Young; null where nothing fails.
-    daly_interval_s: float | None  #: The optimum after Daly; null where nothing fails.
-
-
-class RunFailures(TypedDict):
-    """What failures are reckoned with."""
-
-    mtbf_s: float | None  #: Mean time between failures of the job; null for none.
-    expected: float  #: How many there are.
-    restart_s: float  #: From a failure to the first iteration after it.
-    restart_phases: RestartSeconds  #: What it consists of.
-    domain_nodes: int  #: Nodes that fail at once.
-    domain_share: float  #: Share of the failures in which they do.
-    by_component: dict[str, float]  #: Expected failures by what failed; empty where no shares are published.
-
-
-class PlayedRuns(TypedDict):
-    """What played histories of the run took."""
-
-    histories: int  #: How many.
-    seed: int  #: Of their failures.
-    mean_days: float  #: On average.
-    p10_days: float  #: A tenth of the histories took less.
-    p50_days: float  #: Half of them took less.
-    p90_days: float  #: A tenth of them took more.
-    goodput: float  #: Mean share of the time that makes progress.
-    failures: float  #: Mean number of failures.
-    gpu_hours: float  #: Of a history, on average.
-    cost: float | None  #: The same at the price of a GPU hour; null without one.
-    kwh: float  #: Mean energy of the building.
-    waiting_days: float  #: Mean time lost to nodes that are missing: waiting, or going on with fewer replicas.
-    is_elastic: bool  #: Whether the job went on with fewer replicas.
-    spares: int | None  #: Nodes that stood by; null for as many as were needed.
-    repair_s: float  #: Until a failed node was a spare again.
-
-
-class RunAssumption(TypedDict):
-    """A figure that a training run rests on."""
-
-    what: str  #: Its name.
-    value: str  #: In words.
-    source: str  #: Where it comes from.
-
-
-class TrainingRun(TypedDict):
-    """What a training run takes."""
-
-    tokens: int  #: To train on.
-    samples: int  #: Sequences.
-    iterations: int  #: Optimizer steps.
-    total_s: float  #: From start to end, interruptions included.
-    days: float  #: The same in days.
-    low_days: float  #: Where an iteration is at the low end of its interval.
-    high_days: float  #: Where it is at the high end.
-    goodput: float  #: Share of the time that makes progress.
-    time: RunSeconds  #: What the time is spent on.
-    gpu_hours: float  #: GPUs times hours.
-    cost: float | None  #: At the price of a GPU hour; null without one.
-    currency: str  #: Of the cost.
-    energy: RunEnergy  #: What it draws.
-    checkpoint: RunCheckpoint  #: How often a checkpoint is written.
-    failures: RunFailures  #: What failures cost.
-    played: PlayedRuns | None  #: The distribution over played histories; null where none were asked for.
-    assumptions: list[RunAssumption]  #: Every figure that was taken from a file or a default.
 
 
 def whole_run(
@@ -441,7 +155,7 @@ def _operated(
         repair_s=request.repair_s, lag_s=policy.lag_s, domain_share=request.domain_share,
         domain_nodes=nodes_of_domain(request.domain_nodes, topology), shared_every=shared_every, stored_every=stored_every,
         stalls=request.links.stalls, ended_every_s=request.links.ended_every_s,
-        elastic_loss=_lost_share(plan, topology) if request.is_elastic else None,
+        elastic_loss=data_parallel_share(plan, topology.gpus_per_host) if request.is_elastic else None,
     )  # fmt: skip
     assumptions = (
         ("mean time between failures", _mtbf_words(mtbf, mtbf_s), mtbf.source),
@@ -543,7 +257,7 @@ def _every(request: RunRequest, policy: Policy, mtbf: Mtbf, interval_s: float, m
             return _SELDOM
         return max(1, round(young_interval_s(write_s, mtbf_s / share) / interval_s))
 
-    if policy.name not in ("peers", "tiers"):
+    if not policy.stays_in_memory:
         return 1, 1
     stored_every = optimum(policy.storage.write_s, request.domain_share)
     if policy.shared is None:
@@ -564,11 +278,6 @@ def _checkpoint(run: _Operated, iteration_s: float, count: int) -> RunCheckpoint
         "young_interval_s": young_interval_s(checkpoint.write_s, mtbf_s) if fails else None,
         "daly_interval_s": daly_interval_s(checkpoint.write_s, mtbf_s) if fails else None,
     }  # fmt: skip
-
-
-def _lost_share(plan: ParallelPlan, topology: Topology) -> float:
-    """Return which share of the replicas has ranks on one node, tensor and context parallelism innermost."""
-    return min(1.0, max(1, topology.gpus_per_host // (plan.tp * plan.cp)) / plan.dp)
 
 
 def _failures(run: _Operated, expected: float) -> RunFailures:
@@ -609,7 +318,7 @@ def _mtbf(request: RunRequest, topology: Topology) -> Mtbf:
     said = topology.spec.failures
     source = f"cluster file: {said.source or 'no source given'}" if said else ""
     if said and (said.node_mtbf_s or said.gpu_mtbf_s):
-        return _stated(said, source)
+        return stated_mtbf(said, source)
     device = topology.device(0).name
     for name, rate in failure_rates().items():
         if device.startswith(rate.devices):
@@ -617,17 +326,9 @@ def _mtbf(request: RunRequest, topology: Topology) -> Mtbf:
     return parse_mtbf(operation_defaults().failures)
 
 
-def _stated(said: FailureSpec, source: str) -> Mtbf:
-    """Return the rate of a section that gives one, of a node or of a GPU."""
-    if said.node_mtbf_s is not None:
-        return Mtbf(seconds=said.node_mtbf_s, per="node", source=source)
-    assert said.gpu_mtbf_s is not None
-    return Mtbf(seconds=said.gpu_mtbf_s, per="gpu", source=source)
-
-
 def _read_s(policy: Policy, domain_share: float, node_share: float) -> float:
     """Return how long reading a checkpoint takes on average: failures of domains and nodes take checkpoints with them."""
-    if policy.name not in ("peers", "tiers"):
+    if not policy.stays_in_memory:
         return policy.checkpoint.read_s
     shared = policy.shared or policy.checkpoint
     stays = (1.0 - domain_share - node_share) * policy.checkpoint.read_s
@@ -636,7 +337,7 @@ def _read_s(policy: Policy, domain_share: float, node_share: float) -> float:
 
 def _with_tiers(policy: Policy, checkpoint: Checkpoint, shared_every: int, stored_every: int) -> Checkpoint:
     """Return a checkpoint with its share of those that leave their node, and of those that go to storage."""
-    if policy.name not in ("peers", "tiers"):
+    if not policy.stays_in_memory:
         return checkpoint
     shared_s = policy.shared.write_s / shared_every if policy.shared else 0.0
     return replace(checkpoint, write_s=checkpoint.write_s + shared_s + policy.storage.write_s / stored_every)

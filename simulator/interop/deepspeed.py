@@ -17,7 +17,7 @@ from simulator.interop.emission import Emission, Request, refuse_to_write, said,
 from simulator.interop.format import Format, Imported
 from simulator.interop.key_table import FoundKeys, flattened, json_keys, nested, shipped_table
 from simulator.interop.typed_values import Reader, words
-from simulator.plan import ParallelPlan
+from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.data_parallelism import ZERO_STAGES
 
 #: optimizers with two fp32 moments and gradients reduced as they are
@@ -106,7 +106,7 @@ def _batch(found: FoundKeys, automatic: set[str], n_ranks: int) -> dict[str, Any
     if total and not micro:
         if n_ranks:
             return {"micro_batch": max(1, total // (n_ranks * (steps or 1)))}
-        reader.assume("micro_batch", "the largest that fits", "only train_batch_size is given")
+        reader.assume("micro_batch", SETTINGS["micro_batch"].unset, "only train_batch_size is given")
     elif micro and not total:
         if n_ranks:
             return {"global_batch": micro * (steps or 1) * n_ranks}

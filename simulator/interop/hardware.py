@@ -10,8 +10,8 @@ from simulator.link_generations import MOST_NVLINKS, NVLINK_BYTES_PER_S, XGMI_BY
 from simulator.topology.cluster_spec import HYBRID_CUBE_MESH
 from simulator.topology.device import load_device
 
-#: pattern of the driver's product name, least memory in GB, shipped device; first match wins
-_PRODUCTS = (
+#: pattern of the driver's product name, least memory in GB, shipped device or none that is like it; first match wins
+_PRODUCTS: tuple[tuple[str, int, str | None], ...] = (
     (r"GH200", 0, "gh200-96g"),
     (r"GB300", 0, "gb300"),
     (r"GB200", 0, "gb200"),
@@ -20,6 +20,7 @@ _PRODUCTS = (
     (r"H800", 0, "h800-sxm"),
     (r"\bH20\b", 0, "h20"),
     (r"H200", 0, "h200-sxm"),
+    (r"H100 NVL", 0, None),
     (r"H100.*PCIe", 0, "h100-pcie"),
     (r"H100.*64", 0, "h100-64g"),
     (r"H100", 90, "h100-sxm5-96g-hbm2e"),
@@ -59,6 +60,8 @@ def device_of_product(product: str, memory_bytes: float | None = None) -> str | 
     --------
     >>> device_of_product("NVIDIA A100-SXM4-80GB"), device_of_product("Tesla V100-SXM2-16GB")
     ('a100-sxm4-80g', 'v100-sxm2-16g')
+    >>> device_of_product("NVIDIA GB200"), device_of_product("NVIDIA H100 NVL")
+    ('gb200', None)
     """
     memory_gb = (memory_bytes or 0.0) / 1e9
     for pattern, least_gb, device in _PRODUCTS:
@@ -93,6 +96,17 @@ def device_of_board(text: str) -> str | None:
     """
     named = {word.lower() for word in re.findall(r"\b(MI\d{2,3}[AX]?)\b", text)} & set(_PCI_IDS.values())
     return named.pop() if len(named) == 1 else None
+
+
+def device_of_driver(name: str) -> str | None:
+    """Return the shipped device that a driver, NVIDIA's or AMD's, calls so.
+
+    Examples
+    --------
+    >>> device_of_driver("NVIDIA H100 80GB HBM3"), device_of_driver("AMD Instinct MI300X"), device_of_driver("")
+    ('h100-sxm5-80g', 'mi300x', None)
+    """
+    return device_of_product(name) or device_of_board(name)
 
 
 def graphics_of(gcn: str) -> str:

@@ -135,46 +135,79 @@ def _of_mlperf(text: str) -> tuple[tuple[float, ...], dict[str, str]]:
     return tuple(float(one) for one in times if isinstance(one, int | float) and 0 < one < 10**6), told  # fmt: skip
 
 
-Values = Callable[[str], tuple[float, ...]]
-#: tool -> metric, how its steps are found, and what else the log tells; the first that finds steps is it
-_TOOLS: dict[str, tuple[str, Values, Callable[[str], dict[str, str]]]] = {
-    "MLPerf": ("iteration_time_s", lambda text: _of_mlperf(text)[0], lambda text: _of_mlperf(text)[1]),
-    "Megatron-LM": (
-        "iteration_time_s",
-        lambda text: (
-            _floats(r"elapsed time per iteration \(ms\): {0,4}NUMBER", text, 1e-3)
-            or _floats(r"elapsed time per iteration \(s\): {0,4}NUMBER", text)
-        ),
-        lambda text: _batch(text) | _megatron(text),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tool:
+    """How the log of a tool tells how long its steps took."""
+
+    name: str
+    metric: str = "iteration_time_s"
+    marks: str  #: What lines of steps have and no other.
+    values: Callable[[str], tuple[float, ...]]
+    columns: Callable[[str], dict[str, str]]
+    is_of_one_gpu: bool = False  #: Whether values are rates of one GPU.
+
+
+def _numbers(*marks_and_units: tuple[str, float]) -> Callable[[str], tuple[float, ...]]:
+    """Return a reader of the numbers behind the first of some marks that a text has."""
+
+    def read(text: str) -> tuple[float, ...]:
+        found = (_floats(f"{mark} {{0,4}}NUMBER", text, unit) for mark, unit in marks_and_units)
+        return next((values for values in found if values), ())
+
+    return read
+
+
+_TITAN_STEP = r"\bstep: {0,8}\d{1,9}.{1,200}?\b[tw]ps:"
+#: the first that finds steps in a log is its tool
+_TOOLS = (
+    _Tool(
+        name="MLPerf",
+        marks=":::MLLOG",
+        values=lambda text: _of_mlperf(text)[0],
+        columns=lambda text: _of_mlperf(text)[1],
     ),
-    "NeMo": (
-        "iteration_time_s",
-        lambda text: _floats(r"train_step_timing(?: in s)?[:=] {0,4}NUMBER", text),
-        lambda text: _batch(text) | {"framework": "NeMo"},
+    _Tool(
+        name="Megatron-LM",
+        marks=r"elapsed time per iteration \(m?s\)",
+        values=_numbers((r"elapsed time per iteration \(ms\):", 1e-3), (r"elapsed time per iteration \(s\):", 1.0)),
+        columns=lambda text: _batch(text) | _megatron(text),
     ),
-    "torchtitan": (
-        "tokens_per_s",
-        lambda text: _floats(r"\bstep: {0,8}\d{1,9}.{1,200}?\b[tw]ps: {0,8}NUMBER", _plain(text)),
-        lambda text: {"framework": "torchtitan"} | _mesh(text),
+    _Tool(
+        name="NeMo",
+        marks="train_step_timing",
+        values=_numbers((r"train_step_timing(?: in s)?[:=]", 1.0)),
+        columns=lambda text: _batch(text) | {"framework": "NeMo"},
     ),
-    "DeepSpeed": (
-        "iteration_time_s",
-        lambda text: _floats(r"iter time \(s\): {0,4}NUMBER", text),
-        lambda text: _batch(text) | {"framework": "DeepSpeed"},
+    _Tool(
+        name="torchtitan",
+        metric="tokens_per_s",
+        marks=_TITAN_STEP,
+        values=lambda text: _floats(f"{_TITAN_STEP} {{0,8}}NUMBER", _plain(text)),
+        columns=lambda text: {"framework": "torchtitan"} | _mesh(text),
+        is_of_one_gpu=True,
     ),
-    "DeepSpeed's rate": (
-        "samples_per_s",
-        lambda text: _floats(r"\b(?:Curr)?SamplesPerSec= {0,4}NUMBER", text),
-        lambda text: _batch(text) | {"framework": "DeepSpeed"},
+    _Tool(
+        name="DeepSpeed",
+        marks=r"iter time \(s\): ",
+        values=_numbers((r"iter time \(s\):", 1.0)),
+        columns=lambda text: _batch(text) | {"framework": "DeepSpeed"},
     ),
-    "Trainer": (
-        "iteration_time_s",
-        lambda text: tuple(
+    _Tool(
+        name="DeepSpeed",
+        metric="samples_per_s",
+        marks="SamplesPerSec=",
+        values=_numbers((r"\b(?:Curr)?SamplesPerSec=", 1.0)),
+        columns=lambda text: _batch(text) | {"framework": "DeepSpeed"},
+    ),
+    _Tool(
+        name="Trainer",
+        marks="train_steps_per_second",
+        values=lambda text: tuple(
             1.0 / rate for rate in _floats(r"train_steps_per_second[\"'] {0,2}: {0,2}[\"']?NUMBER", text) if rate
         ),
-        lambda text: {"framework": "hf-eager"},
+        columns=lambda text: {"framework": "hf-eager"},
     ),
-}
+)
 
 
 def _mesh(text: str) -> dict[str, str]:
@@ -192,30 +225,27 @@ def is_training_log(text: str) -> bool:
     """Whether a text has lines of steps of one of the tools, and is no script that quotes some."""
     if text.startswith("#!"):
         return False
-    marks = r"elapsed time per iteration \(m?s\)|train_step_timing|:::MLLOG|iter time \(s\): |SamplesPerSec=|train_steps_per_second"
-    return bool(re.search(marks, text)) or bool(
-        re.search(r"step: {0,8}\d{1,9}.{1,200}?\b[tw]ps: ", _plain(text[:200_000]))
-    )
+    head = _plain(text[:200_000])  # torchtitan colours its lines
+    return any(re.search(tool.marks, head if tool.is_of_one_gpu else text) for tool in _TOOLS)
 
 
 def import_training_log(path: str | Path, *, gpus: int | None = None) -> TrainingLog:
     """Read a log, other lines mixed in; ``gpus`` is how many ran, where the log does not tell."""
     text = read_text(path)
-    for tool, (metric, values_of, columns_of) in _TOOLS.items():
-        values = tuple(value for value in values_of(text) if 0.0 < value < 1e9)
+    for tool in _TOOLS:
+        values = tuple(value for value in tool.values(text) if 0.0 < value < 1e9)
         if values:
-            columns = columns_of(text) | ({"gpus": str(gpus)} if gpus else {})
-            if tool == "torchtitan":  # its rate is of one GPU
+            columns = tool.columns(text) | ({"gpus": str(gpus)} if gpus else {})
+            if tool.is_of_one_gpu:
                 if not columns.get("gpus"):
                     raise ConfigError(
-                        f"{path}: torchtitan logs tokens of one GPU, and not how many ran", hint="give --gpus"
+                        f"{path}: {tool.name} logs tokens of one GPU, and not how many ran", hint="give --gpus"
                     )
                 values = tuple(value * int(columns["gpus"]) for value in values)
-            return TrainingLog(
-                file=str(path), tool=tool.removesuffix("'s rate"), metric=metric, values=values, columns=columns
-            )
+            return TrainingLog(file=str(path), tool=tool.name, metric=tool.metric, values=values, columns=columns)
     raise ConfigError(
-        f"{path}: no steps of {', '.join(_TOOLS)}", hint="give the log of the rank that prints, usually the last"
+        f"{path}: no steps of {', '.join(dict.fromkeys(tool.name for tool in _TOOLS))}",
+        hint="give the log of the rank that prints, usually the last",
     )
 
 
@@ -226,7 +256,7 @@ TRAINING_LOG = Format(
     read=import_training_log,
     options=("gpus",),
     parts=(
-        *(FormatPart((tool,), f"steps, as `{metric}`") for tool, (metric, _, _) in _TOOLS.items()),
+        *(FormatPart((tool.name,), f"steps, as `{tool.metric}`") for tool in _TOOLS),
         FormatPart(tuple(_ARGUMENTS), "the job, where Megatron-LM prints its arguments"),
         FormatPart(
             ("loss", "learning rate", "memory", "TFLOP/s"), "not the time, or another writing of it", is_read=False

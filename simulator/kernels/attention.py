@@ -112,7 +112,7 @@ class AttentionFamily:
         """
         own = self._named(name, head_dim, dtype)
         if own is None and name in FIRST_GENERATION_SPEED:
-            second = self.of("flash_attention_2", direction)
+            second = self.of("flash_attention_2", direction, head_dim, dtype)
             speed = FIRST_GENERATION_SPEED[name][direction][head_dim > 64]
             return replace(second, efficiency=second.efficiency * speed, score_s=second.score_s / speed)
         return (own or self._named("default", head_dim, dtype) or self.implementations["default"])[direction]

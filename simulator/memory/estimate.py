@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from operator import itemgetter
 
 from simulator.errors import InfeasiblePlanError
@@ -181,11 +180,8 @@ def check_host_memory(
     """
     if host_bytes is None or "cpu" not in (plan.offload_optimizer, plan.offload_parameters):
         return
-    state = state_bytes(plan)
-    each = (state.optimizer + state.gradient) * (plan.offload_optimizer == "cpu")
-    each += state.parameter * (plan.offload_parameters == "cpu")
-    stages = [sum(layer.n_parameters for chunk in stage for layer in chunk) for stage in chunks]
-    needed = n_ranks * max(stages) * each // shard_size
+    stages = (_States.of([layer for chunk in stage for layer in chunk], plan, shard_size) for stage in chunks)
+    needed = n_ranks * max(states.offloaded_bytes() for states in stages)
     if needed > host_bytes:
         raise InfeasiblePlanError(
             f"the states that the {n_ranks} GPUs of a node offload need {format_bytes(needed)} of the {format_bytes(host_bytes)} "
@@ -233,6 +229,64 @@ def _held_bytes(n_bytes: int, elements: Elements, plan: ParallelPlan, n_shards: 
     return (elements.n - n_experts) * n_bytes // n_shards + n_experts * n_bytes // plan.expert_shards(n_shards)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _States:
+    """Weights, gradients and optimizer states of one rank of a stage."""
+
+    plan: ParallelPlan
+    shard_size: int
+    bytes_each: StateBytes
+    every: Elements
+    trained: Elements
+    matrices: Elements  #: Of trained matrices of blocks.
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], plan: ParallelPlan, shard_size: int) -> _States:
+        """Count the elements of a stage's layers."""
+        each = counted(layers)  # equal ones are the same object
+        return cls(
+            plan=plan,
+            shard_size=shard_size,
+            bytes_each=state_bytes(plan),
+            every=_sum((layer.elements, n) for layer, n in each),
+            trained=_sum((layer.trained_elements, n) for layer, n in each),
+            matrices=_sum((layer.matrix_elements, n) for layer, n in each),
+        )
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether a rank keeps its shard of the gradients alone."""
+        sums_whole = self.plan.synchronises_once and not self.plan.framework_spec.data_parallel.sums_shards
+        return (self.plan.shards_parameters or self.plan.sharding == "zero2") and not sums_whole
+
+    def held(self, n_bytes: int, elements: Elements, *, is_sharded: bool, n_shards: int | None = None) -> int:
+        """Bytes of a state of ``n_bytes`` an element, which ``n_shards`` ranks share if it is sharded."""
+        n_shards = self.shard_size if n_shards is None else n_shards
+        is_alone = self.plan.shards_parameters and n_shards == 1
+        return _held_bytes(n_bytes, elements, self.plan, n_shards if is_sharded and not is_alone else 0)
+
+    def stepped(self, n_bytes: int, elements: Elements) -> int:
+        """Bytes of a state that the optimizer keeps or reads, of the elements that this rank steps."""
+        n_shards = self.plan.state_ranks(self.shard_size)
+        return self.held(n_bytes, elements, is_sharded=self.plan.sharding != "none", n_shards=n_shards)
+
+    def parameter_bytes(self) -> int:
+        """Bytes of the weights that stay between steps."""
+        return self.held(self.bytes_each.parameter, self.every, is_sharded=self.plan.shards_parameters)
+
+    def optimizer_bytes(self) -> int:
+        """Bytes of what the optimizer keeps; Muon has no second moment of a matrix."""
+        each = self.bytes_each
+        return self.stepped(each.optimizer, self.trained) - self.stepped(each.optimizer - each.matrix, self.matrices)
+
+    def offloaded_bytes(self) -> int:
+        """Bytes that are in host memory: with the optimizer states the gradients that they are stepped by."""
+        states = self.optimizer_bytes() + self.stepped(self.bytes_each.gradient, self.trained)
+        return states * (self.plan.offload_optimizer == "cpu") + self.parameter_bytes() * (
+            self.plan.offload_parameters == "cpu"
+        )
+
+
 def _stage_bytes(
     chunks: Sequence[Sequence[Layer]], in_flight: Sequence[int], plan: ParallelPlan, shard_size: int
 ) -> tuple[dict[str, int], str]:
@@ -245,36 +299,20 @@ def _stage_bytes(
     semantics``, "graph memory management").
     """
     layers = [layer for chunk in chunks for layer in chunk]
-    each = counted(layers)  # equal ones are the same object
-    state = state_bytes(plan)
-    shards_parameters = plan.shards_parameters
-    sums_whole = plan.synchronises_once and not plan.framework_spec.data_parallel.sums_shards
-    shards_gradients = (shards_parameters or plan.sharding == "zero2") and not sums_whole
-    every = _sum((layer.elements, n) for layer, n in each)
-    trained = _sum((layer.trained_elements, n) for layer, n in each)
-    matrices = _sum((layer.matrix_elements, n) for layer, n in each)
+    states = _States.of(layers, plan, shard_size)
+    every, trained, state = states.every, states.trained, states.bytes_each
+    shards_parameters, shards_gradients = plan.shards_parameters, states.shards_gradients
     is_offloaded = plan.offload_optimizer == "cpu"
-
-    def held(n_bytes: int, elements: Elements, *, is_sharded: bool, n_shards: int = shard_size) -> int:
-        is_alone = shards_parameters and n_shards == 1
-        return _held_bytes(n_bytes, elements, plan, n_shards if is_sharded and not is_alone else 0)
-
-    stepped = partial(held, is_sharded=plan.sharding != "none", n_shards=plan.state_ranks(shard_size))
-    unkept = stepped(state.optimizer - state.matrix, matrices)  # second moments under Muon
     saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
     working, peak_at = _working_bytes(chunks, plan)
     gathered = _gathered_bytes(layers, plan, shard_size)
     categories = {
-        "parameters": _parameter_bytes(
-            held(state.parameter, every, is_sharded=shards_parameters), every.n, plan, shard_size
-        )
+        "parameters": _parameter_bytes(states.parameter_bytes(), every.n, plan, shard_size)
         - _narrowed_bytes(layers, plan, shard_size if shards_parameters else 1),
         "gradients": 0
         if is_offloaded and shards_gradients
-        else held(state.gradient, trained, is_sharded=shards_gradients),
-        "optimizer": 0
-        if is_offloaded
-        else stepped(state.optimizer, trained) - unkept + _left_out_bytes(trained.n, plan),
+        else states.held(state.gradient, trained, is_sharded=shards_gradients),
+        "optimizer": 0 if is_offloaded else states.optimizer_bytes() + _left_out_bytes(trained.n, plan),
         "activations": sum(saved),
         "transient": working,
         "buffers": gathered
@@ -286,7 +324,7 @@ def _stage_bytes(
     dynamic = sum(saved) + working
     in_step = categories["gradients"] + _gathered_matrix_bytes(layers, plan)
     if plan.steps_adam == "foreach":
-        in_step += stepped(state.moment, trained)
+        in_step += states.stepped(state.moment, trained)
     if plan.framework_spec.data_parallel.frees_gradients and plan.n_micro_batches == 1:
         categories["gradients"] = _appearing_gradients(layers, state.gradient)
     in_step -= dynamic + categories["gradients"] + gathered

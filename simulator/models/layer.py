@@ -317,6 +317,7 @@ class CommunicationPoint:
     is_bulk: bool = False
     #: Copies of one token in the tensor: the experts that it is routed to.
     n_copies: int = 1
+    n_experts: int = 1
     #: Groups of experts of which a token's are in ``groups_per_token`` at most; 0 for no limit.
     n_groups: int = 0
     groups_per_token: int = 0

@@ -222,7 +222,7 @@ def _exchange(style: Style, x: Tensor, operator: str) -> Tensor:
     point = CommunicationPoint(
         operator="dispatch" if operator == "dispatch" else "combine", n_bytes=x.n_bytes, n_copies=style.spec.top_k,
         n_tokens=x.n_elements // (style.spec.expert_input * style.spec.top_k),
-        n_groups=style.spec.expert_groups, groups_per_token=style.spec.groups_per_token,
+        n_experts=style.spec.n_experts, n_groups=style.spec.expert_groups, groups_per_token=style.spec.groups_per_token,
     )  # fmt: skip
     back = replace(point, kernel_pass="backward")
     return style.tape.record([x], x.n_elements, x.dtype, forward=[point], backward=[back])

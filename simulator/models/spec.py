@@ -255,6 +255,11 @@ class ModelSpec:
             raise ConfigError(
                 f"model '{self.name}': {self.groups_per_token} of expert_groups={self.expert_groups} groups of n_experts={self.n_experts}"
             )
+        if self.expert_groups and self.top_k * self.expert_groups > self.groups_per_token * self.n_experts:
+            raise ConfigError(
+                f"model '{self.name}': top_k={self.top_k} is more than the experts in {self.groups_per_token} of"
+                f" expert_groups={self.expert_groups} groups of n_experts={self.n_experts}"
+            )
         if self.output_groups and (self.kv_heads != 1 or self.heads % self.output_groups):
             raise ConfigError(
                 f"model '{self.name}': output_groups={self.output_groups} needs kv_heads=1 and to divide heads={self.heads}"

@@ -17,7 +17,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simulator.parallel.mesh import CROSSING, DEFAULT_ORDER, Groups, Mesh
+from simulator.parallel.mesh import CROSSING, Groups, Mesh
+from simulator.plan.rank_order import DEFAULT_ORDER
 from simulator.topology import Topology
 from simulator.topology.layout import RegularLayout
 from simulator.topology.link import FABRIC_KINDS

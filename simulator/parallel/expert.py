@@ -29,27 +29,35 @@ from simulator.program.op import Routed
 FP8_SHARE = (1 + 4 / 128) / 2
 
 
-def expected_distinct(n_places: int, n_draws: int, n_groups: int = 0, n_open: int = 0) -> float:
-    """Return how many of ``n_places`` equally likely places ``n_draws`` independent draws hit.
+def expected_places(n_places: int, top_k: int, n_experts: int, n_groups: int = 0, groups_per_token: int = 0) -> float:
+    """Return to how many of the ``n_places`` that hold equal shares of the experts a token goes, at the mean.
 
-    Places lie in ``n_groups`` equal groups, or hold as many; all draws are from ``n_open`` of these (0: from all), any as likely.
+    Its ``top_k`` experts are distinct, and any as likely as others. Where experts are in ``n_groups`` equal groups, a token's are
+    in ``groups_per_token`` of these.
 
     Examples
     --------
-    >>> expected_distinct(1, 8), expected_distinct(2, 2), round(expected_distinct(8, 8, 8, 4), 2)
-    (1.0, 1.5, 3.6)
+    >>> expected_places(8, 1, 256), expected_places(2, 2, 2), expected_places(4, 3, 4)
+    (1.0, 2.0, 3.0)
+    >>> round(expected_places(8, 8, 256), 3), round(expected_places(8, 8, 256, 8, 4), 3)
+    (5.295, 3.629)
 
     References
     ----------
-    DeepSeek-AI, "DeepSeek-V3", arXiv:2412.19437, section 2.1.2 (node-limited routing).
+    The hypergeometric distribution; DeepSeek-AI, "DeepSeek-V3", arXiv:2412.19437, section 2.1.2 (node-limited routing).
     """
-    if not n_groups:
-        return n_places * (1.0 - (1.0 - 1.0 / n_places) ** n_draws)
-    if n_places >= n_groups:
-        return n_places * n_open / n_groups * (1.0 - (1.0 - n_groups / (n_places * n_open)) ** n_draws)
-    n_held, ways = n_groups // n_places, comb(n_groups, n_open)
-    shares = (comb(n_held, k) * comb(n_groups - n_held, n_open - k) / ways for k in range(min(n_held, n_open) + 1))
-    return n_places * sum(share * (1.0 - (1.0 - k / n_open) ** n_draws) for k, share in enumerate(shares))
+    groups, n_open = (n_groups, groups_per_token) if n_groups else (1, 1)
+    open_experts = n_open * n_experts // groups
+
+    def reached(n_held: int) -> float:
+        """Probability that one of ``n_held`` of the open experts is a token's."""
+        return 1.0 - comb(open_experts - n_held, top_k) / comb(open_experts, top_k)
+
+    if n_places >= groups:
+        return n_places * n_open / groups * reached(n_experts // n_places)
+    n_held, ways = groups // n_places, comb(groups, n_open)
+    shares = (comb(n_held, k) * comb(groups - n_held, n_open - k) / ways for k in range(min(n_held, n_open) + 1))
+    return n_places * sum(share * reached(k * n_experts // groups) for k, share in enumerate(shares))
 
 
 def exchange_experts(items: Sequence[Item], plan: ParallelPlan, communicators: Communicators) -> list[Item]:
@@ -116,7 +124,7 @@ def _exchanges(
 
 def _copies(point: CommunicationPoint, n_places: int) -> float:
     """Return to how many of the ranks or nodes of a group a token goes at the mean."""
-    return expected_distinct(n_places, point.n_copies, point.n_groups, point.groups_per_token)
+    return expected_places(n_places, point.n_copies, point.n_experts, point.n_groups, point.groups_per_token)
 
 
 def _routed(point: CommunicationPoint, bytes_of_all: float, n_places: int) -> Routed | None:

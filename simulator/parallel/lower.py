@@ -25,7 +25,14 @@ from simulator.parallel.states import optimizer_step
 from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
 from simulator.plan.rules import counted_layers
-from simulator.plan.stage_layout import balanced_parts, lightened_end, parse_layout, passing_parts, shortened_ends
+from simulator.plan.stage_layout import (
+    balanced_parts,
+    beside_ends,
+    lightened_end,
+    parse_layout,
+    passing_parts,
+    shortened_ends,
+)
 from simulator.program.allowance import Allowance
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
@@ -202,10 +209,8 @@ def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
         return _counts_between(blocks, n_virtual, plan)
     if counted_layers(plan) and n_virtual > 1:
         return _counts_beside_ends(blocks, n_virtual, plan)
-    if blocks % n_virtual and plan.virtual_pp > 1 and (blocks + 2) % n_virtual == 0:
-        # Megatron's account-for-embedding and account-for-loss: embedding and head take the place of a block each.
-        each = (blocks + 2) // n_virtual
-        return [each - 1, *[each] * (n_virtual - 2), each - 1]
+    if blocks % n_virtual and plan.virtual_pp > 1 and (sizes := beside_ends(blocks, n_virtual)):
+        return sizes
     if blocks < n_virtual:
         raise InfeasiblePlanError(
             f"{blocks} layers cannot be split over pp x virtual_pp = {n_virtual} stages",

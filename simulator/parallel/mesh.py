@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simulator.plan import ParallelPlan
+from simulator.plan.rank_order import strides
 
 Groups = tuple[tuple[int, ...], ...]
-#: Megatron-Core's, DeepSpeed's and torch's order of ranks
-DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 #: axes whose groups cross pipeline stages
 CROSSING = ("embedding", "model", "copies", "pipe")
 #: axes of the experts, and the names in ``rank_order`` in whose place they stand
@@ -41,12 +40,7 @@ class Mesh:
     @cached_property
     def _strides(self) -> dict[str, int]:
         """Distance between neighbours on each axis."""
-        strides, stride = {}, 1
-        for axis in self.plan.rank_order.split("-"):
-            if axis != "ep":
-                strides[axis] = stride
-                stride *= getattr(self.plan, axis)
-        return strides
+        return strides(self.plan)
 
     def rank(self, *, tp: int = 0, replica: int = 0, pp: int = 0) -> int:
         """Global rank at a coordinate; ``replica`` counts the joint (dp, cp) axis, cp fastest."""

@@ -29,7 +29,7 @@ from simulator.parallel.states import accumulation_traffic
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Phase
 from simulator.program.program import COMPUTE, HOST, Block, Occurrence, Task, TaskList
-from simulator.schedules import Kind, find_schedule
+from simulator.schedules import PAIR_NAME, PASS_NAMES, Kind, find_schedule
 
 #: (operator, pass, sequence parallel) -> collective over the tensor-parallel group
 _CONJUGATES = {
@@ -267,7 +267,6 @@ def _accumulation(layer: Layer, plan: ParallelPlan) -> list[Kernel]:
     return [Kernel(name="accumulate gradients", phase="backward", shape=shape, layer=layer.name)]
 
 
-_NAMES: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 #: a pass that is being written down: it stops behind every communication and returns what must end before its output is complete
 Steps = Generator[None, None, tuple[int, ...]]
 
@@ -417,7 +416,7 @@ class StageLayers:
             tasks = TaskList()
             after = (tasks.add(self.gather(kind, gather_bytes, in_block=True), "tp"),) if gather_bytes else ()
             finish(self._chunk_steps(tasks, chunk, kind, after))
-            block = self._blocks[content, kind, gather_bytes] = Block(name=_NAMES[kind], tasks=tuple(tasks.tasks))
+            block = self._blocks[content, kind, gather_bytes] = Block(name=PASS_NAMES[kind], tasks=tuple(tasks.tasks))
         return block
 
     def joint_block(self, chunk: int, kind: Kind, gather_bytes: int = 0) -> Block:
@@ -432,7 +431,7 @@ class StageLayers:
                 after = (tasks.add(self.gather(kind, gather_bytes), "tp", (), key),)
             finish(self._chunk_steps(tasks, chunk, kind, after, in_block=False))
             block = self._joint_blocks[content, kind, gather_bytes] = Block(
-                name=_NAMES[kind], tasks=tuple(tasks.tasks), is_joint=True
+                name=PASS_NAMES[kind], tasks=tuple(tasks.tasks), is_joint=True
             )
         return block
 
@@ -444,7 +443,7 @@ class StageLayers:
             tasks = TaskList()
             take_turns(self._chunk_steps(tasks, backward_chunk, "B"), self._chunk_steps(tasks, forward_chunk, "F"))
             tail = self.take_tail(tasks, 0)
-            pair = self._pairs[contents] = Block(name="forward and backward", tasks=tuple(tasks.tasks)), tail
+            pair = self._pairs[contents] = Block(name=PAIR_NAME, tasks=tuple(tasks.tasks)), tail
         return pair
 
     def take_tail(self, tasks: TaskList, first: int) -> Tail:

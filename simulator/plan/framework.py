@@ -291,7 +291,7 @@ FRAMEWORKS: dict[str, Framework] = {
                     kernels=kernels,  # type: ignore[arg-type]
                     data_parallel=DEEPSPEED,
                     pipeline=pipelines.DEEPSPEED,
-                    cp_comm_type="a2a",  # its engine casts all modules to 16 bits, adapters too (runtime/engine.py)
+                    cp_comm_type="a2a",  # adapters are in 16 bits, to which its engine casts all modules (runtime/engine.py)
                 ),
             )
         ),

@@ -15,11 +15,13 @@ from simulator.plan.dispatchers import DISPATCHERS, Dispatcher, usual_sms
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting, words_of
 from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Host, hosted
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
+from simulator.plan.rank_order import DEFAULT_ORDER, replicas_in_node
 from simulator.plan.releases import ReleaseFacts
 from simulator.plan.rules import check_combination, check_expert_degrees, check_words
 from simulator.plan.stage_layout import chunks_of_layout, layout_text
 
 _EVERYTHING: tuple[Effect, ...] = ("time", "memory", "training")
+_LIMITS = Zero3Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ class ParallelPlan:
     delay_wgrad: bool = setting("pipeline", "Whether `1f1b-combined` sends before weights' gradients.", default=True,
                                 aliases=("delay_wgrad_compute",))  # fmt: skip
     micro_batch: int = setting(
-        "batch", "Sequences per rank and micro-batch.", unset="the largest that fits", least=1, is_common=True,
+        "batch", "Sequences per rank and micro-batch.", unset="the largest power of two that fits", least=1, is_common=True,
         changes=("time", "memory"), aliases=("mbs", "micro_batch_size", "train_micro_batch_size_per_gpu"),
     )  # fmt: skip
     global_batch: int = setting(
@@ -197,7 +199,7 @@ class ParallelPlan:
     )  # fmt: skip
     rank_order: str = setting(
         "degrees", "Axes from the nearest ranks to the farthest, as in Megatron-Core: `tp-cp-ep-dp-pp` (also DeepSpeed's and "
-        "DeviceMesh's), `tp-cp-ep-pp-dp` (`--use-tp-pp-dp-mapping`), any other permutation.", default="tp-cp-ep-dp-pp",
+        "DeviceMesh's), `tp-cp-ep-pp-dp` (`--use-tp-pp-dp-mapping`), any other permutation.", default=DEFAULT_ORDER,
     )  # fmt: skip
     bucket_bytes: int | None = setting(
         "sharding", "Gradient bucket size.", unset="the framework's default", least=1, unit="bytes", changes=("time", "memory")
@@ -261,18 +263,19 @@ class ParallelPlan:
         changes=("time", "training"),
     )  # fmt: skip
     prefetch_elements: int | None = setting(
-        "sharding", "DeepSpeed's `stage3_prefetch_bucket_size`.", unset="DeepSpeed's default, 50,000,000", least=0,
+        "sharding", "DeepSpeed's `stage3_prefetch_bucket_size`.", unset=f"DeepSpeed's default, {_LIMITS.prefetch_elements:,}", least=0,
         changes=("time", "memory"),
     )  # fmt: skip
     persistence_elements: int | None = setting(
-        "sharding", "DeepSpeed's `stage3_param_persistence_threshold`.", unset="DeepSpeed's default, 100,000", least=0
+        "sharding", "DeepSpeed's `stage3_param_persistence_threshold`.", least=0,
+        unset=f"DeepSpeed's default, {_LIMITS.persistence_elements:,}",
     )  # fmt: skip
     max_live_elements: int | None = setting(
-        "sharding", "DeepSpeed's `stage3_max_live_parameters`.", unset="DeepSpeed's default, 1,000,000,000", least=0,
+        "sharding", "DeepSpeed's `stage3_max_live_parameters`.", unset=f"DeepSpeed's default, {_LIMITS.max_live_elements:,}", least=0,
         changes=("time", "memory"),
     )  # fmt: skip
     max_reuse_elements: int | None = setting(
-        "sharding", "DeepSpeed's `stage3_max_reuse_distance`.", unset="DeepSpeed's default, 1,000,000,000", least=0
+        "sharding", "DeepSpeed's `stage3_max_reuse_distance`.", unset=f"DeepSpeed's default, {_LIMITS.max_reuse_elements:,}", least=0
     )  # fmt: skip
     offload_optimizer: terms.Offload = setting(
         "recompute", "`cpu` keeps optimizer states in host memory and steps them there (ZeRO-Offload).", default="none",
@@ -495,15 +498,11 @@ class ParallelPlan:
             return 1
         if self.sharding_group or self.sharding != "hsdp":
             return min(self.sharding_group or n_replicas, n_replicas)
-        return gcd(n_replicas, self.replicas_in_node(gpus_per_node))
+        return gcd(n_replicas, replicas_in_node(self, gpus_per_node))
 
     def state_ranks(self, n_shards: int) -> int:
         """Ranks that share optimizer states, where ``n_shards`` share parameters: with outer sharding all replicas."""
         return n_shards if self.outer_sharding == "none" else self.dp * self.cp
-
-    def replicas_in_node(self, gpus_per_node: int) -> int:
-        """Data-parallel ranks that a node has room for."""
-        return max(1, gpus_per_node // self.tp)
 
     @property
     def expert_tp(self) -> int:

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan.dispatchers import DISPATCHERS
 from simulator.plan.fields import words_of
-from simulator.plan.stage_layout import parse_layout, written_layout
+from simulator.plan.rank_order import DEFAULT_ORDER, RANK_AXES
+from simulator.plan.stage_layout import beside_ends, parse_layout, written_layout
 
 if TYPE_CHECKING:
     from simulator.plan.parallel_plan import ParallelPlan
-
-#: axes of ``rank_order``; ``ep`` may be left out where there are no experts
-RANK_AXES = ("tp", "cp", "ep", "dp", "pp")
-
 
 #: Bytes of what a setting says the width of. Of Megatron-Core's precision-aware optimizer ``--exp-avg-dtype`` is fp32, fp16, bf16 or fp8,
 #: and ``--main-params-dtype`` fp32 or fp16 (NVIDIA/Megatron-LM, ``training/arguments.py``).
@@ -42,7 +39,7 @@ def check_words(plan: ParallelPlan) -> None:
     if sorted(axes if "ep" in axes else [*axes, "ep"]) != sorted(RANK_AXES):
         raise ConfigError(
             f"rank_order '{plan.rank_order}' does not name every axis once",
-            hint=f"the axes from the nearest ranks to the farthest: {'-'.join(RANK_AXES)}",
+            hint=f"the axes from the nearest ranks to the farthest: {DEFAULT_ORDER}",
         )
     for name, widths, hint in _WIDTHS:
         value = getattr(plan, name)
@@ -500,7 +497,7 @@ def layout_doubt(plan: ParallelPlan, blocks: Sequence[int], n_predictions: int =
     rest = blocks[bool(ends[0]) : len(blocks) - bool(ends[1])]
     is_said = plan.pipeline_layout is not None or counted_layers(plan) or len(set(rest)) < 2
     n_chunks = len(blocks) // plan.pp  # a schedule may have chunks of its own
-    counts_ends = n_chunks > 1 and (sum(blocks) + 2) % len(blocks) == 0  # account_for_embedding..., and for the loss
+    counts_ends = n_chunks > 1 and beside_ends(sum(blocks), len(blocks)) is not None
     if not plan.framework_spec.needs_layouts or is_said or counts_ends:
         return ""
     return (

@@ -125,6 +125,24 @@ def in_runs(counts: Sequence[int]) -> str:
     return " + ".join(f"{times} x {count}" if times > 1 else f"{count}" for count, times in runs)
 
 
+def beside_ends(blocks: int, n_virtual: int) -> list[int] | None:
+    """Let embedding and loss each take the place of a block; None where they and the blocks do not divide.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/transformer_block.py``, ``account_for_embedding_in_pipeline_split`` and
+    ``account_for_loss_in_pipeline_split``.
+
+    Examples
+    --------
+    >>> beside_ends(30, 8), beside_ends(126, 32)[:2], beside_ends(30, 4)
+    ([3, 4, 4, 4, 4, 4, 4, 3], [3, 4], [7, 8, 8, 7])
+    >>> beside_ends(31, 8)
+    """
+    each, rest = divmod(blocks + 2, n_virtual)
+    return None if rest or n_virtual < 2 else [each - 1, *[each] * (n_virtual - 2), each - 1]
+
+
 def shortened_ends(blocks: int, n_virtual: int) -> list[int] | None:
     """Give every chunk as many blocks as it takes, fewer to the last, beside which the loss is, and then to the first.
 

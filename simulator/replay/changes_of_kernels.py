@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulator.config.names import shipped_names
 from simulator.errors import TraceError
 from simulator.kernels import RooflineKernels
 from simulator.models.layer import GemmShape, PointwiseShape
-from simulator.topology.device import Device, load_device
+from simulator.topology.device import Device
 from simulator.trace_io.reconstruct import Reconstruction, noted
 from simulator.trace_io.trace_record import COMPUTE
 
@@ -138,23 +137,3 @@ def _shape(matrix: bool, size: int, dtype: str) -> GemmShape | PointwiseShape:
     if matrix:
         return GemmShape(m=size, n=size, k=size, dtype=dtype)
     return PointwiseShape(name="add", n_elements=size, read_bytes=4.0 * size, written_bytes=2.0 * size)
-
-
-def shipped_device(name: str) -> Device | None:
-    """Return the shipped device that a trace's device name means, None where none fits.
-
-    Examples
-    --------
-    >>> shipped_device("NVIDIA H100 80GB HBM3").name
-    'h100-sxm5-80g'
-    >>> shipped_device("Tesla V100-SXM2-16GB").name
-    'v100-sxm2-16g'
-    """
-    text = name.lower().replace(" ", "-").replace("gb", "g").replace("hbm3", "sxm")
-    family = next((word for word in ("h200", "h100", "b200", "a100", "v100") if word in text), None)
-    if family is None:
-        return None
-    candidates = [device for device in shipped_names("devices") if device.startswith(family)]
-    words = set(re.findall(r"[a-z]+|\d+g?", text))
-    best = max(candidates, key=lambda c: (len(words & set(re.findall(r"[a-z]+|\d+g?", c))), c), default=None)
-    return None if best is None else load_device(best)

@@ -14,10 +14,10 @@ from typing import Any
 from simulator.config.names import shipped_names
 from simulator.errors import TraceError
 from simulator.interop import load_model, open_topology
+from simulator.interop.hardware import device_of_driver
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
-from simulator.replay.changes_of_kernels import shipped_device
 from simulator.replay.changes_of_plan import PlanChange, PlannedJob
 from simulator.topology import Topology, load_topology
 from simulator.trace_io.trace_record import OperatorCall, Trace
@@ -95,12 +95,12 @@ def tells_model(trace: Trace) -> bool:
 def typical_cluster(trace: Trace, n_gpus: int = 0) -> Topology:
     """Return a shipped cluster of the trace's GPUs, large enough for ``n_gpus`` or its ranks."""
     recorded = next((rank.device for rank in trace.ranks if rank.device), "")
-    device = shipped_device(recorded) if recorded else None
+    device = device_of_driver(recorded)
     size = n_gpus or trace.world_size
     if _on_processors(trace):
         return open_topology(_CPU_CLUSTER, size)
     typical = [name for name in shipped_names("clusters") if name.startswith(_TYPICAL)]
-    fitting = (name for name in typical if device is not None and load_topology(name).device(0).name == device.name)
+    fitting = (name for name in typical if device and load_topology(name).device(0).name == device)
     found = next(fitting, None)
     if found is not None:
         return open_topology(found, size)

@@ -13,9 +13,10 @@ from simulator.analysis.confidence import Confidence
 from simulator.changes import MachineChange
 from simulator.errors import TraceError
 from simulator.faults import Faults
+from simulator.interop.hardware import device_of_driver
 from simulator.kernels.host import issue_s
 from simulator.replay.changes_of_gradients import buckets, overlap, serialise
-from simulator.replay.changes_of_kernels import capture, on_device, scale_host, scale_kernels, shipped_device
+from simulator.replay.changes_of_kernels import capture, on_device, scale_host, scale_kernels
 from simulator.replay.changes_of_links import change_unjoined, on_topology, scale_communication
 from simulator.replay.changes_of_plan import PlanChange, PlannedJob, PlanPrediction, predict_plan, repeat
 from simulator.replay.changes_of_ranks import (
@@ -277,8 +278,8 @@ def _with_warnings(whole: Reconstruction, what: WhatIf) -> Reconstruction:
     """Note what a change left as it was though one might expect otherwise."""
     recorded = next((rank.device for rank in whole.trace.ranks if rank.device), "")
     if what.topology is not None and what.machine.device is None:
-        new, old = what.topology.device(0).name, shipped_device(recorded) if recorded else None
-        if old is None or old.name != new:
+        new = what.topology.device(0).name
+        if device_of_driver(recorded) != new:
             return noted(whole, f"kernels keep the times measured on {recorded or 'the recorded device'}: --gpu {new} "
                          "rescales them")  # fmt: skip
     return whole

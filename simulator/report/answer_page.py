@@ -33,7 +33,7 @@ from simulator.explore.full_answer import document
 from simulator.explore.local_steps import in_words
 from simulator.explore.nearby_answers import NearbyAnswer
 from simulator.explore.network_trouble import in_words as trouble_in_words
-from simulator.explore.training_run import RunRequest
+from simulator.explore.run_request import RunRequest
 from simulator.parallel.mesh import Mesh
 from simulator.report import answer_charts, answer_tables
 from simulator.report.constant_sources import ConstantSection, constants_of, write_value

@@ -160,13 +160,14 @@ def print_answer(scenario: Scenario, answer: Answer) -> None:
     """Print one answer: headline, where the time goes, communication, memory, bottleneck."""
     out = make_console()
     plan = scenario.plan
-    out.print(f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold], {describe_plan(plan)}")
+    model, topology = escape(str(scenario.model)), escape(str(scenario.topology))
+    out.print(f"[bold]{model}[/bold] on [bold]{topology}[/bold], {escape(describe_plan(plan))}")
     if stages := describe_stages(plan, answer.get("stages", ())):
         out.print(stages)
     if answer["provenance"]["chosen"]:
-        out.print(f"[dim]{describe_chosen(answer)}[/dim]")
+        out.print(f"[dim]{escape(describe_chosen(answer))}[/dim]")
     if scenario.faults:
-        out.print(f"with {scenario.faults.describe()}")
+        out.print(f"with {scenario.faults.describe()}", markup=False)
     sure = answer["confidence"]
     out.print(
         f"\n[bold]iteration {format_time(answer['iteration_time_s'])}[/bold]  ({describe_interval(sure)}; {sure['basis']})"
@@ -440,7 +441,7 @@ def print_straggling(scenario: Scenario, found: Straggling) -> None:
     from simulator.explore.stragglers import in_words
 
     out = make_console()
-    out.print(f"{scenario.model} on {scenario.topology}: {describe_plan(scenario.plan)}\n")
+    out.print(f"{scenario.model} on {scenario.topology}: {describe_plan(scenario.plan)}\n", markup=False)
     out.print(f"simulated, all steps even: {format_time(found['iteration_time_s'])} per step")
     out.print(f"uneven: {in_words(found)}\n")
     print_grid(answer_tables.causes(found), out)

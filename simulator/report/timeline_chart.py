@@ -18,6 +18,7 @@ from simulator.identity import ByIdentity
 from simulator.program.op import Collective, HostWork, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
 from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Chart, axis, layout, line
+from simulator.schedules import PAIR_NAME, PARTS_OF_BACKWARD
 from simulator.timeline import Span, Timeline, merge, total_ps
 from simulator.units import PS_PER_S
 
@@ -100,7 +101,7 @@ def category_of(op: Op | Block) -> int:
     if isinstance(op, HostWork):
         return _INDEX["host and data"]
     phase = op.name if isinstance(op, Block) else op.phase
-    if phase in ("input gradient", "weight gradient", "forward and backward"):
+    if phase in (*PARTS_OF_BACKWARD, PAIR_NAME):
         return _INDEX["backward"]
     return _INDEX.get(phase, _INDEX["host and data"])
 

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan import ParallelPlan
 from simulator.plan.framework_schedules import NONE, Waits
-from simulator.schedules.action import Action, Kind, Layout, Placement, Row, Table
+from simulator.schedules.action import (
+    PAIR_NAME,
+    PARTS_OF_BACKWARD,
+    PASS_NAMES,
+    Action,
+    Kind,
+    Layout,
+    Placement,
+    Row,
+    Table,
+)
 from simulator.schedules.check import (
     Execution,
     Turn,
@@ -33,6 +43,9 @@ from simulator.schedules.vee import v_half, v_min, zb_v
 from simulator.schedules.zero_bubble import zb_1p, zb_2p
 
 __all__ = [
+    "PAIR_NAME",
+    "PARTS_OF_BACKWARD",
+    "PASS_NAMES",
     "SATURATED_GROUPS",
     "SCHEDULES",
     "Action",

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W", "V"]
 Layout = Literal["loop", "vee", "bidirectional"]
+#: what the tasks of a pass are called, by its kind
+PASS_NAMES: Mapping[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+#: what a forward and a backward in turns are called, of which no time belongs to one of them alone
+PAIR_NAME = "forward and backward"
+#: the passes in which a whole backward is split
+PARTS_OF_BACKWARD = (PASS_NAMES["I"], PASS_NAMES["W"])
 
 
 class Action(NamedTuple):

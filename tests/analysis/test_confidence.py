@@ -154,7 +154,7 @@ def test_features_are_those_of_plan_and_device():
     plan = ParallelPlan(gpus=16, tp=2, framework="megatron", precision="bf16")
     found = features_of(plan, device)
     assert found == Features(
-        kind="tensor", device=device.name, generation="hopper", kernels=plan.framework_spec.kernels, fp8=False, gpus=16
+        kind="tensor", device=device.name, generation="hopper", kernels="megatron", fp8=False, gpus=16
     )  # fmt: skip
     assert features_of(replace(plan, precision="fp8"), device).fp8
     assert features_of(plan, device, experts=True).experts and not found.experts

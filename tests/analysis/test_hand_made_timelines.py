@@ -174,6 +174,15 @@ def test_phases_are_what_the_compute_stream_does_and_the_gaps_before_it():
     assert measure(line, DEVICE, pipelined=False).phase_s == {"forward": 4, "backward": 5, "optimizer": 3}
 
 
+def test_a_split_backward_is_one_phase_and_a_pair_in_turns_one_of_its_own():
+    passes = (
+        (name, n) for n, name in enumerate(("forward", "input gradient", "weight gradient", "forward and backward"))
+    )
+    blocks = [span(Block(name=name, tasks=()), 10 * n, 10 * n + 8) for name, n in passes]
+    found = measure(timeline(*blocks, end=40), DEVICE, pipelined=False).phase_s
+    assert found == {"forward": 8, "backward": 20, "forward and backward": 10}
+
+
 def test_messages_are_pairs_and_rows_stand_in_order():
     message = Transfer(n_bytes=50, pairs=((0, 1), (4, 5)))
     line = timeline(

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from simulator.answer import MEMORY_MARGIN
+from simulator.cli.main_flags import FLAGS
 from simulator.cli.options import MEMORY_MARGIN_HELP
 from simulator.cli.shared import say
+from simulator.explore.checkpoint_policy import POLICIES
 from simulator.plan.published import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -659,3 +661,21 @@ def test_an_interrupted_sweep_or_search_says_how_to_resume(tmp_path):
     assert sweep == (130, f"interrupted: 0 answers are kept in {out}; the same command resumes from there\n")
     search = signalled(("search_counts", "SIGINT"), "simulator.explore.objectives", "search", *ONE_GPU)
     assert search == (130, "interrupted: nothing is kept; with --out FOLDER it would be\n")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_help_says_what_every_checkpoint_policy_is(name):
+    (flag,) = (section["checkpoint_policy"] for section in FLAGS.values() if "checkpoint_policy" in section)
+    assert f"{name} (" in flag.says
+
+
+def test_paths_with_brackets_are_printed_as_they_are(simulate, tmp_path):
+    folder = tmp_path / "[v2][/bold]"
+    folder.mkdir(parents=True)
+    config = folder / "config.json"
+    config.write_text(
+        '{"model_type": "gpt2", "n_layer": 2, "n_embd": 128, "n_head": 2, "vocab_size": 1000, "n_positions": 128}'
+    )
+    code, out, err = simulate("--topology", "dgx-a100-80g", "--model", config, "--gpus", 1, "--micro-batch", 1)
+    assert code == 0, err
+    assert str(config) in out.replace("\n", "")

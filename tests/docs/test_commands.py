@@ -154,7 +154,7 @@ def test_every_key_of_every_file_has_a_meaning(generator):
     for line in (
         "| `links_per_gpu` | whole number | **needed** |",
         "| `bandwidth_per_link` | bandwidth, `200 Gb/s` | **needed** |",
-        "| `micro_batch` | whole number, at least 1 | the largest that fits |",
+        "| `micro_batch` | whole number, at least 1 | the largest power of two that fits |",
         "| `walltime` | text | `01:00:00` |",
     ):
         assert line in text

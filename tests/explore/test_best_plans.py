@@ -31,9 +31,9 @@ from simulator.explore.evaluation import Store
 from simulator.explore.judged_plans import JudgedPlans
 from simulator.explore.named_settings import Sweep
 from simulator.explore.objectives import answer_of, differences_s, explain, search_counts, to_dict
+from simulator.explore.run_request import RunRequest
 from simulator.explore.space import search_space
 from simulator.explore.sweeps import run_sweep
-from simulator.explore.training_run import RunRequest
 from simulator.explore.workers import Pool
 from simulator.memory import MemoryReport
 from simulator.plan import ParallelPlan

@@ -13,7 +13,7 @@ from simulator.explore.checkpoint_policy import check_policy, policy_of, storage
 from simulator.explore.full_answer import to_json
 from simulator.explore.goodput import checkpoint_of, writers_of
 from simulator.explore.named_settings import scenario_of
-from simulator.explore.training_run import RunRequest, parse_domain, parse_mtbf
+from simulator.explore.run_request import RunRequest, parse_domain, parse_mtbf
 from simulator.interop import open_topology
 from simulator.simulation import simulate
 

@@ -12,7 +12,7 @@ import pytest
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.goodput import expected_run
 from simulator.explore.histories import FailureProcess, by_component, play_histories
-from simulator.explore.training_run import parse_mtbf
+from simulator.explore.run_request import parse_mtbf
 
 DAY = 86400.0
 PROCESS = FailureProcess(useful_s=10 * DAY, work_s=3600.0, write_s=60.0, mtbf_s=6 * 3600.0, restart_s=900.0)

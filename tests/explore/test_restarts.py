@@ -6,7 +6,7 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.explore.restarts import Restart, in_words, mean_restart, parse_restart, restart_of, total_s
-from simulator.explore.training_run import parse_time
+from simulator.explore.run_request import parse_time
 from simulator.topology import load_topology
 
 

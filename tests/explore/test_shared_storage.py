@@ -8,9 +8,9 @@ import pytest
 from simulator.explore.full_answer import to_json
 from simulator.explore.goodput import daly_interval_s
 from simulator.explore.named_settings import scenario_of
+from simulator.explore.run_request import RunRequest, parse_mtbf
 from simulator.explore.shared_cluster import JobRequest, beside, on_its_nodes
 from simulator.explore.shared_storage import read_steps_s, write_factor
-from simulator.explore.training_run import RunRequest, parse_mtbf
 
 CLUSTER = {
     "topology": "dgx-a100-40g", "nodes": "8", "fabric.kind": "one-switch", "storage.node_bandwidth": "25 GB/s", "model": "gpt2",

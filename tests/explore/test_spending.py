@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from simulator.cli.main import app, register_commands
 from simulator.explore.energy import list_prices, operation_defaults, parse_price, price_of
 from simulator.explore.named_settings import Sweep
+from simulator.explore.run_request import RunRequest, parse_mtbf
 from simulator.explore.spending import spending
 from simulator.explore.sweeps import run_sweep
-from simulator.explore.training_run import RunRequest, parse_mtbf
 from simulator.plan import ParallelPlan
 from simulator.report.answer_tables import money_columns
 from simulator.report.sweep_charts import pareto

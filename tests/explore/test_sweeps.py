@@ -32,8 +32,8 @@ from simulator.explore.named_settings import (
     read_sweep,
     scenario_of,
 )
+from simulator.explore.run_request import RunRequest
 from simulator.explore.sweeps import column_kinds, columns_of, run_sweep, stream_sweep, usable, write_rows
-from simulator.explore.training_run import RunRequest
 from simulator.explore.workers import Pool, check_scheduler
 from simulator.report.sweep_page import check_output, write_sweep
 from simulator.topology import load_topology

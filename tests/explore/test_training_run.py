@@ -14,7 +14,7 @@ from simulator.explore.energy import PowerModel, parse_price, power_model, price
 from simulator.explore.full_answer import document, to_json
 from simulator.explore.goodput import Checkpoint, checkpoint_of, daly_interval_s, writers_of
 from simulator.explore.restarts import Restart
-from simulator.explore.training_run import (
+from simulator.explore.run_request import (
     LinksInRun,
     Mtbf,
     RunRequest,
@@ -22,9 +22,8 @@ from simulator.explore.training_run import (
     parse_interval,
     parse_mtbf,
     run_length,
-    whole_run,
-    written_beside,
 )
+from simulator.explore.training_run import whole_run, written_beside
 from simulator.plan import ParallelPlan
 from simulator.report.answer_page import report
 from simulator.report.answer_tables import whole_run_rows

@@ -9,19 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.kernels.dispatcher import DispatcherKernels
+from simulator.parallel.expert import expected_places
 from simulator.program.op import Routed
 from simulator.topology.device import load_device
 from validation.tables.collective_rows import predict as predict_collectives
-from validation.tables.dispatch_rows import network_s, places_of, predict
+from validation.tables.dispatch_rows import network_s, predict
 from validation.tables.reader import Row
 
 H100 = load_device("h100-sxm5-80g")
-
-
-def test_places_are_counted_over_all_choices_of_experts():
-    """Four experts on two ranks, two chosen: of the six pairs two lie on one rank."""
-    assert places_of(2, 2, 4) == pytest.approx((2 * 1 + 4 * 2) / 6)
-    assert places_of(4, 3, 4) == 3.0
 
 
 def test_with_ample_sms_the_links_bound_the_time():
@@ -80,9 +75,9 @@ def test_rows_are_predicted_as_measured(cells, measured_us):
 def test_a_device_without_rows_of_its_own_copies_at_the_rate_of_its_links(operator, token_bytes, published):
     """DeepEP's README, normal kernels on 8 H800 (200 GB/s each way): 4,096 tokens, 20 SMs; bytes received, one's own included."""
     dispatcher = DispatcherKernels.of(load_device("h800-sxm"))
-    routed = Routed(n_tokens=4096, token_bytes=token_bytes, n_places=places_of(8, 8, 256), n_all=8)
+    routed = Routed(n_tokens=4096, token_bytes=token_bytes, n_places=expected_places(8, 8, 256), n_all=8)
     time_s = dispatcher.launch_s(operator) + dispatcher.copying_s(operator, routed, 20, 200e9)
-    assert 4096 * places_of(8, 8, 256) * token_bytes / time_s == pytest.approx(published, rel=0.25)
+    assert 4096 * expected_places(8, 8, 256) * token_bytes / time_s == pytest.approx(published, rel=0.25)
 
 
 def test_a_direction_that_does_not_exist_is_refused():
@@ -113,7 +108,7 @@ NOTED = [
 @pytest.mark.parametrize("noted", NOTED, ids=[f"{row[0]}-{row[3]}-{row[4]}" for row in NOTED])
 def test_exchanges_in_tables_of_collectives_are_predicted_from_their_notes(noted):
     machine, gpus, nodes, name, algorithm, n_bytes, notes, measured = noted
-    n_bytes = n_bytes or round(4096 * 7168 * (1 + 4 / 128) * places_of(gpus, 8, 256))
+    n_bytes = n_bytes or round(4096 * 7168 * (1 + 4 / 128) * expected_places(gpus, 8, 256))
     cells = {"topology": machine, "gpus": str(gpus), "nodes": str(nodes), "collective": name, "algorithm": algorithm,
              "size_bytes": str(n_bytes), "time_us": str(measured), "notes": notes}  # fmt: skip
     (found,) = predict_collectives([Row(cells=cells, kind="collectives", file="", line=1)])

@@ -376,6 +376,28 @@ def test_offloaded_states_fit_into_the_host():
     check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=None)
 
 
+def test_frozen_weights_have_no_states_on_the_host():
+    """LoRA (arXiv:2106.09685, section 4.2): states are of what is trained; here a thousandth of the weights, on one rank."""
+    frozen = Parameter(name="w", n_elements=10**9, is_trained=False)
+    adapted = replace(layer(), parameters=(frozen, Parameter(name="a", n_elements=10**6)))
+    plan = ParallelPlan(
+        framework="deepspeed", sharding="zero2", precision="fp16", offload_optimizer="cpu", dp=1, lora_rank=8
+    )
+    check_host_memory([[[adapted]]], plan, 1, n_ranks=1, host_bytes=14e6)
+    with pytest.raises(InfeasiblePlanError):
+        check_host_memory([[[adapted]]], plan, 1, n_ranks=1, host_bytes=13.9e6)
+
+
+def test_experts_on_the_host_are_sharded_over_their_own_replicas():
+    """Sixteen ranks, experts in groups of eight: each expert's 14 bytes an element are shared by the two ranks that hold it."""
+    expert = Parameter(name="e", n_elements=10**9, is_expert=True)
+    chunks = [[[replace(layer(), parameters=(expert,))]]]
+    plan = ParallelPlan(framework="deepspeed", sharding="zero2", precision="fp16", offload_optimizer="cpu", dp=16, ep=8)
+    check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=8 * 14e9 / 2)
+    with pytest.raises(InfeasiblePlanError):
+        check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=8 * 14e9 / 2 - 1)
+
+
 @pytest.mark.parametrize(
     ("name", "precision", "saved"),
     [("h100-sxm5-80g", "fp8", 2 * DENSE), ("b200", "fp8", 2 * DENSE), ("b200", "mxfp8", 0),

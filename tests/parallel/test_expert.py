@@ -16,7 +16,7 @@ from simulator.models.catalog import find_spec, rename
 from simulator.models.layer import CommunicationPoint, GemmShape, Launch
 from simulator.models.setting import RankSetting
 from simulator.parallel.context import LayerCollective, exchange_context
-from simulator.parallel.expert import exchange_experts, expected_distinct, expert_load
+from simulator.parallel.expert import exchange_experts, expected_places, expert_load
 from simulator.parallel.idle import idle_settings
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.rank_model import model_for
@@ -70,9 +70,9 @@ def test_allgather_brings_all_tokens_to_all_ranks():
 
 
 def test_deepep_sends_one_copy_per_node_and_rank():
-    """Two draws leave out one of n places with probability (1 - 1/n)^2: of 2 nodes they hit 2 (1 - 1/4), of 8 ranks 8 (1 - 49/64)."""
+    """Two of eight experts: of 28 pairs 12 lie on one of two nodes, 16 on both, and none on one of eight ranks."""
     found = sent(plan_of(moe_dispatcher="deepep"), gpus_per_node=4)
-    across, inside = TOKENS * TOKEN_BYTES * 3 // 2, TOKENS * TOKEN_BYTES * 15 // 8
+    across, inside = round(TOKENS * TOKEN_BYTES * (12 * 1 + 16 * 2) / 28), TOKENS * TOKEN_BYTES * 2
     assert found == [("all_to_all", "ep:rail", across), ("all_to_all", "ep:local", inside)] * 2
     assert [axis for _, axis, _ in sent(plan_of(moe_dispatcher="deepep"), gpus_per_node=8)] == ["ep:local"] * 2
 
@@ -492,21 +492,35 @@ def test_experts_are_reduced_and_gathered_beside_compute_as_dense_layers_are(sha
     assert sorted(hidden, key=hidden.__getitem__) == sorted(hidden)
 
 
+def test_places_are_counted_over_all_choices_of_experts():
+    """Four experts on two ranks, two chosen: of the six pairs two lie on one rank."""
+    assert expected_places(2, 2, 4) == pytest.approx((2 * 1 + 4 * 2) / 6)
+    assert expected_places(4, 3, 4) == 3.0
+
+
 @pytest.mark.parametrize(
-    ("n_places", "n_groups", "n_open", "n_draws"),
-    [(8, 8, 4, 8), (4, 8, 4, 8), (32, 8, 4, 8), (2, 8, 3, 6), (8, 0, 0, 8)],
+    ("n_places", "n_experts", "top_k", "n_groups", "n_open"),
+    [
+        (8, 256, 8, 8, 4),
+        (4, 256, 8, 8, 4),
+        (32, 256, 8, 8, 4),
+        (2, 64, 6, 8, 3),
+        (8, 128, 8, 0, 0),
+        (8, 8, 2, 0, 0),
+        (16, 32, 8, 4, 2),
+    ],
 )
-def test_tokens_limited_to_groups_of_experts_go_to_fewer_places(n_places, n_groups, n_open, n_draws):
-    """Against draws of 20,000 tokens: groups first, then experts of these."""
+def test_tokens_go_to_the_places_of_their_distinct_experts(n_places, n_experts, top_k, n_groups, n_open):
+    """Against draws of 20,000 tokens: groups first, then distinct experts of these."""
     random = np.random.default_rng(0)
-    n_experts = 256
     hits = 0
+    groups_of = np.arange(n_experts) // (n_experts // (n_groups or 1))
     for _ in range(20_000):
-        groups = random.choice(n_groups, n_open, replace=False) if n_groups else np.arange(1)
-        each = n_experts // (n_groups or 1)
-        experts = groups[random.integers(len(groups), size=n_draws)] * each + random.integers(each, size=n_draws)
+        groups = random.choice(n_groups, n_open, replace=False) if n_groups else [0]
+        experts = random.choice(np.flatnonzero(np.isin(groups_of, groups)), top_k, replace=False)
         hits += len(set(experts * n_places // n_experts))
-    assert expected_distinct(n_places, n_draws, n_groups, n_open) == pytest.approx(hits / 20_000, rel=0.01)
+    found = expected_places(n_places, top_k, n_experts, n_groups, n_open)
+    assert found == pytest.approx(hits / 20_000, rel=0.01)
 
 
 def test_a_dispatcher_takes_no_more_sms_than_there_are():

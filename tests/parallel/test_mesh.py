@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -134,3 +135,15 @@ def test_hybrid_sharding_stays_within_nodes():
         for tp in (1, 2, 4, 8, 16)
     ]
     assert sizes == [8, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize("order", ["-".join(axes) for axes in permutations(("tp", "cp", "dp", "pp"))])
+@pytest.mark.parametrize(
+    "degrees", [(1, 1, 12, 1), (2, 1, 8, 2), (1, 1, 8, 4), (2, 2, 8, 1), (2, 4, 4, 2), (4, 2, 6, 1)]
+)
+def test_no_default_group_of_hybrid_sharding_straddles_nodes(order, degrees):
+    tp, cp, dp, pp = degrees
+    plan = ParallelPlan(tp=tp, cp=cp, dp=dp, pp=pp, gpus=tp * cp * dp * pp, sharding="hsdp", rank_order=order)
+    groups = [group for stage in range(pp) for group in Mesh(plan, gpus_per_node=8).groups("shard", stage)]
+    assert sorted(rank for group in groups for rank in group) == list(range(plan.gpus))
+    assert all(len({rank // 8 for rank in group}) == 1 for group in groups)

@@ -16,7 +16,8 @@ from simulator.errors import InfeasiblePlanError
 from simulator.explore.checkpoint_policy import synchronous
 from simulator.explore.energy import power_model, price_of
 from simulator.explore.goodput import checkpoint_of, local_s
-from simulator.explore.training_run import RunRequest, whole_run
+from simulator.explore.run_request import RunRequest
+from simulator.explore.training_run import whole_run
 from simulator.kernels import RooflineKernels
 from simulator.kernels.host import copy_bytes_per_s
 from simulator.memory import check_host_memory
@@ -245,7 +246,7 @@ def communication_s(topology):
 def host_refusal(topology):
     """Why 10 billion parameters' states cannot be offloaded."""
     layer = Layer(name="block", forward=(), backward=(), parameters=(Parameter(name="w", n_elements=10**10),))
-    plan = ParallelPlan(framework="deepspeed", sharding="zero2", offload_optimizer="cpu")
+    plan = ParallelPlan(framework="deepspeed", sharding="zero2", offload_optimizer="cpu", dp=topology.n_gpus)
     try:
         check_host_memory(
             [[[layer]]],

@@ -16,6 +16,7 @@ from simulator.models.spec import ModelSpec
 from simulator.plan import FRAMEWORKS, ParallelPlan, Recompute
 from simulator.plan.module_names import FP8_MODULES
 from simulator.plan.parallel_plan import SETTINGS
+from simulator.plan.stage_layout import beside_ends
 from simulator.plan.vocabularies import RECOMPUTES, Usual
 from validation.tables.frameworks import (
     PUBLISHED,
@@ -284,15 +285,13 @@ def _ends(layers: int, pp: int, virtual_pp: int, framework: str, assumed: list[s
         framework == "megatron-bridge"
         and pp > 1 == virtual_pp
         and layers % stages
-        and (layers + 2) % stages
+        and beside_ends(layers, stages) is None
         and last > 0
     ):
         assumed.append(f"last stage with {last} of {layers} layers, the others with {each}")
         return {"first_stage_layers": each, "last_stage_layers": last}
-    if pp == 1 or layers % stages == 0 or (layers + 2) % stages:
-        return {}
-    ends = (layers + 2) // stages - 1
-    if not ends:
+    ends = (beside_ends(layers, stages) or [0])[0]
+    if pp == 1 or layers % stages == 0 or not ends:
         return {}
     assumed.append(f"first and last stage with one layer fewer: {layers} + 2 layers divide over {stages}")
     return {"first_stage_layers": ends, "last_stage_layers": ends}

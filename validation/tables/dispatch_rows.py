@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import comb
 
 from simulator.collectives.shape import shape_of
 from simulator.errors import ConfigError
 from simulator.interop import open_topology
 from simulator.kernels.dispatcher import DispatchConstants, DispatcherKernels, copying_s, larger
+from simulator.parallel.expert import expected_places
 from simulator.program.op import Routed
 from simulator.topology import Topology
 from validation.tables.outcome import one_by_one
@@ -99,7 +99,7 @@ def _exchange_us(row: Row) -> tuple[float, str]:
     routed = Routed(
         n_tokens=row.integer("tokens_per_gpu"),
         token_bytes=row.integer("hidden") * _ELEMENT_BYTES[operator],
-        n_places=places_of(n_places, top_k, n_experts),
+        n_places=expected_places(n_places, top_k, n_experts),
         n_all=n_places,
     )
     return 1e6 * _deepep_s(operator, routed, row.integer("sms"), n_nodes, topology, dispatcher), ""
@@ -134,7 +134,7 @@ def noted_exchange_s(row: Row, topology: Topology) -> float:
     n_places = n_gpus if kernel.startswith("nvlink") or n_nodes == 1 else n_nodes
     if named is not None:
         n_tokens, top_k, n_experts = map(int, named.groups())
-        held, copies = (places_of(n, top_k, n_experts) for n in (n_places, n_gpus))
+        held, copies = (expected_places(n, top_k, n_experts) for n in (n_places, n_gpus))
     elif limited is not None:
         n_tokens, held = int(limited[1]), float(limited[2])
         copies = held
@@ -189,20 +189,6 @@ def network_s(operator: str, routed: Routed, n_sms: int, nic_bytes_per_s: float)
     crowd = max(1.0, routed.n_all / _FEW_NODES) ** constants.crowding
     leaving = copy_bytes * routed.n_places * (1.0 - 1.0 / routed.n_all)
     return constants.launch_s + larger(by_sms, leaving * crowd / (constants.nic_share * nic_bytes_per_s))
-
-
-def places_of(n_places: int, top_k: int, n_experts: int) -> float:
-    """Return how many of ``n_places`` equal shares of the experts hold one of ``top_k`` distinct ones.
-
-    Examples
-    --------
-    >>> places_of(8, 1, 256), places_of(2, 2, 2)
-    (1.0, 2.0)
-    >>> round(places_of(8, 8, 256), 3)
-    5.295
-    """
-    outside = n_experts - n_experts // n_places
-    return n_places * (1.0 - comb(outside, top_k) / comb(n_experts, top_k))
 
 
 predict = one_by_one(_exchange_us)

@@ -12,6 +12,7 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.plan import FRAMEWORKS
+from simulator.plan.framework_features import FUSED_EXPERTS
 from simulator.plan.names import is_switch, parse_settings
 from simulator.plan.parallel_plan import SETTINGS
 from validation.tables.frameworks import PUBLISHED
@@ -100,7 +101,7 @@ def _adapters(row: Row, assumed: list[str]) -> dict[str, Any]:
         assumed.append(f"lora_rank {_LORA_RANK}: not stated")
     targets = "qkv+proj" if "attention qkv and proj" in notes else "qkv"
     if "automodel" in row.text("source").lower():
-        return {"lora_rank": _LORA_RANK}
+        return {"lora_rank": int(rank[1]) if rank else _LORA_RANK}
     if rank is None and "lora_targets=" not in settings:
         assumed.append("lora_targets qkv: not stated, as in NVIDIA's performance recipes")
     return {"lora_rank": int(rank[1]) if rank else _LORA_RANK, "lora_targets": targets}
@@ -280,8 +281,7 @@ def _whole_iterations(row: Row, assumed: list[str]) -> dict[str, Any]:
     assumed.append(f"fp8_modules {words}, cuda_graphs full_iteration: this recipe's functions")
     fields = {
         "fp8_modules": SETTINGS["fp8_modules"].parse(words),
-        "cuda_graphs": "full_iteration",
-        "moe_fused_experts": True,
+        **{key: FUSED_EXPERTS.settings[key] for key in ("cuda_graphs", "moe_fused_experts")},
     }
     return fields | ({"moe_dispatcher": "hybridep"} if container_of(row) >= _IN_FUNCTIONS else {})
 

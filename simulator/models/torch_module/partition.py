@@ -176,6 +176,7 @@ def _exchanged(torch: Any, recorder: Recorder, experts: Any, n_experts: int, ep:
         n_tokens = max(1, rows * n_inside // n_copies)
         point = partial(
             CommunicationPoint, n_bytes=round(recorder.size(x).n_bytes * n_inside * load), n_copies=n_copies, n_tokens=n_tokens,
+            n_experts=n_experts,
         )  # fmt: skip
         running.append((tuple(x.shape[:-1]), x.shape[1] * ep if shares else rows, point))
 
