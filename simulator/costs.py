@@ -253,8 +253,10 @@ class ModelCosts:
             alike.update(zip(whats, spans, strict=True))
             for what, n in Counter(whats).items():
                 n_times[what] += n * timeline.n_more(what[2]) if repeats else n
+        own: dict[tuple[int, int], Collective | Transfer] = {}
         for what, span in alike.items():
-            for op in _communications(span, inner):
+            for one in _communications(span, inner):
+                op = own.setdefault((id(one), self._mesh.stage_of(span.rank)), self._in_stage_of(span.rank, one))
                 counts[id(op)][span.rank] += n_times[what]
                 seen[id(op)] = op
         for key, op in seen.items():
@@ -282,6 +284,16 @@ class ModelCosts:
         traffic = [LinkTraffic(*kind, *both) for kind, both in sent.items() if any(both)]
         traffic.sort(key=lambda row: (-row.nic_bytes, -row.nvlink_bytes, row.axis, row.collective))
         return dict(zip(used.tolist(), busy_s.tolist(), strict=True)), tuple(traffic)
+
+    def _in_stage_of(self, rank: int, op: Collective | Transfer) -> Collective | Transfer:
+        """Return an operation with the groups of a rank's own stage: equal passes of all stages are those of one of them."""
+        if isinstance(op, Transfer) or op.axis in CROSSING:
+            return op
+        stages = (self._mesh.stage_of(one) for one in (rank, op.groups[0][0]))
+        here, there = (self._mesh.stage_shift(stage) for stage in stages)
+        if here == there:
+            return op
+        return replace(op, groups=tuple(tuple(one + here - there for one in group) for group in op.groups))
 
 
 def _bounded(flow: Flow, latency_s: float, rate_bytes_per_s: float) -> Flow:

@@ -62,3 +62,17 @@ def test_gathered_and_scattered_parameters_share_links_by_their_bytes():
     gathered, scattered = (found[name, "shard"].nvlink_bytes for name in ("all_gather", "reduce_scatter"))
     assert gathered / scattered == pytest.approx(2 - root / n_parameters, rel=1e-3)
     assert 1.0 <= scattered / (7 * 2 * n_parameters) <= 1.4
+
+
+@pytest.mark.parametrize("pipeline", [{}, {"pp": 2}, {"pp": 2, "virtual_pp": 4}, {"pp": 4, "global_batch": 128}])
+def test_stages_send_together_what_one_stage_sends(pipeline):
+    """Mixtral's 32 layers send both experts' copies of every token out and back, and so their gradients: seven eighths leave a rank.
+
+    Links carry up to 40 % more, packets and the protocol.
+    """
+    plan = {"gpus": 32, "ep": 8, "micro_batch": 1, "global_batch": 64, "sequence_length": 512} | pipeline
+    _, found = traffic("dgx-h100", "mixtral-8x7b", framework="megatron-core", moe_dispatcher="alltoall", **plan)
+    payload = 32 * 4 * plan["global_batch"] * 512 * 2 * (4096 * 2) * 7 / 8
+    sent = found["all_to_all", "ep"]
+    assert sent.nic_bytes == 0
+    assert payload <= sent.nvlink_bytes <= 1.4 * payload
