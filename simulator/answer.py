@@ -32,10 +32,12 @@ from simulator.plan.fields import in_words
 from simulator.plan.rules import (
     adapter_doubt,
     capture_doubt,
+    fusion_doubt,
     graphs_doubt,
     layout_doubt,
     offload_doubt,
     recompute_doubt,
+    vendor_doubt,
 )
 from simulator.plan.stage_layout import in_runs
 from simulator.scenario import Scenario
@@ -208,6 +210,8 @@ class Result:
         doubts = (
             graphs_doubt(plan),
             capture_doubt(plan, has_experts=self.spec.has_experts),
+            fusion_doubt(plan, has_experts=self.spec.has_experts),
+            vendor_doubt(plan, self.topology.device(0).vendor),
             layout_doubt(plan, self.blocks_of_parts, n_predictions),
             recompute_doubt(plan, self.blocks_of_parts or [n_blocks]),
             offload_doubt(plan, n_blocks),

@@ -36,6 +36,7 @@ from simulator.parallel.loading import loading_of, sample_bytes_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
 from simulator.parallel.rank_model import boundary_bytes, model_for
+from simulator.plan.precision import next_wider
 from simulator.program.allowance import Allowance
 from simulator.program.program import Program
 from simulator.scenario import Scenario
@@ -150,7 +151,10 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
     plan = without_stages(scenario.plan.resolve(topology.n_gpus))
     device = topology.device(0)
     if plan.precision_spec.quantisation is not None and not device.computes(plan.precision_spec.products):
-        raise InfeasiblePlanError(f"{device.name} does not compute in {plan.precision}", hint="use --precision bf16")
+        wider = next_wider(plan.precision_spec, device.computes)
+        raise InfeasiblePlanError(
+            f"{device.name} does not compute in {plan.precision}", hint=f"use --precision {wider}"
+        )
     if plan.cuda and device.first_cuda and release_order(plan.cuda) < release_order(device.first_cuda):
         hint = f"--set cuda={device.first_cuda}, or leave it out for a current one"
         raise InfeasiblePlanError(

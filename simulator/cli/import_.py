@@ -62,6 +62,8 @@ def import_(
     if out:
         write_text(out, text, document)
         document["use"] = _use_of(document, out)
+    elif "cluster" in document and any(value is not None for value in (device, nodes, nic_bandwidth, node_of, links)):
+        document["use"] = f"--out cluster.yaml, then --topology cluster.yaml: {path} does not say what these flags do"
     if json_output:
         print_json({**document, "out": out})
         return

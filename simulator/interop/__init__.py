@@ -251,7 +251,14 @@ def import_topology(path: str | Path, kind: str | None = None, **options: Any) -
     """Read another tool's picture of a machine, with the keyword arguments of its reader; see :func:`import_any`."""
     from simulator.interop.cluster import ImportedCluster
 
-    imported = FORMATS[_known(kind or _kind_of(Path(path), ("cluster",)), ("cluster",))].read(path, **options)
+    try:
+        imported = FORMATS[_known(kind or _kind_of(Path(path), ("cluster",)), ("cluster",))].read(path, **options)
+    except ConfigError as error:
+        if options or not error.hint.startswith("give --"):
+            raise
+        flags = error.hint.removeprefix("give ")
+        hint = f"simulate import {path} --out cluster.yaml, with {flags}; then --topology cluster.yaml"
+        raise ConfigError(error.message, hint=hint) from None
     assert isinstance(imported, ImportedCluster)
     return imported
 

@@ -29,6 +29,7 @@ class Dispatcher:
     sorts_arrivals: bool = False
     #: Whether its kernels take the tokens of each expert from the device, so that the host need not know how many they are.
     counts_on_device: bool = False
+    vendor: str = ""  #: Whose GPUs alone its kernels are for; anybody's where it is empty.
 
 
 DISPATCHERS: dict[str, Dispatcher] = {
@@ -37,7 +38,7 @@ DISPATCHERS: dict[str, Dispatcher] = {
         Dispatcher(name="alltoall", carries="copies", sorts_arrivals=True),
         Dispatcher(name="allgather", carries="all"),
         Dispatcher(name="deepep", carries="distinct", n_sms=20, copies_with_sms=True),
-        Dispatcher(name="hybridep", carries="distinct", n_sms=16, counts_on_device=True),
+        Dispatcher(name="hybridep", carries="distinct", n_sms=16, counts_on_device=True, vendor="NVIDIA"),
     )
 }
 

@@ -92,6 +92,8 @@ class Setting:
             return self._joined(value if isinstance(value, list | tuple) else re.split(r"[\s,+]+", word))
         if isinstance(value, Collection) and not isinstance(value, str):
             self._refuse(value, "not one word")
+        if word not in self.words and word.lower() in self.words:
+            return word.lower()
         return self.synonyms.get(word) or self.synonyms.get(word.lower(), word)
 
     def _joined(self, parts: Collection[object]) -> str:

@@ -11,6 +11,7 @@ Transformer Engine, ``common/recipe``; pytorch/torchao, ``float8`` (tensorwise, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 
@@ -125,6 +126,24 @@ SYNONYMS: dict[str, str] = {
     "bf16_with_fp8_current_scaling_mixed": "fp8_current", "bf16_with_fp8_subchannel_scaling_mixed": "fp8_block",
     "bf16_with_mxfp8_mixed": "mxfp8", "bf16_with_nvfp4_mixed": "nvfp4",
 }  # fmt: skip
+
+
+def next_wider(precision: Precision, computes: Callable[[str], bool]) -> str:
+    """Return the narrowest precision of more bits that a device computes in; bf16 where it has none.
+
+    Examples
+    --------
+    >>> next_wider(PRECISIONS["nvfp4"], {"mxfp8", "fp8", "bf16"}.__contains__), next_wider(PRECISIONS["mxfp8"], {"fp8"}.__contains__)
+    ('mxfp8', 'fp8')
+    >>> next_wider(PRECISIONS["fp8"], {"bf16"}.__contains__)
+    'bf16'
+    """
+    wider = _NARROW[_NARROW.index(precision.products) + 1 :]
+    return next((name for name in wider if computes(PRECISIONS[name].products)), "bf16")
+
+
+#: precisions of few bits, the narrowest first
+_NARROW = ("nvfp4", "mxfp8", "fp8_block", "fp8")
 
 #: moments that an optimizer keeps of an element of a matrix
 MOMENTS = {"adam": 2, "muon": 1}

@@ -63,7 +63,7 @@ class LeftOut(NamedTuple):
 class Published:
     """What is taken of a published recipe."""
 
-    name: str  #: Whose it is: ``deepseek-v3 on 256 GPUs of gb300-nvl72 with megatron-bridge``.
+    name: str  #: Whose it is: ``deepseek-v3 on 256 GPUs of gb300-nvl72 with megatron-bridge``, and to how many GPUs it is scaled.
     settings: Mapping[str, Any]  #: What it sets beside what is said.
     left_out: tuple[LeftOut, ...]  #: What it leaves out because other settings are not its own.
 
@@ -72,15 +72,36 @@ def published_recipe(settings: Mapping[str, Any]) -> Published | None:
     """Return what a published recipe sets beside what is said, which wins; None where no recipe is for these settings."""
     framework = FRAMEWORK_ALIASES.get(settings.get("framework", ""), settings.get("framework", ""))
     key = (framework, settings.get("model", ""), settings.get("topology", ""), settings.get("gpus", 0))
-    recipe = PUBLISHED.get(key)
-    if recipe is None:
+    found = _nearest(key)
+    if found is None:
         return None
+    n_gpus, recipe = found
     job = dict(zip(KEY, key, strict=True))
+    scaled = f", scaled to {key[3]}" if key[3] != n_gpus else ""
     return Published(
-        name=f"{key[1]} on {key[3]} GPUs of {key[2]} with {framework}",
+        name=f"{key[1]} on {n_gpus} GPUs of {key[2]} with {framework}{scaled}",
         settings=_taken(settings, recipe),
         left_out=tuple(_left_out(job, settings, recipe)),
     )
+
+
+def _nearest(key: tuple[str, str, str, int]) -> tuple[int, Mapping[str, Any]] | None:
+    """Return the recipe of the nearest number of GPUs over which its degrees lie, with the batch of each GPU kept.
+
+    References
+    ----------
+    NVIDIA-NeMo/Megatron-Bridge, ``scripts/performance/utils/utils.py``, ``gbs_scaling_factor``.
+    """
+    *job, n_gpus = key
+    known = {n: recipe for (*one, n), recipe in PUBLISHED.items() if one == job}
+    if n_gpus in known or not n_gpus:
+        return (n_gpus, known[n_gpus]) if n_gpus in known else None
+    for n in sorted(known, key=lambda n: max(n / n_gpus, n_gpus / n)):
+        recipe = known[n]
+        batch, n_split = recipe.get("global_batch", 0) * n_gpus, _n_ranks(recipe) * recipe.get("ep", 1)
+        if batch and batch % n == 0 and n_gpus % n_split == 0:
+            return n, {**recipe, "global_batch": batch // n}
+    return None
 
 
 def _taken(settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,8 +138,8 @@ def published_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> job = {"framework": "megatron-bridge", "model": "deepseek-v3", "topology": "gb300-nvl72", "gpus": 256}
     >>> published_settings(job)["ep"], "ep" in published_settings({**job, "ep": 64})
     (32, False)
-    >>> published_settings({**job, "gpus": 512})
-    {}
+    >>> published_settings({**job, "gpus": 512})["global_batch"], published_settings({**job, "gpus": 72})
+    (8192, {})
     """
     found = published_recipe(settings)
     return dict(found.settings) if found else {}

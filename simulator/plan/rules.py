@@ -419,6 +419,39 @@ _SMALLER_GRAPHS = (
 )
 
 
+def fusion_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
+    """Say that a framework fuses experts in other precisions only; nothing where it fuses them in this one."""
+    known = plan.framework_spec.fused_experts
+    if not has_experts or not plan.moe_fused_experts or plan.precision in known:
+        return ""
+    where = f"in {' and '.join(known)} only" if known else "in no precision"
+    return (
+        f"moe_fused_experts=true: {plan.framework} fuses experts {where}, and it is simulated in {plan.precision} as if it did; "
+        "--set moe_fused_experts=false is what runs"
+    )
+
+
+def vendor_doubt(plan: ParallelPlan, vendor: str) -> str:
+    """Say which software of a plan is for another vendor's GPUs than those of ``vendor``; nothing where none is."""
+    found = []
+    if plan.ep > 1 and plan.dispatcher.vendor not in ("", vendor):
+        found.append(f"moe_dispatcher={plan.moe_dispatcher}")
+    if vendor != _OF_CONTAINERS:
+        found += [f"framework={plan.framework}"] * bool(plan.framework_spec.features)
+        found += [f"release={plan.release}"] * bool(plan.release)
+        found += ["moe_fused_experts=true"] * plan.moe_fused_experts
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found)}: not for {vendor}'s GPUs, and simulated as if it had been ported to them; --framework primus and "
+        "--set moe_dispatcher=alltoall run there"
+    )
+
+
+#: whose releases are containers, which bring features to frameworks
+_OF_CONTAINERS = "NVIDIA"
+
+
 def adapter_doubt(plan: ParallelPlan, hidden: int) -> str:
     """Say that adapters are larger than a rank is meant to make them; nothing where they are not, or the width is not known (0)."""
     if not plan.lora_rank or not hidden or plan.lora_rank <= hidden:

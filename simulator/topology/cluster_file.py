@@ -86,7 +86,7 @@ def nodes_of_sites(spec: ClusterSpec, n_nodes: int) -> list[int]:
 
 
 def gpus_used_of_node(spec: ClusterSpec, n_gpus: int | None) -> int:
-    """Return how many GPUs of a node are used: all, but of a rack as many as divide the job evenly by whole trays.
+    """Return how many GPUs of a node are used: all, but of a rack as many as divide the job by whole trays, as evenly as can be.
 
     A job of 256 on racks of 72 takes 64 of each: communicators of 8, 16, 32 and 64 then end where racks do, as
     schedulers place them (Slurm's topology/block) and as published runs have it (MLPerf Training 5.1: 512 to 5,120 GB200 in
@@ -99,7 +99,7 @@ def gpus_used_of_node(spec: ClusterSpec, n_gpus: int | None) -> int:
     for n_racks in range(fewest, min(spec.nodes, fewest + fewest // MOST_SPREAD + 1) + 1):
         if n_gpus % (n_racks * tray) == 0:
             return n_gpus // n_racks
-    return whole
+    return -(-n_gpus // (fewest * tray)) * tray
 
 
 @lru_cache(maxsize=256)  # a file to read and check, for each scenario of a search

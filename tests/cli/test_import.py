@@ -238,3 +238,19 @@ def test_what_an_import_of_a_plan_has_no_use_for_is_refused(simulate, tmp_path, 
     Path("ds.json").write_text('{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}}')
     code, _, err = simulate("import", "ds.json", *words)
     assert code == 3 and message in err and not Path("plan.csv").exists()
+
+
+def test_a_file_that_lacks_something_names_the_command_that_adds_it(simulate, tmp_path):
+    path = tmp_path / "topo.txt"
+    path.write_text(
+        "====== ROCm System Management Interface ======\n====== Link Type between two GPUs ======\n"
+        "       GPU0         GPU1\nGPU0   0            XGMI\nGPU1   XGMI         0\n====== End of ROCm SMI Log ======\n"
+    )
+    code, _, err = simulate("--topology", path, "--model", "gpt2", "--micro-batch", 1)
+    assert code == 3
+    assert f"simulate import {path} --out cluster.yaml, with --device mi300x" in err.replace("\n", "")
+    cluster = tmp_path / "cluster.yaml"
+    code, out, _ = simulate("import", path, "--device", "mi300x")
+    assert code == 0 and "--out cluster.yaml, then --topology cluster.yaml" in " ".join(out.split())
+    assert simulate("import", path, "--device", "mi300x", "--out", cluster)[0] == 0
+    assert simulate("--topology", cluster, "--model", "gpt2", "--micro-batch", 1)[0] == 0

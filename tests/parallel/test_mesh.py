@@ -126,7 +126,18 @@ def test_parts_of_groups_inside_and_across_nodes():
     assert mesh.groups("shard:local") == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert mesh.groups("shard:rail") == ((0, 4), (1, 5), (2, 6), (3, 7))
     uneven = Mesh(ParallelPlan(dp=6, gpus=6, sharding="zero3", framework="deepspeed"), gpus_per_node=4)
-    assert uneven.groups("shard:local") == ((0, 1, 2, 3, 4, 5),)
+    assert uneven.groups("shard:local") == ((0, 1), (2, 3), (4, 5))
+    assert uneven.groups("shard:rail") == ((0, 2, 4), (1, 3, 5))
+    odd = Mesh(ParallelPlan(dp=7, gpus=7, sharding="zero3", framework="deepspeed"), gpus_per_node=4)
+    assert odd.groups("shard:local") == ((0, 1, 2, 3, 4, 5, 6),)
+
+
+def test_experts_whose_ranks_straddle_racks_exchange_by_the_largest_blocks_that_do_not():
+    """Of 32 ranks from the 64th on 8 lie in the first rack of 72 and 24 in the next: four blocks of eight."""
+    mesh = Mesh(ParallelPlan(dp=32, ep=32, pp=9, gpus=288, rank_order="tp-cp-ep-dp-pp"), gpus_per_node=72)
+    assert [len(mesh.groups("ep:local", stage)[0]) for stage in (0, 2, 4)] == [32, 8, 16]
+    assert all(len({rank // 72 for rank in block}) == 1 for block in mesh.groups("ep:local", 2))
+    assert mesh.groups("ep:rail", 2)[0] == (64, 72, 80, 88)
 
 
 def test_hybrid_sharding_stays_within_nodes():

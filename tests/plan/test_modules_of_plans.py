@@ -11,7 +11,7 @@ from simulator.parallel.rank_model import model_for
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.names import SWITCHES, parse_settings, setting_named
 from simulator.plan.published import PUBLISHED, published_recipe, published_settings
-from simulator.plan.rules import graphs_doubt
+from simulator.plan.rules import fusion_doubt, graphs_doubt, vendor_doubt
 from simulator.simulation import Scenario, simulate
 
 
@@ -268,6 +268,64 @@ def test_published_recipes_are_taken_where_nothing_else_is_said():
     assert [found[name] for name in ("pp", "virtual_pp", "ep", "micro_batch", "global_batch")] == [2, 8, 32, 1, 4096]
     other = published_settings({**job, "topology": "gb200-nvl72"})
     assert [other[name] for name in ("pp", "virtual_pp", "ep", "recompute_modules")] == [4, 4, 64, "mla_up_proj"]
-    assert published_settings({**job, "gpus": 512}) == published_settings({**job, "framework": "megatron-core"}) == {}
+    assert (
+        published_settings({**job, "framework": "megatron-core"}) == published_settings({**job, "model": "gpt2"}) == {}
+    )
     for (framework, *_), recipe in PUBLISHED.items():
         ParallelPlan.of({"framework": framework, **recipe})
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "said"),
+    [
+        ("megatron-core", "mxfp8", ""),
+        ("megatron-core", "nvfp4", "in mxfp8 only"),
+        ("megatron-bridge", "bf16", "in mxfp8 only"),
+        ("torchtitan", "mxfp8", "in no precision"),
+    ],
+)
+def test_experts_are_fused_in_the_precisions_of_transformer_engine(framework, precision, said):
+    """NVIDIA/TransformerEngine, pull requests 2622 and 2769: fused operations of grouped products in MXFP8."""
+    plan = ParallelPlan(framework=framework, precision=precision, moe_fused_experts=True)
+    found = fusion_doubt(plan, has_experts=True)
+    assert said in found and bool(said) == bool(found)
+    assert not fusion_doubt(plan, has_experts=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"framework": "megatron-core", "ep": 8}, []),
+        ({"framework": "megatron-core", "ep": 8, "moe_dispatcher": "deepep"}, []),
+        ({"framework": "megatron-core", "ep": 8, "moe_dispatcher": "hybridep"}, ["moe_dispatcher=hybridep"]),
+        ({"framework": "megatron-core", "moe_dispatcher": "hybridep"}, []),
+        ({"framework": "megatron-bridge", "release": "26.06"}, ["framework=megatron-bridge", "release=26.06"]),
+        ({"framework": "megatron-core", "moe_fused_experts": True}, ["moe_fused_experts=true"]),
+    ],
+)
+def test_what_is_for_another_vendors_gpus_is_named(settings, said):
+    """HybridEP, Megatron Bridge and its containers are NVIDIA's; AMD's Primus runs Megatron-LM and DeepEP on ROCm."""
+    plan = ParallelPlan(gpus=8, dp=8, **settings)
+    found = vendor_doubt(plan, "AMD")
+    assert bool(found) == bool(said) and all(one in found for one in said)
+    assert not vendor_doubt(plan, "NVIDIA")
+
+
+@pytest.mark.parametrize(("gpus", "global_batch"), [(64, 1024), (128, 2048), (512, 8192), (1024, 16384)])
+def test_a_recipe_is_scaled_with_the_batch_of_each_gpu(gpus, global_batch):
+    """NVIDIA-NeMo/Megatron-Bridge, ``gbs_scaling_factor``: 4,096 sequences on 256 GPUs are 16 each."""
+    job = {"framework": "megatron-bridge", "model": "deepseek-v3", "topology": "gb300-nvl72"}
+    of_256 = published_settings({**job, "gpus": 256})
+    assert published_settings({**job, "gpus": gpus}) == {**of_256, "global_batch": global_batch}
+    assert published_recipe({**job, "gpus": gpus}).name.endswith(f"scaled to {gpus}")
+
+
+@pytest.mark.parametrize("gpus", [1, 32, 60, 72, 100, 144])
+def test_a_recipe_is_not_scaled_to_gpus_over_which_its_stages_and_experts_do_not_lie(gpus):
+    """Two stages of which each has experts on groups of 32 ranks."""
+    assert (
+        published_recipe(
+            {"framework": "megatron-bridge", "model": "deepseek-v3", "topology": "gb300-nvl72", "gpus": gpus}
+        )
+        is None
+    )

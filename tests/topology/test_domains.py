@@ -52,7 +52,7 @@ def test_processors_of_two_trays_do_not_meet():
     [
         (4, 72), (64, 72), (72, 72),  # one rack holds them
         (128, 64), (144, 72), (256, 64), (512, 64), (2560, 64), (5120, 64),  # MLPerf Training 5.1 has 64 in each rack
-        (576, 72), (74, 72),  # 74 GPUs are no whole trays: the first rack is filled
+        (576, 72), (74, 40), (76, 40), (148, 52),  # trays that do not divide: the last rack gives fewer
     ],
 )  # fmt: skip
 def test_jobs_take_equal_parts_of_racks(n_gpus, per_rack):
