@@ -236,8 +236,10 @@ def _table(name: str, machine: Topology, rows: Sequence[BenchmarkRow], transport
 
 
 def _where(name: str, machine: Topology, transport: str) -> str:
+    from simulator.analysis.link_use import domain_word
+
     program = name.replace("all_to_all", "alltoall").replace("send_recv", "sendrecv")
-    where = f"{machine.n_gpus} GPUs on {machine.n_nodes} node{'s' if machine.n_nodes > 1 else ''}"
+    where = f"{machine.n_gpus} GPUs on {machine.n_nodes} {domain_word(machine)}{'s' if machine.n_nodes > 1 else ''}"
     return f"{program}_perf as predicted for {machine.name}: {where}{f' over {transport}' if transport else ''}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulator.analysis.link_use import link_classes
+from simulator.analysis.link_use import domain_word, link_classes
 from simulator.analysis.passes import Pass
 from simulator.report import answer_tables
 from simulator.report.grid import Grid
@@ -23,20 +23,21 @@ from simulator.units import PS_PER_S
 def topology_page(topology: Topology) -> Report:
     """Return the page of a cluster: a node, the fabric above it, and its links by class."""
     idle = np.zeros(topology.layout.n_links)
+    domain = domain_word(topology)
     head = element(
-        "p", f"{topology.n_gpus:,} GPUs on {topology.n_nodes:,} nodes: {topology.device(0).name}", class_="plan"
+        "p", f"{topology.n_gpus:,} GPUs on {topology.n_nodes:,} {domain}s: {topology.device(0).name}", class_="plan"
     )
     classes = link_classes(topology, idle)
     whole = answer_tables.links(classes)
     chart = topology_chart(topology, idle)
     *edges, points = chart.traces
     points = {**points, "marker": {**points["marker"], "showscale": False}}
-    summary = "switches of one kind behind those of the node are drawn as one"
-    chart = replace(chart, title="A node and the fabric", traces=(*edges, points), summary=summary)
+    summary = f"switches of one kind behind those of the {domain} are drawn as one"
+    chart = replace(chart, title=f"A {domain} and the fabric", traces=(*edges, points), summary=summary)
     kept = (0, 4, 5, 6)  # all but what says how busy they are
     cells = [[row[i] for i in kept] for row in whole.rows]
     rows = Grid("Links by class", [whole.columns[i] for i in kept], cells)
-    sections = [Section("links", "Links", "A node and the fabric", [chart, rows])]
+    sections = [Section("links", "Links", f"A {domain} and the fabric", [chart, rows])]
     document = {"topology": topology.name, "links": [one._asdict() for one in classes]}
     return make_page(topology.name, head, sections, document=document)
 

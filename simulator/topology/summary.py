@@ -61,14 +61,15 @@ class TopologySummary:
 
     def __str__(self) -> str:
         network = f"{self.fabric}, {self.n_switches} switches"
-        racks = f"{self.n_hosts} trays in {self.n_nodes} of {self.nodes_available} racks"
-        nodes = racks if self.n_hosts > self.n_nodes else f"{self.n_nodes} of {self.nodes_available} nodes"
+        domain = "rack" if self.n_hosts > self.n_nodes else "node"
+        trays = f"{self.n_hosts} trays in " if domain == "rack" else ""
+        nodes = f"{trays}{self.n_nodes} of {self.nodes_available} {domain}s"
         lines = [
             f"{self.name}: {self.description}" if self.description else self.name,
             f"  devices     {self.n_gpus} x {self.device} on {nodes}",
             f"  fabric      {network}; transports {', '.join(self.transports) or 'none'}",
             f"  NVLink      {format_bandwidth(self.nvlink_bytes_per_s)} per GPU and direction",
-            f"  network     {format_bandwidth(self.node_injection_bytes_per_s)} per node, "
+            f"  network     {format_bandwidth(self.node_injection_bytes_per_s)} per {domain}, "
             f"{format_bandwidth(self.gpu_internode_bytes_per_s)} per GPU",
             f"  bisection   {format_bandwidth(self.bisection_bytes_per_s)}",
             f"  storage     {_storage_words(self.storage_bytes_per_s, self.node_storage_bytes_per_s)}",
