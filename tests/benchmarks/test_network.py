@@ -64,6 +64,8 @@ def measured(benchmark, topology, flows):
 
 @pytest.mark.parametrize("n_flows", [100, 1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_concurrent_messages(benchmark, topology, n_flows):
+    if benchmark.disabled and n_flows > 1000:
+        pytest.skip("so many are for --benchmark-enable")
     measured(benchmark, topology, messages(topology, n_flows))
 
 
