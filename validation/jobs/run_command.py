@@ -15,7 +15,7 @@ import typer
 from simulator.errors import ConfigError
 from validation.emulation.job import parse_bytes
 from validation.emulation.ranks import ending_cleanly
-from validation.jobs.job_settings import COLLECTIVES, JOBS, TRAINING, Settings, axis_of, check_ranks
+from validation.jobs.job_settings import COLLECTIVES, JOBS, Settings, check_ranks, job_named
 from validation.jobs.launch import JobError, Launch, find_launch, process_group, require_torch, start_here
 from validation.tables.kinds import KINDS
 from validation.tables.writing import Row, print_rows, write_rows
@@ -29,7 +29,7 @@ _SHOWN = {
 
 def kind_of(job: str) -> str:
     """Kind of table that a job's rows belong to."""
-    return "training" if job in TRAINING else job
+    return "training" if JOBS[job].is_training else job
 
 
 def run_job(settings: Settings, launch: Launch) -> list[Row]:
@@ -63,7 +63,7 @@ def run_job(settings: Settings, launch: Launch) -> list[Row]:
 
 
 def _runner(job: str) -> Callable[[Settings, Launch, Any], list[Row]]:
-    if job in TRAINING:
+    if JOBS[job].is_training:
         from validation.jobs.timed_training import run_training
 
         return run_training
@@ -120,7 +120,7 @@ def describe_run(settings: Settings, launch: Launch) -> str:
 
 
 def run(
-    job: Annotated[str, typer.Argument(help="; ".join(f"{name}: {text}" for name, text in JOBS.items()))],
+    job: Annotated[str, typer.Argument(help="; ".join(f"{name}: {kind.says}" for name, kind in JOBS.items()))],
     model: Annotated[str, typer.Option(help="gpt2-micro, -tiny, gpt2, gpt2-medium, -large, -xl.")] = "gpt2-tiny",
     layers: Annotated[int, typer.Option(help="Blocks; 0 is the model's own number.")] = 0,
     sequence_length: Annotated[int, typer.Option(help="Tokens per sequence; 0 is the model's own.")] = 0,
@@ -145,7 +145,8 @@ def run(
 ) -> None:
     """Run a real job and print what it measured, in the columns of the measurement tables."""
     launch = find_launch(os.environ)
-    n_here = nproc or (1 if job in ("kernels", "single") else 2)
+    kind = job_named(job)
+    n_here = nproc or (1 if kind.is_alone else 2)
     n_ranks = launch.world_size if launch else n_here
     settings = Settings(
         job=job,
@@ -153,7 +154,7 @@ def run(
         layers=layers,
         seq_len=sequence_length,
         micro_batch=micro_batch,
-        n_micro_batches=micro_batches or (n_ranks if axis_of(job) == "pp" else 1),
+        n_micro_batches=micro_batches or (n_ranks if kind.axis == "pp" else 1),
         precision=precision,
         schedule=schedule,
         bucket_bytes=parse_bytes(bucket_bytes),

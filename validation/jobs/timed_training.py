@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from simulator.errors import ConfigError
 from validation.jobs.installed_trainers import INSTALLED
-from validation.jobs.job_settings import Settings, axis_of
+from validation.jobs.job_settings import JOBS, Settings
 from validation.jobs.launch import Launch
 from validation.jobs.model import SIZES, GptSize
 from validation.jobs.timing import GpuMonitor, PhaseClock, record_steps, synchronize
@@ -132,8 +132,8 @@ def _rows(settings: Settings, size: GptSize, launch: Launch, answers: Sequence[A
 
 def _base(settings: Settings, size: GptSize, launch: Launch) -> dict[str, Any]:
     world = launch.world_size
-    tp = world if axis_of(settings.job) == "tp" else 1
-    pp = world if axis_of(settings.job) == "pp" else 1
+    tp = world if JOBS[settings.job].axis == "tp" else 1
+    pp = world if JOBS[settings.job].axis == "pp" else 1
     dp = world // (tp * pp)
     return {
         "source": f"own measurement, torch {torch.__version__}",
