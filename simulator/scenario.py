@@ -12,6 +12,11 @@ from simulator.faults import Faults
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
 
+#: fields of a scenario whose flags have the names of NCCL's variables -> these names
+FLAG_NAMES = {"algorithm": "nccl_algo", "protocol": "nccl_proto"}
+#: the same the other way round
+FIELD_NAMES = {flag: name for name, flag in FLAG_NAMES.items()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:

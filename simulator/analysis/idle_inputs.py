@@ -70,6 +70,7 @@ def idle_by_name(
     from simulator.models.spec import ModelSpec
     from simulator.models.transformer import graph_scopes, recomputable
     from simulator.parallel.idle import idle_settings, is_alone
+    from simulator.scenario import FLAG_NAMES
 
     plan = scenario.plan
     scopes, modules = (graph_scopes(spec), recomputable(spec)) if isinstance(spec, ModelSpec) else ((), ())
@@ -84,11 +85,10 @@ def idle_by_name(
     choices = {
         "transport": scenario.transport, "algorithm": scenario.algorithm, "protocol": scenario.protocol, "network": network,
     }  # fmt: skip
-    flags = {"algorithm": "nccl_algo", "protocol": "nccl_proto"}
     found = [
         one._replace(name=name)
         for name, value in choices.items()
-        for one in idle_choices(topology.n_nodes, plan.gpus, **{flags.get(name, name): value})
+        for one in idle_choices(topology.n_nodes, plan.gpus, **{FLAG_NAMES.get(name, name): value})
     ]
     if not isinstance(spec, ModelSpec):
         found += _idle_of_modules(plan, given)

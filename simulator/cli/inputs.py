@@ -25,13 +25,12 @@ from simulator.interop.plan_files import PLAN_FILES, deepspeed_files
 from simulator.plan import SETTINGS
 from simulator.plan.names import is_switch
 from simulator.plan.published import LeftOut, Published
+from simulator.scenario import FIELD_NAMES
 from simulator.units import parse_quantity
 
 if TYPE_CHECKING:
     from simulator.models.recorded import RecordedModule
 
-#: flags of the collectives -> settings of the scenario
-_FORCED = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
 #: scenarios of a sweep that are asked for their recipes, and those without one that a note names
 _MOST_ASKED, _MOST_NAMED = 10_000, 4
 
@@ -127,7 +126,7 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
         if said is not None:
             found[name] = one.parse(said)
     for name in ("topology", "model", "network", "transport", "nccl_algo", "nccl_proto", "seed", "unfold"):
-        setting = _FORCED.get(name, name)
+        setting = FIELD_NAMES.get(name, name)
         if options.get(name) and options[name] != SCENARIO_SETTINGS[setting].default:
             flags[setting] = options[name]
     _warn_of_two(changes, {**flags, **({"gpus": options["gpus"]} if options.get("gpus") else {})})

@@ -17,11 +17,9 @@ from simulator.models.catalog import CATALOG
 from simulator.plan import SETTINGS, ParallelPlan, declared, setting_named
 from simulator.plan.names import is_switch, switched
 from simulator.plan.published import Published, published_recipe
-from simulator.scenario import Scenario
+from simulator.scenario import FIELD_NAMES, Scenario
 from simulator.topology.cluster_spec import ClusterSpec
 
-#: names of the command line for settings of a scenario
-_FLAGS = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
 #: settings of a scenario beside its plan and its changes of the cluster
 SCENARIO_SETTINGS = declared(Scenario, without=("plan", "overrides", "faults"))
 
@@ -41,10 +39,10 @@ def canonical_name(name: str) -> str:
     if one is not None:
         return one.key
     key = plain.replace("-", "_")
-    key = _FLAGS.get(key, key)
+    key = FIELD_NAMES.get(key, key)
     if key in (*SCENARIO_SETTINGS, *PLAN_FILES) or key in ClusterSpec.model_fields:
         return key
-    known = [*SCENARIO_SETTINGS, *SETTINGS, *_FLAGS, *PLAN_FILES]
+    known = [*SCENARIO_SETTINGS, *SETTINGS, *FIELD_NAMES, *PLAN_FILES]
     guess = did_you_mean(key, known)
     raise ConfigError(
         f"there is no setting '{name}'.{guess}",

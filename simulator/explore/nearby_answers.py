@@ -24,7 +24,7 @@ from simulator.interop import FORMATS
 from simulator.interop.emission import Request
 from simulator.models.spec import ModelSpec
 from simulator.plan import SETTINGS, ParallelPlan
-from simulator.scenario import Scenario
+from simulator.scenario import FLAG_NAMES, Scenario
 from simulator.simulation import simulate_on, topology_of
 from simulator.topology import LINK_KINDS, Topology
 from simulator.topology.device import load_device
@@ -46,8 +46,9 @@ _DEVICES = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm", "b200", "mi300x")
 _SIZES = (0.5, 2, 4)
 #: settings of a scenario and their flags
 _FLAGS = {
-    "network": "--network", "transport": "--transport", "algorithm": "--nccl-algo", "protocol": "--nccl-proto", "seed": "--seed",
-}  # fmt: skip
+    name: f"--{FLAG_NAMES.get(name, name).replace('_', '-')}"
+    for name in ("network", "transport", "algorithm", "protocol", "seed")
+}
 _PLAIN = Scenario(topology="", model="")
 
 
