@@ -144,8 +144,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run on which device, and stop.")] = False,
 ) -> None:
     """Run a real job and print what it measured, in the columns of the measurement tables."""
-    launch = find_launch(os.environ)
-    kind = job_named(job)
+    launch, kind = find_launch(os.environ), job_named(job)
     n_here = nproc or (1 if kind.is_alone else 2)
     n_ranks = launch.world_size if launch else n_here
     settings = Settings(
