@@ -7,7 +7,8 @@ completion and the reference are made from :data:`SETTINGS`.
 from __future__ import annotations
 
 from simulator.plan.fields import Setting, declared
-from simulator.plan.framework import FRAMEWORKS, Framework
+from simulator.plan.framework import Framework
+from simulator.plan.frameworks import FRAMEWORKS
 from simulator.plan.names import OTHER_NAMES, setting_named
 from simulator.plan.parallel_plan import SETTINGS, ParallelPlan
 from simulator.plan.precision import MOMENTS, PRECISIONS, Precision

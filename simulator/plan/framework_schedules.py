@@ -61,3 +61,12 @@ JAX = Pipelines(("gpipe", "1f1b", "1f1b-interleaved", "zb-1p", "dualpipe-v"), "n
 #: of programs that are none of the frameworks here: sail-sg's forks of Megatron-LM (sail-sg/zero-bubble-pipeline-parallelism,
 #: sail-sg/VocabularyParallelism) and DeepSeek's own trainer (deepseek-ai/DualPipe)
 OTHER_PROGRAMS = ("zb-2p", "v-half", "v-min", "interlaced", "dualpipe")
+#: those of which it is known who has them
+KNOWN = frozenset((*OTHER_PROGRAMS, *COMBINED)).union(
+    *(
+        one.schedules
+        for one in (
+            MEGATRON, DEEPSPEED, MEGATRON_DEEPSPEED, TORCH, KEMPNERFORGE, NANOTRON, INTERNEVO, LIBAI, LLAMA3, JAX,
+        )
+    )
+)  # fmt: skip

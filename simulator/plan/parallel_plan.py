@@ -13,7 +13,8 @@ from simulator.plan import vocabularies as terms
 from simulator.plan.data_parallelism import SHARDING_NAMES, Zero3Limits
 from simulator.plan.dispatchers import DISPATCHERS, Dispatcher, usual_sms
 from simulator.plan.fields import Effect, Setting, check_settings, declared, setting, words_of
-from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Host, hosted
+from simulator.plan.framework import Framework, Host
+from simulator.plan.frameworks import FRAMEWORK_ALIASES, FRAMEWORKS, hosted
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rank_order import DEFAULT_ORDER, replicas_in_node
 from simulator.plan.releases import ReleaseFacts

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS
+from simulator.plan.frameworks import FRAMEWORK_ALIASES, FRAMEWORKS
 from simulator.plan.stage_layout import parse_layout
 
 _MXFP8 = {"precision": "mxfp8", "release": "26.08", "moe_dispatcher": "hybridep", "schedule": "1f1b-combined"}

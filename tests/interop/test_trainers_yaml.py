@@ -4,7 +4,7 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.interop import import_any, recognise
-from simulator.plan.framework import FRAMEWORK_ALIASES
+from simulator.plan.frameworks import FRAMEWORK_ALIASES
 
 TORCHTUNE = """output_dir: /tmp/out
 tokenizer:

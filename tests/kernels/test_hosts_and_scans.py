@@ -12,7 +12,7 @@ from simulator.kernels.host import copy_bytes_per_s, cpu_adam_s, issue_s
 from simulator.kernels.pointwise import ELEMENTS_PER_CLOCK, PointwiseConstants, lookup
 from simulator.kernels.scan import ScanConstants, scan_time_s
 from simulator.models.layer import PointwiseShape, ScanShape
-from simulator.plan.framework import FRAMEWORKS
+from simulator.plan.frameworks import FRAMEWORKS
 from simulator.topology.device import Device, load_device
 
 SCAN = ScanShape(name="mamba2_ssd", batch=2, seq=4096, heads=8, groups=1, head_dim=64, state=128, chunk=256)

@@ -7,7 +7,6 @@ import pytest
 from simulator.errors import SimulatorError
 from simulator.plan import FRAMEWORKS, SETTINGS
 from simulator.plan import framework_schedules as pipelines
-from simulator.plan.framework import known_schedules
 from simulator.schedules import SCHEDULES, find_schedule
 from validation.tables.reader import MEASUREMENTS, read_table
 from validation.tables.training_rows import case_of
@@ -17,8 +16,9 @@ UNNAMED = {"LoopedBFS", "InterleavedZeroBubble", "PipelineScheduleSingle", "Pipe
 
 
 def test_every_declared_schedule_is_one_of_the_simulators():
-    assert known_schedules() <= set(SCHEDULES)
+    assert set(SCHEDULES) >= pipelines.KNOWN
     for one in FRAMEWORKS.values():
+        assert {*one.schedules, *one.expert_schedules} <= pipelines.KNOWN
         if one.schedules:
             assert "1f1b" in one.schedules, f"{one.name}: plans have 1F1B where they say nothing"
 
