@@ -171,7 +171,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 "hybridep": {"moe_dispatcher_sms": 32},  # moe_hybridep_num_sms of all performance recipes since 25.11
             },
             fragmentation=0.0,
-            usual=_USUAL_OF_CORE,
+            usual=(*_USUAL_OF_CORE, "own_recipes"),
             aliases=("nemo",),
         ),
         Framework(

@@ -32,9 +32,10 @@ Loss = Literal["vocabulary", "gathered", "torch", "torch-fp32"]
 #: What published runs of a framework have where they do not say: ``flash`` attention; ``interleaving`` of a pipeline's stages;
 #: ``sequence_parallel``, wherever tensors are split; ``parameter_gather`` beside forward; ``padded_vocabulary``, to 128 rows for each
 #: tensor-parallel rank; ``unbalanced_context``, ranks of which are not equally long under a causal mask; ``local_batch``, which a pipeline
-#: splits into micro-batches and gradient accumulation into pieces; ``drained_batch``, a local batch after which the pipeline drains.
+#: splits into micro-batches and gradient accumulation into pieces; ``drained_batch``, a local batch after which the pipeline drains; and
+#: ``own_recipes``, which set model by model what no cell of a table says: uneven ends, full sharding, widths of states.
 Usual = Literal["flash", "interleaving", "sequence_parallel", "parameter_gather", "padded_vocabulary", "unbalanced_context",
-                "local_batch", "drained_batch"]  # fmt: skip
+                "local_batch", "drained_batch", "own_recipes"]  # fmt: skip
 #: what people type, whatever the case -> pipeline schedule
 SCHEDULE_NAMES = {
     **{name: name for name in (*pipelines.TORCH.schedules, *pipelines.INTERNEVO.schedules, *pipelines.COMBINED)},

@@ -282,7 +282,7 @@ def _ends(layers: int, pp: int, virtual_pp: int, framework: str, assumed: list[s
     each = -(-layers // stages)
     last = layers - each * (stages - 1)
     if (
-        framework == "megatron-bridge"
+        _is_usual(framework, "own_recipes")
         and pp > 1 == virtual_pp
         and layers % stages
         and beside_ends(layers, stages) is None
@@ -363,7 +363,7 @@ def _heavier(row: Row, plan: ParallelPlan, layers: int, recompute: Sequence[Reco
         yield plan
     yield from (replace(plan, recompute=mode) for mode in recompute)
     if (
-        plan.framework == "megatron-bridge"
+        _is_usual(plan.framework, "own_recipes")
         and plan.model_parallel == 1
         and plan.sharding == "zero1"
         and not plan.lora_rank

@@ -252,7 +252,7 @@ def offloaded_when_sharded(row: Row) -> int:
 def optimizer_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any]:
     """Return the widths of the optimizer's states in recipes whose states are not fp32."""
     model = row.text("model").lower()
-    if framework != "megatron-bridge" or row.text("task") == "lora":
+    if "own_recipes" not in FRAMEWORKS[framework].usual or row.text("task") == "lora":
         return {}
     if container_of(row).startswith("24."):
         assumed.append("master_bytes 2: apex's distributed fused Adam keeps the remainders of master weights (NeMo 1)")
