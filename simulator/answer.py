@@ -370,13 +370,17 @@ def _said(plan: ParallelPlan) -> list[tuple[str, str]]:
     if plan.virtual_pp > 1:
         said.append((f"virtual_pp={plan.virtual_pp}", f"v{plan.virtual_pp}"))
     said += [(f"micro-batch {plan.micro_batch}", f"mb{plan.micro_batch}"), (f"global batch {plan.global_batch}", "")]
-    said += [(f"sequence {plan.sequence_length}", ""), (plan.precision, "")]
+    narrow = f" ({plan.fp8_modules} too)" if plan.fp8_modules else ""
+    said += [(f"sequence {plan.sequence_length}", ""), (f"{plan.precision}{narrow}", "")]
     if plan.sequence_parallel:
         said.append(("sequence parallelism", "sp"))
     if plan.sharding != "none":
         said.append((plan.sharding, plan.sharding))
     if plan.pp > 1:
         said.append((find_schedule(plan.schedule, plan.virtual_pp).name, ""))
+    if plan.ep > 1:
+        said.append((f"{plan.moe_dispatcher} dispatcher", ""))
+    said.append(("fused experts" * plan.moe_fused_experts, ""))
     if plan.recompute != "none":
         modules = plan.recompute_modules or ""
         said.append(

@@ -317,6 +317,17 @@ def test_a_plan_in_words_and_in_short_has_the_experts_own_degree():
     assert "etp" not in describe_plan(replace(plan, etp=2)) + abbreviate_plan(replace(plan, etp=2))
 
 
+def test_a_plan_in_words_has_what_recipes_turn_on_beside_a_precision():
+    """Megatron Bridge 26.06 fuses experts, exchanges by HybridEP and puts attention in eight bits for mixtures in MXFP8."""
+    settings = {"framework": "megatron-bridge", "gpus": 8, "dp": 8, "ep": 8, "micro_batch": 1, "global_batch": 8}
+    narrow, wide = (
+        describe_plan(ParallelPlan.of({**settings, "precision": word}, is_mixture=True)) for word in ("mxfp8", "bf16")
+    )
+    for words in ("mxfp8 (attention too)", "hybridep dispatcher", "fused experts", "CUDA graphs of full_iteration"):
+        assert words in narrow and words not in wide
+    assert "dispatcher" not in describe_plan(ParallelPlan(gpus=8, dp=8, micro_batch=1, global_batch=8))
+
+
 def test_the_page_on_memory_lists_every_category():
     page = (Path(__file__).resolve().parent.parent / "docs" / "memory.md").read_text(encoding="utf-8")
     listed = {
