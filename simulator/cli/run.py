@@ -23,6 +23,7 @@ from simulator.explore.full_answer import document, simulate_counts
 from simulator.explore.named_settings import given_in
 from simulator.explore.neighbourhood import Site, objection
 from simulator.faults import Faults
+from simulator.units import format_time
 
 if TYPE_CHECKING:
     from simulator.analysis.idle_inputs import Beside
@@ -45,7 +46,7 @@ def run_main(options: dict[str, Any]) -> None:
     module = recorded_module(options)
     if module is not None:
         settings["model"] = options["module"]
-    given = given_in(settings)
+    given, is_as_published = given_in(settings), set(settings) <= {"preset"}
     if counts:  # each takes its own
         say_recipes(({**settings, "gpus": count} for count in counts), said=said)
     else:
@@ -68,6 +69,8 @@ def run_main(options: dict[str, Any]) -> None:
     write_warnings((text for text in idle[-1] if all(text in each for each in idle)), said=said)
     write_warnings((text for result in results for text in result.warnings), said=said)
     write_warnings(_left_out_of_searches(results[-1]), said=said, kind="note")
+    is_as_published = is_as_published and not (faults or is_placed)
+    write_warnings(_measured(options, results[-1], is_as_published=is_as_published), said=said, kind="note")
     if request and options["flapping"] and len(results) > 1:
         write_warnings(
             ["--flapping is about the last of several jobs: their whole runs are without it"], said=said, kind="note"
@@ -117,6 +120,22 @@ def _beside(options: dict[str, Any], results: Sequence[Result], request: RunRequ
 def _left_out_of_searches(result: Result) -> list[str]:
     reason = objection(result.plan, Site(topology=result.topology, spec=result.spec))
     return [f"a search leaves this plan out: {reason}"] if reason else []
+
+
+def _measured(options: dict[str, Any], result: Result, *, is_as_published: bool) -> list[str]:
+    """Say what the run of a preset took, and how far the answer is from it where it is about that run."""
+    if not options["preset"]:
+        return []
+    from simulator.explore.presets import read_preset
+
+    preset, seconds = read_preset(options["preset"]), result.metrics.iteration_time_s
+    if preset.measured is None:
+        return []
+    took = f"{preset.title} took {format_time(preset.measured.iteration_time_s)} ({preset.measured.source})"
+    error = seconds / preset.measured.iteration_time_s - 1.0
+    return [
+        f"{took}: the answer is {abs(error):.1%} {'slower' if error > 0 else 'faster'}" if is_as_published else took
+    ]
 
 
 def _request(options: dict[str, Any], said: set[str]) -> RunRequest | None:

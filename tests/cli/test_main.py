@@ -15,6 +15,7 @@ from simulator.cli.main_flags import FLAGS
 from simulator.cli.options import MEMORY_MARGIN_HELP
 from simulator.cli.shared import say
 from simulator.explore.checkpoint_policy import POLICIES
+from simulator.explore.presets import read_preset
 from simulator.plan.published import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -679,3 +680,16 @@ def test_paths_with_brackets_are_printed_as_they_are(simulate, tmp_path):
     code, out, err = simulate("--topology", "dgx-a100-80g", "--model", config, "--gpus", 1, "--micro-batch", 1)
     assert code == 0, err
     assert str(config) in out.replace("\n", "")
+
+
+def test_a_preset_says_what_its_run_took_and_how_far_the_answer_is_from_it(simulate):
+    name = "llama3-8b-mi300x-8-8-fp8-current"
+    measured = read_preset(name).measured
+    code, out, err = simulate("--preset", name, "--json")
+    (note,) = [line for line in err.splitlines() if " took " in line]
+    error = json.loads(out)["iteration_time_s"] / measured.iteration_time_s - 1
+    assert code == 0 and measured.source in note
+    assert note.endswith(f"the answer is {abs(error):.1%} {'slower' if error > 0 else 'faster'}")
+    for change in (("--micro-batch", 2, "--global-batch", 16), ("--slow-rank", "0=1.5")):
+        (note,) = [line for line in simulate("--preset", name, *change, "--json")[2].splitlines() if " took " in line]
+        assert measured.source in note and "the answer is" not in note

@@ -168,7 +168,7 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
 
 
 def known_to(topology: str, cuda: str, why: str) -> tuple[str, str]:
-    """Return a CUDA release that was assumed, or the first that knows the GPUs of a cluster where that is a later one.
+    """Return a CUDA release that was assumed, or the first that knows the GPUs of a cluster where that is a later one; none of AMD's.
 
     Examples
     --------
@@ -176,17 +176,22 @@ def known_to(topology: str, cuda: str, why: str) -> tuple[str, str]:
     ('12.8', 'cuda 12.8: the first that knows b200')
     >>> known_to("selene", "11.1", "cuda 11.1: published 2021-04")
     ('11.1', 'cuda 11.1: published 2021-04')
+    >>> known_to("mi300x-8", "12.8", "cuda 12.8: published 2025-06")
+    ('', '')
     """
-    device, first = _first_cuda(topology)
+    device, first, vendor = _first_cuda(topology)
+    if vendor not in ("", "NVIDIA"):
+        return "", ""
     if not cuda or not first or release_order(cuda) >= release_order(first):
         return cuda, why
     return first, f"cuda {first}: the first that knows {device}"
 
 
 @cache
-def _first_cuda(topology: str) -> tuple[str, str]:
+def _first_cuda(topology: str) -> tuple[str, str, str]:
+    """Return the device of a cluster, the first CUDA release that knows it, and its vendor."""
     try:
         device = load_topology(topology).device(0)
     except ConfigError:  # a machine that is not shipped
-        return "", ""
-    return device.name, device.first_cuda
+        return "", "", ""
+    return device.name, device.first_cuda, device.vendor
