@@ -104,8 +104,12 @@ def scenario_of(settings: Mapping[str, Any]) -> Scenario:
 
 
 def given_in(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the plan that the user made: those written down, and those of files that are no defaults."""
-    from_files = with_files({name: value for name, value in settings.items() if name not in SETTINGS or name == "gpus"})
+    """Return the settings of the plan that the user made: those written down, and those of files that are no defaults.
+
+    Those of a preset are not the user's.
+    """
+    in_plan = (*SETTINGS.keys() - {"gpus"}, "preset")
+    from_files = with_files({name: value for name, value in settings.items() if name not in in_plan})
     in_files = {
         name: value for name, value in from_files.items() if name in SETTINGS and value != SETTINGS[name].default
     }
