@@ -6,12 +6,12 @@ hops; and when one process drives all GPUs of a node, the host's launches bound 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from simulator import collectives
 from simulator.collectives.constants import Between, Inside
-from simulator.collectives.nccl import REDUCING
+from simulator.collectives.nccl import PROTOCOLS, REDUCING
 from simulator.collectives.plan import plan_collective
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.table import SHARED, bus_factor
@@ -128,7 +128,8 @@ def benchmark_table(
         Type as nccl-tests names it, for the ``count`` column.
     """
     n_ranks = topology.n_gpus if n_gpus is None else n_gpus
-    _check(collective, topology, n_ranks, dtype=dtype, network=network, gpus_per_process=gpus_per_process)
+    _check_names(collective=collective, type=dtype, network=network, algorithm=algorithm, protocol=protocol)
+    _check_sizes(topology, n_ranks, gpus_per_process)
     group = (tuple(range(n_ranks)),)
     inside, _ = constants_of(shape_of(group[0], topology, transport, nccl=nccl))
     rows = []
@@ -155,16 +156,20 @@ def lone_flow_s(flow: Flow, topology: Topology, network: str = "flow") -> float:
     return to_s(end_ps)
 
 
-def _check(
-    collective: str, topology: Topology, n_ranks: int, *, dtype: str, network: str, gpus_per_process: int
-) -> None:
-    for what, name, known in (
-        ("collective", collective, collectives.COLLECTIVES),
-        ("type", dtype, DTYPE_BYTES),
-        ("network", network, NETWORKS),
-    ):
-        if name not in known:
-            raise ConfigError(f"{what} '{name}' is unknown", hint=f"one of {', '.join(known)}")
+def _check_names(**given: str | None) -> None:
+    known: Mapping[str, Collection[str]] = {
+        "collective": collectives.COLLECTIVES,
+        "type": DTYPE_BYTES,
+        "network": NETWORKS,
+        "algorithm": collectives.ALGORITHMS,
+        "protocol": PROTOCOLS,
+    }
+    for what, name in given.items():
+        if name and name not in known[what]:
+            raise ConfigError(f"{what} '{name}' is unknown", hint=f"one of {', '.join(known[what])}")
+
+
+def _check_sizes(topology: Topology, n_ranks: int, gpus_per_process: int) -> None:
     if n_ranks < 2:
         raise ConfigError(f"{n_ranks} GPUs: a collective needs two or more", hint="give --gpus")
     if n_ranks > topology.n_gpus:

@@ -71,7 +71,7 @@ def test_plot(simulate, tmp_path):
         (["all_reduce", "-t", "polaris", "--gpus", "8", "--min", "many"], "--min"),
         (["all_reduce", "-t", "polaris", "--gpus", "8", "--max", "1KiB", "--min", "2KiB"], "make no range"),
         (["all_reduce", "-t", "polaris", "--gpus", "8", "--transport", "pigeons"], "one of rdma, tcp"),
-        (["all_reduce", "-t", "polaris", "--gpus", "8", "--nccl-algo", "spiral"], "cannot use algorithm spiral"),
+        (["all_reduce", "-t", "polaris", "--gpus", "8", "--nccl-algo", "spiral"], "algorithm 'spiral' is unknown"),
         (["all_reduce", "-t", "missing.yaml", "--gpus", "8"], "missing.yaml"),
         (["all_reduce", "-t", "polaris", "--gpus", "8", "--max", "1KiB", "--plot", "x.foo"], "unknown format"),
     ],
