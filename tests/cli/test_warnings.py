@@ -275,3 +275,9 @@ def test_no_output_is_written_over_a_file_that_is_read(simulate, tmp_path, flag)
     code, _, err = simulate("-t", "bigred200", "-m", "gpt2", "--gpus", 2, "--deepspeed", plan, flag, plan)
     assert code == 3 and f"{flag} {plan}: would be written over the file that is read" in err
     assert plan.read_bytes() == before
+
+
+def test_what_a_preset_sets_is_not_the_users(simulate):
+    preset = ("--preset", "qwen3-30b-a3b-gb300-nvl72-8-mxfp8", "--json")
+    assert "has no effect" not in simulate(*preset)[2]
+    assert "--moe-dispatcher-sms has no effect" in simulate(*preset, "--set", "moe_dispatcher_sms=12")[2]

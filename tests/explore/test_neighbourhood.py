@@ -14,6 +14,7 @@ from simulator.explore.neighbourhood import (
     expert_rule,
     graph_rule,
     neighbours,
+    pipeline_rule,
     sharding_rule,
     tensor_rule,
 )
@@ -63,6 +64,16 @@ def test_interleaved_stages_take_groups_of_micro_batches(micro_batch, refused):
     site = Site(topology=load_topology("dgx-h100", 4), spec=find_spec("gpt2"))
     said = chunk_rule(plan, site)
     assert said.startswith(refused) and bool(said) == bool(refused)
+
+
+@pytest.mark.parametrize(("pp", "virtual_pp", "is_divided"), [(4, 2, True), (2, 8, True), (4, 3, False), (2, 15, True)])
+def test_embedding_and_loss_may_take_the_places_of_two_blocks(pp, virtual_pp, is_divided):
+    """Megatron-LM, ``get_num_layers_to_build``: 30 blocks and two more are 8 x 4 and 16 x 2; 30 alone are 30 x 1."""
+    plan = ParallelPlan(gpus=pp, pp=pp, dp=1, virtual_pp=virtual_pp, micro_batch=1, global_batch=12)
+    site = Site(topology=load_topology("dgx-h100", pp), spec=replace(find_spec("gpt2"), layers=30))
+    said = pipeline_rule(plan, site) or chunk_rule(plan, site)
+    assert bool(said) != is_divided
+    assert is_divided or "the 30 layers" in said
 
 
 @pytest.mark.parametrize(
@@ -267,6 +278,7 @@ def test_parts_of_pytorch_split_what_they_are_named_after(framework, degrees):
          "megatron-bridge does not run hsdp by this name: there it is sharding=zero3 with sharding_group=4"),
         ("megatron-core", {"pp": 2}, "megatron-core does not run hsdp"), ("deepspeed", {}, "deepspeed does not run hsdp"),
         ("fsdp2", {}, ""),
+        ("fsdp2", {"tp": 8}, "hsdp: no two of the 2 data-parallel ranks make groups that lie within nodes"),
     ],
 )  # fmt: skip
 def test_who_has_hybrid_shards_by_another_name_says_it(framework, settings, said):

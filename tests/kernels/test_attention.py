@@ -342,3 +342,13 @@ def test_sparse_attention_of_deepseek_v4_takes_what_it_fetches(kernel_pass: str,
     )
     device = load_device("mi355x")
     assert predict_rows_s([row], device, KernelConstants.of(device))[0] == pytest.approx(row.time_s, rel=0.12)
+
+
+def test_the_first_generation_of_wide_heads_is_a_share_of_the_second_of_wide_heads() -> None:
+    narrow, wide = (
+        {way: AttentionConstants(efficiency=share) for way in ("forward", "backward")} for share in (0.8, 0.4)
+    )
+    family = AttentionFamily(implementations={"default": narrow, "default_wide": wide})
+    for way in ("forward", "backward"):
+        first = {head_dim: family.of("flash_attention_1", way, head_dim).efficiency for head_dim in (128, 256)}
+        assert first[256] == pytest.approx(first[128] / 2)

@@ -309,3 +309,13 @@ def test_the_last_reduction_ends_after_backward():
     )
     reductions = [s for s in timeline.spans if s.stream != COMPUTE and getattr(s.op, "collective", "") == "all_reduce"]
     assert max(s.end_ps for s in reductions) > backward_ps
+
+
+def test_an_open_micro_batch_is_the_largest_power_of_two_that_fits():
+    """Short sequences of a small model: many more than 64."""
+    asked = Scenario(topology="bigred200", model="gpt2", plan=ParallelPlan(gpus=1, sequence_length=64))
+    result = simulate(asked)
+    found = result.plan.micro_batch
+    assert found > 64 and found & (found - 1) == 0
+    twice = simulate(replace(asked, plan=replace(asked.plan, micro_batch=2 * found)))
+    assert result.memory.fits and not twice.memory.fits

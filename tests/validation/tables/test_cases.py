@@ -422,6 +422,8 @@ def test_what_is_no_release_is_said_and_counts_as_none(word):
         ({"recompute_num_layers": "3", "recompute_modules": "mlp"}, {"recompute": "selective", "recompute_layers": None}),
         ({"precision": "FP8-MX"}, {"precision": "mxfp8"}),
         ({"task": "peft"}, {"lora_rank": 16}),
+        ({"task": "lora", "source": "NVIDIA-NeMo/Automodel", "notes": "LoRA rank 8"}, {"lora_rank": 8}),
+        ({"task": "lora", "source": "NVIDIA-NeMo/Automodel"}, {"lora_rank": 16}),
     ],
 )  # fmt: skip
 def test_words_of_recipes_are_those_of_the_plan(cells, settings):
