@@ -370,8 +370,8 @@ def _said(plan: ParallelPlan) -> list[tuple[str, str]]:
     if plan.virtual_pp > 1:
         said.append((f"virtual_pp={plan.virtual_pp}", f"v{plan.virtual_pp}"))
     said += [(f"micro-batch {plan.micro_batch}", f"mb{plan.micro_batch}"), (f"global batch {plan.global_batch}", "")]
-    narrow = f" ({plan.fp8_modules} too)" if plan.fp8_modules else ""
-    said += [(f"sequence {plan.sequence_length}", ""), (f"{plan.precision}{narrow}", "")]
+    narrow = f"{plan.fp8_modules} in 8 bits" if plan.fp8_modules else ""
+    said += [(f"sequence {plan.sequence_length}", ""), (plan.precision, ""), (narrow, "")]
     if plan.sequence_parallel:
         said.append(("sequence parallelism", "sp"))
     if plan.sharding != "none":

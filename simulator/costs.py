@@ -256,7 +256,10 @@ class ModelCosts:
         own: dict[tuple[int, int], Collective | Transfer] = {}
         for what, span in alike.items():
             for one in _communications(span, inner):
-                op = own.setdefault((id(one), self._mesh.stage_of(span.rank)), self._in_stage_of(span.rank, one))
+                here = id(one), self._mesh.stage_of(span.rank)
+                if here not in own:
+                    own[here] = self._in_stage_of(span.rank, one)
+                op = own[here]
                 counts[id(op)][span.rank] += n_times[what]
                 seen[id(op)] = op
         for key, op in seen.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import count, takewhile
 
 import numpy as np
 
@@ -175,7 +174,7 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
         return replace(scenario, plan=plan)
     best: Scenario | None = None
     most = plan.global_batch // plan.dp if plan.global_batch else MOST_SEQUENCES
-    for micro_batch in takewhile(lambda n: n <= most, (2**i for i in count())):
+    for micro_batch in (2**i for i in range(most.bit_length())):
         if plan.global_batch and plan.global_batch % (micro_batch * plan.dp):
             continue
         candidate = replace(scenario, plan=replace(plan, micro_batch=micro_batch).resolve(topology.n_gpus))

@@ -323,7 +323,12 @@ def test_a_plan_in_words_has_what_recipes_turn_on_beside_a_precision():
     narrow, wide = (
         describe_plan(ParallelPlan.of({**settings, "precision": word}, is_mixture=True)) for word in ("mxfp8", "bf16")
     )
-    for words in ("mxfp8 (attention too)", "hybridep dispatcher", "fused experts", "CUDA graphs of full_iteration"):
+    for words in (
+        "mxfp8, attention in 8 bits",
+        "hybridep dispatcher",
+        "fused experts",
+        "CUDA graphs of full_iteration",
+    ):
         assert words in narrow and words not in wide
     assert "dispatcher" not in describe_plan(ParallelPlan(gpus=8, dp=8, micro_batch=1, global_batch=8))
 

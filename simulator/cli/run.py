@@ -46,7 +46,7 @@ def run_main(options: dict[str, Any]) -> None:
     module = recorded_module(options)
     if module is not None:
         settings["model"] = options["module"]
-    given, is_as_published = given_in(settings), set(settings) <= {"preset"}
+    given, is_as_published = given_in(settings), set(settings) <= {"preset"} and not counts
     if counts:  # each takes its own
         say_recipes(({**settings, "gpus": count} for count in counts), said=said)
     else:

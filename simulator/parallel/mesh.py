@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from math import gcd
 
 from simulator.plan import ParallelPlan
@@ -191,27 +190,26 @@ class Mesh:
         )
 
     def _parts(self, groups: Groups, part: str) -> Groups:
-        """Cut groups by node, and across nodes those in the same place of their parts, which are equally long."""
-        found: list[tuple[int, ...]] = []
-        for group in groups:
-            size = self._length_of_parts(group)
-            locals_ = [group[i : i + size] for i in range(0, len(group), size)]
-            found += locals_ if part == "local" else zip(*locals_, strict=True)
-        return tuple(found)
+        """Cut groups by node into the largest blocks of one length, and across nodes the ranks in the same place of their blocks.
 
-    def _length_of_parts(self, group: tuple[int, ...]) -> int:
-        """Return the most consecutive ranks of a group that lie in one node wherever it is cut; all of them where no two do.
+        Groups that straddle nodes so that no two ranks can go together are left whole.
 
         References
         ----------
         deepseek-ai/DeepEP, branch ``hybrid-ep``: ``NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN`` is one number for all.
         """
-        ends = [i for i, (one, next_) in enumerate(pairwise(group), 1) if self._node(one) != self._node(next_)]
-        size = gcd(len(group), *ends)
-        return size if size > 1 else len(group)
-
-    def _node(self, rank: int) -> int:
-        return rank // self.gpus_per_node
+        found: list[tuple[int, ...]] = []
+        for group in groups:
+            by_node: dict[int, list[int]] = {}
+            for rank in group:
+                by_node.setdefault(rank // self.gpus_per_node, []).append(rank)
+            nodes = list(by_node.values())
+            size = gcd(*map(len, nodes))
+            if size == 1 < max(map(len, nodes)):
+                nodes, size = [list(group)], len(group)
+            blocks = [tuple(ranks[i : i + size]) for ranks in nodes for i in range(0, len(ranks), size)]
+            found += blocks if part == "local" else zip(*blocks, strict=True)
+        return tuple(found)
 
 
 class Communicators:

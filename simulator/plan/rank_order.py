@@ -56,4 +56,5 @@ def replicas_in_node(plan: ParallelPlan, gpus_per_node: int) -> int:
 
 def data_parallel_share(plan: ParallelPlan, n_ranks: int) -> float:
     """Return which share of the data-parallel replicas has ranks among ``n_ranks`` consecutive ones."""
-    return len({rank // strides(plan)["dp"] % plan.dp for rank in range(n_ranks)}) / plan.dp
+    stride = strides(plan)["dp"]
+    return len({rank // stride % plan.dp for rank in range(n_ranks)}) / plan.dp

@@ -431,6 +431,10 @@ def fusion_doubt(plan: ParallelPlan, *, has_experts: bool) -> str:
     )
 
 
+#: whose releases are containers, which bring features to frameworks
+_OF_CONTAINERS = "NVIDIA"
+
+
 def vendor_doubt(plan: ParallelPlan, vendor: str) -> str:
     """Say which software of a plan is for another vendor's GPUs than those of ``vendor``; nothing where none is."""
     found = []
@@ -446,10 +450,6 @@ def vendor_doubt(plan: ParallelPlan, vendor: str) -> str:
         f"{', '.join(found)}: not for {vendor}'s GPUs, and simulated as if it had been ported to them; --framework primus and "
         "--set moe_dispatcher=alltoall run there"
     )
-
-
-#: whose releases are containers, which bring features to frameworks
-_OF_CONTAINERS = "NVIDIA"
 
 
 def adapter_doubt(plan: ParallelPlan, hidden: int) -> str:

@@ -18,7 +18,7 @@ from simulator.identity import ByIdentity
 from simulator.program.op import Collective, HostWork, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
 from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Chart, axis, layout, line
-from simulator.schedules import PAIR_NAME, PARTS_OF_BACKWARD
+from simulator.schedules import PAIR_NAME, PARTS_OF_BACKWARD, PASS_NAMES
 from simulator.timeline import Span, Timeline, merge, total_ps
 from simulator.units import PS_PER_S
 
@@ -274,11 +274,11 @@ def _merge_short(pieces: Iterable[Piece], threshold_ps: int, tables: _Tables) ->
 
 #: kind of pass -> label, and the colours of its first and its last chunk
 _SHADES = {
-    "F": ("forward", (150, 208, 240), (33, 125, 187)),
-    "B": ("backward", (250, 207, 110), (205, 120, 0)),
-    "I": ("input gradient", (250, 207, 110), (205, 120, 0)),
-    "W": ("weight gradient", (232, 190, 214), (176, 96, 146)),
-    "P": ("forward and backward in turns", (160, 222, 190), (20, 140, 96)),
+    "F": (PASS_NAMES["F"], (150, 208, 240), (33, 125, 187)),
+    "B": (PASS_NAMES["B"], (250, 207, 110), (205, 120, 0)),
+    "I": (PASS_NAMES["I"], (250, 207, 110), (205, 120, 0)),
+    "W": (PASS_NAMES["W"], (232, 190, 214), (176, 96, 146)),
+    "P": (f"{PAIR_NAME} in turns", (160, 222, 190), (20, 140, 96)),
 }
 
 

@@ -690,6 +690,6 @@ def test_a_preset_says_what_its_run_took_and_how_far_the_answer_is_from_it(simul
     error = json.loads(out)["iteration_time_s"] / measured.iteration_time_s - 1
     assert code == 0 and measured.source in note
     assert note.endswith(f"the answer is {abs(error):.1%} {'slower' if error > 0 else 'faster'}")
-    for change in (("--micro-batch", 2, "--global-batch", 16), ("--slow-rank", "0=1.5")):
+    for change in (("--micro-batch", 2, "--global-batch", 16), ("--slow-rank", "0=1.5"), ("--gpus", "4,8")):
         (note,) = [line for line in simulate("--preset", name, *change, "--json")[2].splitlines() if " took " in line]
         assert measured.source in note and "the answer is" not in note

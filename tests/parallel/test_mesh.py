@@ -132,6 +132,14 @@ def test_parts_of_groups_inside_and_across_nodes():
     assert odd.groups("shard:local") == ((0, 1, 2, 3, 4, 5, 6),)
 
 
+def test_a_group_with_a_rank_on_each_node_has_nothing_within_nodes():
+    """Experts under tensor parallelism of a whole node: their ranks are eight apart, one to a node."""
+    mesh = Mesh(ParallelPlan(dp=4, tp=8, ep=4, etp=8, gpus=32), gpus_per_node=8)
+    assert mesh.groups("ep")[0] == (0, 8, 16, 24)
+    assert mesh.groups("ep:rail")[0] == (0, 8, 16, 24)
+    assert {len(block) for block in mesh.groups("ep:local")} == {1}
+
+
 def test_experts_whose_ranks_straddle_racks_exchange_by_the_largest_blocks_that_do_not():
     """Of 32 ranks from the 64th on 8 lie in the first rack of 72 and 24 in the next: four blocks of eight."""
     mesh = Mesh(ParallelPlan(dp=32, ep=32, pp=9, gpus=288, rank_order="tp-cp-ep-dp-pp"), gpus_per_node=72)
