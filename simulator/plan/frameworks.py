@@ -47,6 +47,23 @@ _TORCH_2_8 = "25.08"
 _MEGATRON_OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "muon")
 _USUAL_OF_CORE: tuple[Usual, ...] = ("flash", "interleaving", "parameter_gather", "padded_vocabulary")
 _USUAL_OF_TORCHTITAN: tuple[Usual, ...] = ("flash", "unbalanced_context", "local_batch")
+#: what Megatron-Core does below its own script and below NVIDIA's recipes
+_MEGATRON_CORE = Framework(
+    name="megatron-core",
+    kernels="fused",
+    data_parallel=MEGATRON_CORE,
+    pipeline=pipelines.MEGATRON,
+    expert_schedules=pipelines.COMBINED,
+    overlaps_interleaved_p2p=True,
+    lays_out_pipelines=True,
+    needs_layouts=True,
+    optimizers=_MEGATRON_OPTIMIZERS,
+    offloads_modules=True,
+    experts_need_split_tokens=True,
+    calls_modules=True,
+    captures=MEGATRON_GRAPHS,
+    fused_experts=FUSED_PRECISIONS,
+)
 #: PyTorch's own parts run one by one, as this project's jobs do
 _TORCH_DDP = Framework(
     name="torch-ddp",
@@ -116,47 +133,22 @@ FRAMEWORKS: dict[str, Framework] = {
             )
             for name, facts, beside in (("megatron", MEGATRON_LM, True), ("megatron-2021", MEGATRON_2021, False))
         ),
-        Framework(
-            name="megatron-core",
-            kernels="fused",
-            data_parallel=MEGATRON_CORE,
-            pipeline=pipelines.MEGATRON,
-            expert_schedules=pipelines.COMBINED,
+        replace(
+            _MEGATRON_CORE,
             rope_and_swiglu_fused_since=_MEGATRON_GATES,
             gradient_bytes_bf16=4,
-            overlaps_interleaved_p2p=True,
-            lays_out_pipelines=True,
-            needs_layouts=True,
-            optimizers=_MEGATRON_OPTIMIZERS,
-            offloads_modules=True,
-            experts_need_split_tokens=True,
-            calls_modules=True,
-            captures=MEGATRON_GRAPHS,
-            fused_experts=FUSED_PRECISIONS,
             usual=(*_USUAL_OF_CORE, "sequence_parallel"),
             aliases=("primus",),
         ),
-        Framework(
+        replace(
+            _MEGATRON_CORE,
             # NVIDIA's recipes (NeMo, Megatron Bridge: scripts/performance/configs): distributed optimizer with both of its
             # overlaps, sequence parallelism and Transformer Engine's user buffers
             # wherever tensors are split, gradients reduced in 16 bits (grad_reduce_in_fp32=False)
             name="megatron-bridge",
-            kernels="fused",
-            data_parallel=MEGATRON_CORE,
-            pipeline=pipelines.MEGATRON,
-            expert_schedules=pipelines.COMBINED,
-            overlaps_interleaved_p2p=True,
-            lays_out_pipelines=True,
-            needs_layouts=True,
-            optimizers=_MEGATRON_OPTIMIZERS,
-            offloads_modules=True,
-            experts_need_split_tokens=True,
-            calls_modules=True,
             gathers_narrow=True,  # all mixed-precision recipes of Megatron Bridge with delayed or current scaling
             relu2_unfused_in=_NEMO_2,
             router_fp32=True,  # providers of DeepSeek, Qwen3, Nemotron-H, OLMoE and others (src/megatron/bridge/models)
-            captures=MEGATRON_GRAPHS,
-            fused_experts=FUSED_PRECISIONS,
             margin_sms=16,  # CUDNNFE_CLUSTER_OVERLAP_MARGIN=8 clusters of two SMs (perf_plugins.py from 26.06 on)
             features=(FUSED_EXPERTS,),
             recipe={"sharding": "zero1", "overlap": True, "overlap_parameter_gather": True},
