@@ -319,3 +319,5 @@ def test_an_open_micro_batch_is_the_largest_power_of_two_that_fits():
     assert found > 64 and found & (found - 1) == 0
     twice = simulate(replace(asked, plan=replace(asked.plan, micro_batch=2 * found)))
     assert result.memory.fits and not twice.memory.fits
+    of_batch = replace(asked, plan=replace(asked.plan, global_batch=64))
+    assert simulate(of_batch).plan.micro_batch == 64  # all of it, and no more
