@@ -17,11 +17,12 @@ import numpy as np
 from simulator.answer import Answer, abbreviate_plan
 from simulator.config import notebook_table
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.bounds import Bounds, PlacedPlan
+from simulator.explore.bounds import Bounds
 from simulator.explore.candidates import PLAIN, TIGHTER, Candidates, n_ahead, plain_kind
 from simulator.explore.energy import PowerModel, power_model
 from simulator.explore.evaluation import Record, Store, compute, look_up
 from simulator.explore.judged_plans import JudgedPlans
+from simulator.explore.placed_plan import PlacedPlan
 from simulator.explore.space import AXES, Space
 from simulator.explore.workers import Pool
 from simulator.memory import MemoryReport
@@ -353,6 +354,8 @@ def _ranked(found: Iterable[Ranked], failures: Counter[str]) -> list[Ranked]:
     return ranked
 
 
+#: the place of the full bound, behind which the energy of a plan is not bounded any tighter
+_FULL = TIGHTER.index(Bounds.full_s)
 #: settings of a search beside the micro-batch
 _OTHERS = (*(name for name in AXES if name not in ("micro_batch", "virtual_pp")), "virtual_pp", "schedule")
 
@@ -512,17 +515,20 @@ class _Run:
         some = self.candidates
         left = [index for index in range(len(some)) if index not in self.found and index not in some.failed]
         quick_j = array("d", (energy.least_j(some[index], some.quick_s[index]) for index in left))
-        full_j = (lambda index: energy.least_j(some[index], some.bound_s(index, 0)),)
-        frontier = Frontier(left, quick_j, full_j, ask=self._ask, n_ahead=n_ahead(self.pool))
+        tighter_j = [partial(self._least_j, energy, level) for level in range(_FULL + 1)]
+        frontier = Frontier(left, quick_j, tighter_j, ask=self._ask, n_ahead=n_ahead(self.pool))
 
         def least(_: int = 0) -> float:
             return min((energy.joules(one.answer) for one in self.found.values()), default=float("inf"))
 
         while batch := frontier.take(self._n_at_once(), least):
-            for _ in self._simulate({index: some.bound_s(index, 0) for index, _ in batch}):
+            for _ in self._simulate({index: some.bound_s(index, _FULL) for index, _ in batch}):
                 pass
             self._tell(observe, frontier.n_left)
         return min(self.found.values(), key=lambda one: (energy.joules(one.answer), one.iteration_time_s))
+
+    def _least_j(self, energy: Energy, level: int, index: int) -> float:
+        return energy.least_j(self.candidates[index], self.candidates.bound_s(index, level))
 
     def _simulate(self, bounds_s: Mapping[int, float]) -> Iterator[int]:
         """Simulate plans, given their bounds, and yield each when its answer is noted."""

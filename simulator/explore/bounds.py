@@ -25,22 +25,22 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from typing import Any, NamedTuple, TypeVar, cast
 
 from simulator.costs import ModelCosts
-from simulator.engine import run
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.data_bounds import DataBound, data_bound
 from simulator.explore.least_durations import LeastDurations, Message
-from simulator.identity import ByIdentity, distinct
+from simulator.explore.pass_times import PASSES, PassTimes
+from simulator.explore.placed_plan import PlacedPlan
+from simulator.identity import ByIdentity
 from simulator.memory import MemoryReport, estimate
-from simulator.models.layer import CommunicationPoint, Layer, Model
+from simulator.models.layer import CommunicationPoint, Layer
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
-from simulator.network import NETWORKS
 from simulator.parallel.classes import fills_nodes
 from simulator.parallel.context import LayerCollective, exchange_context
 from simulator.parallel.lower import data_parallel, split_layers
@@ -48,20 +48,16 @@ from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.muon import MuonMessage, owned_matrices
 from simulator.parallel.rank_model import boundary_bytes, model_for
 from simulator.parallel.repetition import count_in_rows
-from simulator.parallel.stage import StageLayers
-from simulator.parallel.states import accumulation_traffic, optimizer_step, split_parameters
+from simulator.parallel.states import optimizer_step, split_parameters
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective, Kernel, KernelRun, Transfer
-from simulator.program.program import COMPUTE, Block, Program, RankProgram, Task
+from simulator.program.op import Collective, Kernel, Transfer
+from simulator.program.program import COMPUTE
 from simulator.scenario import Scenario
 from simulator.schedules import (
     SATURATED_GROUPS,
     Kind,
-    Placement,
     Row,
-    Schedule,
     build_table,
-    find_schedule,
     peak_in_flight,
     placement_of,
     sends_block,
@@ -69,7 +65,6 @@ from simulator.schedules import (
 from simulator.simulation import lower_scenario
 from simulator.topology import Topology
 
-Chunks = tuple[tuple[tuple[Layer, ...], ...], ...]
 What = TypeVar("What", bound=Hashable)
 #: durations are rounded to picoseconds in the simulator, each a little; a bound must stay below
 SLACK = 1.0 - 1e-7
@@ -79,10 +74,6 @@ MOST_PLANS = 4096
 MOST_RANKS = 1 << 20
 #: layers that are kept with their times
 MOST_LAYERS = 2048
-#: what a device is busy with while its host runs ahead
-AHEAD_S = 100.0
-#: the passes of a chunk in a step, where nothing divides its backward
-_PASSES: tuple[Kind, ...] = ("F", "B")
 
 
 class LayerTime(NamedTuple):
@@ -94,33 +85,12 @@ class LayerTime(NamedTuple):
     backward_host_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedPlan:
-    """A plan with its layers on their stages."""
+class _Kernels(NamedTuple):
+    """Kernels of one stage in a step."""
 
-    plan: ParallelPlan
-    model: Model
-    placement: Placement
-    chunks: Chunks
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule, whose properties decide what can be said about its rows."""
-        return find_schedule(self.plan.schedule, self.plan.virtual_pp)
-
-    @property
-    def n_times(self) -> int:
-        """How often a step runs each chunk forward and backward: for half of the micro-batches where pipelines run both ways."""
-        return self.plan.n_micro_batches // (2 if self.placement.layout == "bidirectional" else 1)
-
-    def stage_layers(self, stage: int) -> list[Layer]:
-        """All layers of a stage, chunk after chunk."""
-        return [layer for chunk in self.chunks[stage] for layer in chunk]
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether backward computes anything again."""
-        return any(layer.recompute for layer in distinct(self.model.layers))
+    device_s: float
+    filled_s: float  #: With the passes before them that are known to fill the pipeline.
+    host_s: float
 
 
 class Bounds:
@@ -137,20 +107,14 @@ class Bounds:
         self._layer_times: dict[tuple[object, ...], tuple[Layer, LayerTime]] = {}
         self._meshes: dict[tuple[object, ...], Mesh] = {}
         self._mesh_of: ByIdentity[ParallelPlan, Mesh] = ByIdentity(MOST_PLANS)
-        self._settings: ByIdentity[ParallelPlan, tuple[bool, tuple[object, ...]]] = ByIdentity(MOST_PLANS)
         self._communicators: dict[tuple[int, ...], Communicators] = {}
         self._counts_in: dict[tuple[object, ...], tuple[Counter[Any], ...]] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[int, ...], ...]] = {}
-        self._passes: dict[tuple[object, ...], tuple[object, tuple[float, float]]] = {}
-        self._streams: dict[tuple[object, ...], tuple[object, Mapping[str, float]]] = {}
-        self._pairs: dict[tuple[object, ...], tuple[object, float]] = {}
-        self._runs: dict[tuple[object, ...], tuple[object, float]] = {}
         self._alone: dict[tuple[int, int, Kind], tuple[PlacedPlan, int]] = {}
-        self._costs_of: tuple[ParallelPlan, ModelCosts] | None = None
-        self._writers: tuple[PlacedPlan, dict[int, StageLayers]] | None = None
         self._messages: dict[tuple[object, ...], Message] = {}
         self._collective_s: dict[tuple[object, ...], tuple[object, float]] = {}
         self._evenness = LeastDurations(self.costs).evenness
+        self._passes = PassTimes(self.costs, self.durations, self.mesh, self.communicators)
 
     # -- what a plan is made of -----------------------------------------------------------------------------------
 
@@ -238,17 +202,29 @@ class Bounds:
 
     def quick_s(self, layout: PlacedPlan) -> float:
         """Return a bound from kernels alone: stages, filling where the schedule is known to wait for it, and the host."""
-        plan, n_times = layout.plan, layout.n_times
-        longest_s = fill_s = 0.0
+        return SLACK * max(max(kernels.filled_s, kernels.host_s) for kernels in self._kernels(layout))
+
+    def stage_s(self, layout: PlacedPlan, known_s: float = 0.0) -> float:
+        """Return the bound of one stage, with what its passes exchange: of that whose kernels end last; or a known one that is tighter."""
+        if layout.plan.pp == 1:
+            return known_s  # all stages are one, which the full bound looks at
+        kernels = self._kernels(layout)
+        stage = max(range(len(kernels)), key=lambda one: kernels[one].filled_s)
+        work_s, host_s = self._work_s(layout, stage)
+        return max(known_s, SLACK * max(kernels[stage].filled_s - kernels[stage].device_s + work_s, host_s))
+
+    def _kernels(self, layout: PlacedPlan) -> list[_Kernels]:
+        """Return the kernels of all stages."""
+        found: list[_Kernels] = []
+        fill_s = 0.0
         for chunks in layout.chunks:
-            times = [self.layer_time(layer, plan) for chunk in chunks for layer in chunk]
-            device_s = sum(time.forward_s + time.backward_s for time in times)
-            host_s = sum(time.forward_host_s + time.backward_host_s for time in times)
-            longest_s = max(longest_s, fill_s + n_times * device_s, n_times * host_s)
+            times = [self.layer_time(layer, layout.plan) for chunk in chunks for layer in chunk]
+            device_s = layout.n_times * sum(time.forward_s + time.backward_s for time in times)
+            host_s = layout.n_times * sum(time.forward_host_s + time.backward_host_s for time in times)
+            found.append(_Kernels(device_s, fill_s + device_s, host_s))
             if layout.schedule.ends_with_first_chunk:
-                first = [self.layer_time(layer, plan) for layer in chunks[0]]
-                fill_s += sum(time.forward_s + time.backward_s for time in first)
-        return SLACK * longest_s
+                fill_s += sum(time.forward_s + time.backward_s for time in times[: len(chunks[0])])
+        return found
 
     def compute_s(self, layout: PlacedPlan) -> float:
         """Return what ranks compute at least in a step, the optimizer left out: the mean over all stages."""
@@ -299,15 +275,11 @@ class Bounds:
                 self._meshes,
                 self._communicators,
                 self._collective_s,
-                self._passes,
-                self._streams,
-                self._pairs,
-                self._runs,
                 self._messages,
             ):
                 known.clear()
             self._mesh_of.clear()
-            self._settings.clear()
+            self._passes.forget()
 
     def _bound_s(self, layout: PlacedPlan, *, runs_passes: bool) -> float:
         self._forget()
@@ -316,14 +288,12 @@ class Bounds:
         ends = {0, plan.pp - 1}
         data = {stage: self._data(layout, stage, durations) for stage in ends}
         embedding_s, norm_s = self._joint_s(layout, durations)
-        first_backward_s = (
-            self._pass_s(layout, 0, 0, "B", durations)[0] if layout.schedule.ends_with_first_chunk else 0.0
-        )
+        first_backward_s = self._passes.pass_s(layout, 0, 0, "B")[0] if layout.schedule.ends_with_first_chunk else 0.0
         fill_s = drain_s = latest_s = work_s = host_s = forward_s = backward_s = 0.0
         for stage in range(plan.pp):
             is_new = not self._works_as_before(layout, stage)
             if is_new:
-                work_s, host_s = self._work_s(layout, stage, durations, runs_passes=runs_passes)
+                work_s, host_s = self._work_s(layout, stage, runs_passes=runs_passes)
             own_s = fill_s + work_s
             through_s = own_s + drain_s
             exchanged_s = max(0.0, work_s - self._computed_s(layout, stage))
@@ -332,7 +302,7 @@ class Bounds:
             )
             candidates = [through_s, through_data_s + embedding_s, host_s]
             if stage in data:
-                last_s = first_backward_s if stage == 0 else self._last_backward_s(layout, stage, durations)
+                last_s = first_backward_s if stage == 0 else self._last_backward_s(layout, stage)
                 candidates += [
                     data[stage].after_backward_s(own_s, last_s, exchanged_s=exchanged_s) + embedding_s,
                     data[stage].stream_s,
@@ -341,13 +311,13 @@ class Bounds:
             latest_s = max(latest_s, *candidates)
             if layout.placement.layout == "loop" and stage < plan.pp - 1:
                 if is_new:
-                    forward_s = self._pass_s(layout, stage, 0, "F", durations)[0]
+                    forward_s = self._passes.pass_s(layout, stage, 0, "F")[0]
                 fill_s += forward_s + self._transfer_s(plan, stage, stage + 1)
                 if (
                     layout.schedule.ends_with_first_chunk
                 ):  # elsewhere weight gradients follow the last gradient that is sent
                     if is_new:
-                        backward_s = self._pass_s(layout, stage, 0, "B", durations)[0]
+                        backward_s = self._passes.pass_s(layout, stage, 0, "B")[0]
                     drain_s += backward_s + self._transfer_s(plan, stage + 1, stage)
         step_s = max(self._step_s(layout, stage, durations) + data[stage].after_step_s for stage in ends)
         return SLACK * (latest_s + norm_s + step_s)
@@ -356,14 +326,14 @@ class Bounds:
         """Tell whether the passes of a stage, and the messages between them, take what those of the stage before it do."""
         plan, chunks = layout.plan, layout.chunks
         is_between = 1 < stage < plan.pp - 1 and layout.placement.layout == "loop"
-        if not (is_between and layout.schedule.ends_with_first_chunk and self._settings.of(plan, self._settings_of)[0]):
+        if not (is_between and layout.schedule.ends_with_first_chunk and self._passes.are_alike(plan)):
             return False
         to_next = self._transfer_s(plan, stage, stage + 1) == self._transfer_s(plan, stage - 1, stage)
         to_last = self._transfer_s(plan, stage, stage - 1) == self._transfer_s(plan, stage - 1, stage - 2)
         return to_next and to_last and chunks[stage] == chunks[stage - 1]
 
-    def _last_backward_s(self, layout: PlacedPlan, stage: int, durations: LeastDurations) -> float:
-        return self._pass_s(layout, stage, 0, "B", durations)[0] if layout.schedule.ends_with_first_chunk else 0.0
+    def _last_backward_s(self, layout: PlacedPlan, stage: int) -> float:
+        return self._passes.pass_s(layout, stage, 0, "B")[0] if layout.schedule.ends_with_first_chunk else 0.0
 
     def _data(self, layout: PlacedPlan, stage: int, durations: LeastDurations) -> DataBound:
         plan = layout.plan
@@ -374,26 +344,22 @@ class Bounds:
             is_first=stage == 0,
         )  # fmt: skip
 
-    def _work_s(
-        self, layout: PlacedPlan, stage: int, durations: LeastDurations, *, runs_passes: bool = False
-    ) -> tuple[float, float]:
+    def _work_s(self, layout: PlacedPlan, stage: int, *, runs_passes: bool = False) -> tuple[float, float]:
         """Least time of all passes of a stage, one after the other, and host time to issue them."""
         plan = layout.plan
         if layout.schedule.takes_turns:
-            return self._in_turns_s(layout, stage, durations, runs_passes=runs_passes)
+            return self._in_turns_s(layout, stage, runs_passes=runs_passes)
         work_s = host_s = 0.0
         counts = self._counts(layout, stage)
         for (kind, chunk), count in counts.items():
-            pass_s, issue_s = self._pass_s(layout, stage, chunk, kind, durations)
+            pass_s, issue_s = self._passes.pass_s(layout, stage, chunk, kind)
             n_alone = self._n_alone(layout, stage, kind) if runs_passes else 0
             work_s += (count - n_alone) * pass_s
-            work_s += n_alone * self._run_pass_s(layout, stage, chunk, kind) if n_alone else 0.0
+            work_s += n_alone * self._passes.run_pass_s(layout, stage, chunk, kind) if n_alone else 0.0
             host_s += count * issue_s
         return work_s + (self._waited_s(layout, stage, counts) if sends_block(plan) else 0.0), host_s
 
-    def _in_turns_s(
-        self, layout: PlacedPlan, stage: int, durations: LeastDurations, *, runs_passes: bool
-    ) -> tuple[float, float]:
+    def _in_turns_s(self, layout: PlacedPlan, stage: int, *, runs_passes: bool) -> tuple[float, float]:
         """Least time of a stage's passes where forwards and backwards take turns, and host time to issue them.
 
         A pair, and a pass between pairs, that nothing outside touches occupies the compute stream as a whole. All else may hide
@@ -404,18 +370,18 @@ class Bounds:
         is_alone = self._are_alone(layout, stage)
         pairs = self._counted(layout.plan, _pairs_between)[stage] if is_alone else Counter[tuple[int, int]]()
         singles = self._counted(layout.plan, _singles_between)[stage] if is_alone else Counter[tuple[Kind, int]]()
-        pair_s = self._run_pair_s if runs_passes else partial(self._pair_s, durations)
+        pair_s = self._passes.run_pair_s if runs_passes else self._passes.pair_s
         computed_s = sum(count * pair_s(layout, stage, chunks) for chunks, count in pairs.items())
         for (kind, chunk), count in singles.items():
             n_run = count - 1 if runs_passes else 0
-            computed_s += (count - n_run) * self._pass_s(layout, stage, chunk, kind, durations)[0]
-            computed_s += n_run * self._run_pass_s(layout, stage, chunk, kind) if n_run else 0.0
+            computed_s += (count - n_run) * self._passes.pass_s(layout, stage, chunk, kind)[0]
+            computed_s += n_run * self._passes.run_pass_s(layout, stage, chunk, kind) if n_run else 0.0
         n_counted = Counter(singles)
         for chunks, count in pairs.items():
-            n_counted.update(dict.fromkeys(zip(_PASSES, chunks, strict=True), count))
+            n_counted.update(dict.fromkeys(zip(PASSES, chunks, strict=True), count))
         busy_s: Counter[str] = Counter()
-        for kind, chunk in product(_PASSES, range(layout.placement.n_chunks)):
-            streams_s = self._streams_s(layout, stage, chunk, kind, durations)
+        for kind, chunk in product(PASSES, range(layout.placement.n_chunks)):
+            streams_s = self._passes.streams_s(layout, stage, chunk, kind)
             busy_s.update({stream: layout.n_times * time_s for stream, time_s in streams_s.items()})
             computed_s += (layout.n_times - n_counted[kind, chunk]) * streams_s.get(COMPUTE, 0.0)
         return max(computed_s, *busy_s.values()), host_s
@@ -423,7 +389,7 @@ class Bounds:
     def _are_alone(self, layout: PlacedPlan, stage: int) -> bool:
         """Whether nothing outside touches the passes of a stage for certain, but the first forward and the last backward."""
         strategy = data_parallel(layout.stage_layers(stage), layout.plan, self.communicators(layout.plan, stage))
-        is_quiet = all(strategy.is_quiet(kind, 1, is_last=False) for kind in _PASSES)
+        is_quiet = all(strategy.is_quiet(kind, 1, is_last=False) for kind in PASSES)
         return is_quiet and not self.scenario.faults and fills_nodes(self.mesh(layout.plan))
 
     def _waited_s(self, layout: PlacedPlan, stage: int, counts: Mapping[tuple[Kind, int], int]) -> float:
@@ -458,7 +424,7 @@ class Bounds:
     def _counts(self, layout: PlacedPlan, stage: int) -> dict[tuple[Kind, int], int]:
         plan = layout.plan
         if layout.schedule.ends_with_first_chunk:
-            return {(kind, c): plan.n_micro_batches for c in range(layout.placement.n_chunks) for kind in _PASSES}
+            return {(kind, c): plan.n_micro_batches for c in range(layout.placement.n_chunks) for kind in PASSES}
         return self._counted(plan, _passes_in)[stage]
 
     def _counted(self, plan: ParallelPlan, count: Callable[[Row], Counter[What]]) -> tuple[Counter[What], ...]:
@@ -469,60 +435,6 @@ class Bounds:
             build = partial(build_table, plan.schedule, plan.pp, n_chunks=n_chunks, n_at_once=plan.drains_every)
             self._counts_in[key] = count_in_rows(build, plan.pp, plan.n_micro_batches, count)
         return cast("tuple[Counter[What], ...]", self._counts_in[key])
-
-    def _pass_s(
-        self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind, durations: LeastDurations
-    ) -> tuple[float, float]:
-        """Least time of one pass through one chunk, and host time to issue it."""
-        layers, key = layout.chunks[stage][chunk], self._pass_key(layout, stage, chunk, kind)
-        known = self._passes.get(key)
-        if known is None:
-            known = self._passes[key] = (layers, durations.tasks_s(self._block(layout, stage, chunk, kind).tasks))
-        return known[1]
-
-    def _block(self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind) -> Block:
-        """Return one pass through one chunk as a block."""
-        return self._stage_layers(layout, stage).block(chunk, kind)
-
-    def _stage_layers(self, layout: PlacedPlan, stage: int) -> StageLayers:
-        """Return what writes down the passes of a stage, kept as long as bounds of its layout are asked for."""
-        if self._writers is None or self._writers[0] is not layout:
-            self._writers = layout, {}
-        writers = self._writers[1]
-        if stage not in writers:
-            communicators = self.communicators(layout.plan, stage)
-            writers[stage] = StageLayers(layout.chunks[stage], layout.plan, communicators, communicators)
-        return writers[stage]
-
-    def _streams_s(
-        self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind, durations: LeastDurations
-    ) -> Mapping[str, float]:
-        """Least time that one pass through one chunk keeps each stream busy."""
-        layers, key = layout.chunks[stage][chunk], self._pass_key(layout, stage, chunk, kind)
-        known = self._streams.get(key)
-        if known is None:
-            known = self._streams[key] = (layers, durations.streams_s(self._block(layout, stage, chunk, kind).tasks))
-        return known[1]
-
-    def _pass_key(self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind) -> tuple[object, ...]:
-        """Return what the times of a pass depend on."""
-        is_alike, settings = self._settings.of(layout.plan, self._settings_of)
-        return (tuple(map(id, layout.chunks[stage][chunk])), kind, 0 if is_alike else stage, settings)
-
-    def _settings_of(self, plan: ParallelPlan) -> tuple[bool, tuple[object, ...]]:
-        """Return whether passes of equal layers take the same time on all stages, and what else of a plan they depend on.
-
-        Where they do and all nodes are sound, they take the same time with any number of stages, too.
-        """
-        mesh = self.mesh(plan)
-        is_whole = plan.tp * mesh.n_replicas % self.topology.gpus_per_node == 0 and mesh.has_outermost_stages
-        is_alike = is_whole and self._is_uniform(plan)
-        settings = (
-            plan.tp if is_alike and not self.scenario.faults else id(mesh), plan.rank_order, plan.sequence_parallel,
-            plan.asynchronous_tp, plan.context_exchange, plan.cp_load_balance, plan.moe_dispatcher, plan.moe_fp8_dispatch,
-            plan.moe_shared_expert_overlap, plan.dispatcher_sms, plan.sharding, accumulation_traffic(plan),
-        )  # fmt: skip
-        return is_alike, settings
 
     def _n_alone(self, layout: PlacedPlan, stage: int, kind: Kind) -> int:
         """Return how many passes of a chunk nothing outside touches for certain: not the first forward and the last backward."""
@@ -537,58 +449,6 @@ class Bounds:
                 self._alone.clear()
             self._alone[key] = layout, plan.n_micro_batches - 1 if is_quiet else 0
         return self._alone[key][1]
-
-    def _run_pass_s(self, layout: PlacedPlan, stage: int, chunk: int, kind: Kind) -> float:
-        """Return the time that a pass takes in the engine, with nothing else in the network and a host that is far ahead."""
-        key = self._pass_key(layout, stage, chunk, kind)
-        return self._run_s(layout, stage, key, lambda: (self._block(layout, stage, chunk, kind),))
-
-    def _pair_s(self, durations: LeastDurations, layout: PlacedPlan, stage: int, chunks: tuple[int, int]) -> float:
-        """Return the least time of a forward and a backward that take turns."""
-        key = self._pair_key(layout, stage, chunks)
-        known = self._pairs.get(key)
-        if known is None:
-            tasks = tuple(map(Task, self._pair(layout, stage, chunks)))
-            known = self._pairs[key] = (layout.chunks[stage], durations.tasks_s(tasks)[0])
-        return known[1]
-
-    def _run_pair_s(self, layout: PlacedPlan, stage: int, chunks: tuple[int, int]) -> float:
-        """Return the time in the engine of a forward and a backward that take turns."""
-        key = self._pair_key(layout, stage, chunks)
-        return self._run_s(layout, stage, key, lambda: self._pair(layout, stage, chunks))
-
-    def _pair_key(self, layout: PlacedPlan, stage: int, chunks: tuple[int, int]) -> tuple[object, ...]:
-        return tuple(self._pass_key(layout, stage, chunk, kind) for chunk, kind in zip(chunks, _PASSES, strict=True))
-
-    def _pair(self, layout: PlacedPlan, stage: int, chunks: tuple[int, int]) -> tuple[Block | KernelRun, ...]:
-        both, tail = self._stage_layers(layout, stage).paired_blocks(*chunks)
-        return both, *(run for run in tail if run)
-
-    def _run_s(
-        self,
-        layout: PlacedPlan,
-        stage: int,
-        key: tuple[object, ...],
-        new_ops: Callable[[], tuple[Block | KernelRun, ...]],
-    ) -> float:
-        plan = layout.plan
-        known = self._runs.get(key)
-        if known is None:
-            if self._costs_of is None or self._costs_of[0] is not plan:
-                self._costs_of = plan, ModelCosts(self.topology, replace(self.scenario, plan=plan))
-                self._costs_of[1].kernels = self.costs.kernels  # which remembers the times of shapes
-            ahead = Kernel(name="before", phase="forward", duration_s=AHEAD_S)
-            rank = self.mesh(plan).stage_ranks(stage)[0]
-            tasks = (Task(ahead), *map(Task, new_ops()))
-            program = Program(ranks=(RankProgram(rank=rank, members=(rank,), tasks=tasks),))
-            line = run(program, self._costs_of[1], lambda: NETWORKS[self.scenario.network](self.topology))
-            taken_ps = sum(span.duration_ps for span in line.simulated[1:])
-            known = self._runs[key] = (layout.chunks[stage], taken_ps * 1e-12)
-        return known[1]
-
-    def _is_uniform(self, plan: ParallelPlan) -> bool:
-        """Tell whether groups inside a stage look the same on every stage of whole nodes: they stay within nodes."""
-        return plan.cp == 1 and not plan.has_expert_axes and self.topology.gpus_per_node % plan.tp == 0
 
     def _transfer_s(self, plan: ParallelPlan, source: int, target: int) -> float:
         return self._message(plan, source, target).alone_s
@@ -662,7 +522,7 @@ def _singles_between(row: Row) -> Counter[tuple[Kind, int]]:
     """Count the whole passes of a row outside pairs by kind and chunk."""
     is_second = [False, *(action.is_paired for action in row[:-1])]
     singles = (a for a, is_within in zip(row, is_second, strict=True) if not (a.is_paired or is_within))
-    return Counter((action.kind, action.chunk) for action in singles if action.kind in _PASSES)
+    return Counter((action.kind, action.chunk) for action in singles if action.kind in PASSES)
 
 
 def _fullest(layout: PlacedPlan, in_flight: Sequence[Sequence[int]]) -> list[int]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from simulator.collector import collector_paused
 from simulator.errors import ConfigError
-from simulator.explore.bounds import Bounds, PlacedPlan
+from simulator.explore.bounds import Bounds
+from simulator.explore.placed_plan import PlacedPlan
 from simulator.explore.workers import Pool
 from simulator.interop import load_model
 from simulator.plan import ParallelPlan
@@ -34,7 +35,12 @@ def plain_kind(plan: ParallelPlan) -> str:
 #: layouts of candidates that are kept at a time
 MOST_LAYOUTS = 2048
 #: bounds behind the quick one, each tighter and dearer than the one before, which it is given
-TIGHTER: tuple[Callable[[Bounds, PlacedPlan, float], float], ...] = (Bounds.full_s, Bounds.run_s, Bounds.path_s)
+TIGHTER: tuple[Callable[[Bounds, PlacedPlan, float], float], ...] = (
+    Bounds.stage_s,
+    Bounds.full_s,
+    Bounds.run_s,
+    Bounds.path_s,
+)
 #: plans whose next bound is worked out at a time, per worker
 _AHEAD_PER_WORKER = 16
 #: pieces for every worker: plans of one share layers, which each worker has to look at anew

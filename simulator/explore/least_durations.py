@@ -144,13 +144,15 @@ def _ends_s(tasks: Sequence[Task], device_s: Sequence[float], first: int | None 
     Streams run their tasks in order and tasks wait for what they name: the longest path through both.
     """
     floor_s = 0.0 if first is None else -inf
-    ends: list[float] = []
+    begin = first or 0  # nothing leads from a task to those before it
+    ends = [floor_s] * begin
     free: dict[str, float] = {}
-    for index, (task, seconds) in enumerate(zip(tasks, device_s, strict=True)):
-        start_s = free.get(task.stream, floor_s)
-        for earlier in task.after:
+    for index in range(begin, len(tasks)):
+        _, stream, after, *_ = tasks[index]
+        start_s = free.get(stream, floor_s)
+        for earlier in after:
             start_s = max(start_s, ends[earlier])
-        end_s = 0.0 if index == first else start_s + seconds
-        free[task.stream] = end_s
+        end_s = 0.0 if index == first else start_s + device_s[index]
+        free[stream] = end_s
         ends.append(end_s)
     return ends

@@ -335,6 +335,8 @@ def _cut_tail(tasks: list[Task], first: int, *, delays_weights: bool) -> Tail:
 
 #: layers of a chunk, by the identity of each: equal ones are shared, and the model holds them
 _Content = tuple[int, ...]
+#: tasks of a layer, by its identity, the kind of pass and whether all ranks of the stage do the same
+Templates = dict[tuple[int, Kind, bool], Template]
 
 
 class StageLayers:
@@ -348,6 +350,8 @@ class StageLayers:
         Of a stage whose blocks are the same where they have the same layers.
     partner : StageLayers, optional
         Of a class whose parts of joint passes are the same where they have the same layers.
+    templates : Templates, optional
+        Tasks of layers, which their owner holds, as another stage in the same circumstances has written them down.
     """
 
     def __init__(
@@ -358,13 +362,14 @@ class StageLayers:
         inside: Communicators | None = None,
         twin: StageLayers | None = None,
         partner: StageLayers | None = None,
+        templates: Templates | None = None,
     ) -> None:
         self.chunks = [tuple(chunk) for chunk in chunks]
         self.plan = plan
         self.communicators = communicators
         self._class_communicators = inside or Communicators(communicators.mesh, communicators.rank, folded=True)
         # by the identity of a layer, whose hundreds of kernels take long to hash; the stage holds it
-        self._templates: dict[tuple[int, Kind, bool], Template] = {}
+        self._templates: Templates = {} if templates is None else templates
         self._content = [tuple(map(id, chunk)) for chunk in chunks]
         self._blocks: dict[tuple[_Content, Kind, int], Block] = twin._blocks if twin else {}
         self._joint_blocks: dict[tuple[_Content, Kind, int], Block] = partner._joint_blocks if partner else {}

@@ -445,8 +445,10 @@ def test_candidates_come_back_as_they_were_and_few_layouts_are_held(monkeypatch)
     assert len(some._layouts) <= 3
     assert list(some.peak_bytes) == list(range(1000, 1020))
     assert list(some.quick_s) == [bounds.quick_s(layout) for layout in layouts]
-    for level, bound in enumerate((bounds.full_s, bounds.run_s, bounds.path_s)):
-        assert [some.bound_s(index, level) for index in range(4)] == [bound(layout) for layout in layouts[:4]]
+    expected = [bounds.quick_s(layout) for layout in layouts[:4]]
+    for level, bound in enumerate((bounds.stage_s, bounds.full_s, bounds.run_s, bounds.path_s)):
+        expected = [bound(layout, known_s) for layout, known_s in zip(layouts[:4], expected, strict=True)]
+        assert [some.bound_s(index, level) for index in range(4)] == expected
     arrays = (*vars(some).values(), *some._tighter_s)
     kept = sum(one.itemsize * len(one) for one in arrays if isinstance(one, array))
     assert kept < 100 * len(some)

@@ -97,7 +97,7 @@ def test_no_simulation_undercuts_its_bound(
     except InfeasiblePlanError:
         assume(False)
     seconds = result.metrics.iteration_time_s
-    assert bounds.quick_s(layout) <= seconds
+    assert max(bounds.quick_s(layout), bounds.stage_s(layout)) <= seconds
     assert bounds.full_s(layout) <= bounds.run_s(layout) <= bounds.path_s(layout) <= seconds
     assert bounds.memory(layout) == result.memory
     breakdown = result.metrics.breakdown
@@ -385,8 +385,45 @@ def test_of_single_plans_little_is_remembered_at_a_time(monkeypatch):
     """With room for three plans, bounds of ten are what they are by themselves."""
     scenario, cluster, spec, plans = prepared("bigred200", "gpt2", 4, 8, "megatron", None, "flow", "1f1b", "bf16")
     monkeypatch.setattr("simulator.explore.bounds.MOST_PLANS", 3)
+    monkeypatch.setattr("simulator.explore.pass_times._MOST_PLANS", 3)
     for shared, _ in shared_and_alone(scenario, cluster, spec, plans[:10]):
-        assert all(len(list(memory.items())) <= 3 for memory in (shared._mesh_of, shared._settings, shared._alone))
+        memories = shared._mesh_of, shared._passes._settings, shared._alone
+        assert all(len(list(memory.items())) <= 3 for memory in memories)
+
+
+def test_tasks_of_layers_are_let_go_where_they_have_become_many(monkeypatch):
+    """With room for those of a few layers, bounds are what they are by themselves."""
+    scenario, cluster, spec, plans = prepared("bigred200", "gpt2", 4, 8, "megatron", None, "flow", "1f1b", "bf16")
+    most_alone, most_shared = 0, 0
+    monkeypatch.setattr("simulator.explore.pass_times._MOST_TEMPLATES", 6)
+    for shared, alone in shared_and_alone(scenario, cluster, spec, plans):
+        numbers = [sum(len(here.templates) for here in one._passes._circumstances.values()) for one in (shared, alone)]
+        most_shared, most_alone = max(most_shared, numbers[0]), max(most_alone, numbers[1])
+    assert 6 < most_shared <= 6 + most_alone
+
+
+@pytest.mark.parametrize(
+    ("topology", "gpus", "pp", "places"), [("gb200-nvl72", 16, 4, 1), ("dgx-h100", 16, 4, 2), ("dgx-h100", 32, 2, 2)]
+)
+def test_stages_that_lie_alike_in_one_nvlink_domain_share_their_passes(topology, gpus, pp, places):
+    """Experts that stay in a rack exchange the same tokens over the same links, whichever trays they are on.
+
+    One half of a node may have other links than the other half, and a stage on two nodes is a place of its own.
+    """
+    mixture = replace(
+        find_spec("mixtral-8x7b"), name="small mixture", layers=8, hidden=512, ffn_hidden=1024, expert_hidden=1024,
+        heads=8, kv_heads=8, head_dim=64, vocab=1024,
+    )  # fmt: skip
+    base = ParallelPlan(
+        gpus=gpus, global_batch=2 * gpus, framework="megatron-core", schedule="1f1b-combined", sequence_length=256,
+    )  # fmt: skip
+    scenario = Scenario(topology=topology, model="mixtral-8x7b", plan=base)
+    allowed = {"pp": (pp,), "tp": (1, 2), "ep": (4,), "recompute": ("none",), "micro_batch": (1,), "virtual_pp": (2,)}
+    cluster = load_topology(topology, gpus)
+    plans = list(Space(topology=cluster, spec=mixture, base=base, allowed=allowed).plans())
+    assert plans
+    for _, alone in shared_and_alone(scenario, cluster, mixture, plans):
+        assert len(alone._passes._circumstances) == places
 
 
 @pytest.mark.parametrize("framework", ["fsdp", "torchtitan"])
