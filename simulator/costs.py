@@ -34,7 +34,7 @@ from simulator.program.program import Block
 from simulator.scenario import Scenario
 from simulator.timeline import SheetSpans, Span, Timeline
 from simulator.topology.graph import Topology
-from simulator.topology.link import LINK_KINDS
+from simulator.topology.link import LINK_KINDS, NVLINK_KINDS
 from simulator.units import to_ps
 
 #: kernels that modules written in Python launch, where the framework's are
@@ -42,7 +42,7 @@ _OF_MODULES = (GemmShape, AttentionShape, ScanShape)
 #: axes whose collectives run over buffers that Megatron registers with NCCL
 _REGISTERED = frozenset(("dp", "shard", "replicate", "expert_dp", "expert_shard", "expert_replicate"))
 #: kinds of links between the GPUs of a node, as the topology's arrays have them
-_NVLINKS = [LINK_KINDS.index(kind) for kind in ("nvlink", "nvswitch")]
+_NVLINKS = [LINK_KINDS.index(kind) for kind in NVLINK_KINDS]
 
 
 class ModelCosts:

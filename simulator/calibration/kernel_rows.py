@@ -17,7 +17,6 @@ from simulator.kernels.conditions import CONDITIONS, Conditions
 from simulator.models.compressed import mean_keys
 from simulator.models.layer import (
     DTYPE_BYTES,
-    SCALED_BYTES,
     AttentionShape,
     GemmShape,
     KernelShape,
@@ -25,6 +24,7 @@ from simulator.models.layer import (
     PointwiseShape,
     ScanShape,
 )
+from simulator.plan.precision import SCALED_BYTES
 from simulator.topology.device import load_device
 
 _DTYPES = {

@@ -18,6 +18,7 @@ from simulator.collectives.groups import Groups, Phase, nothing
 from simulator.collectives.loads import Scales, Traffic, combine
 from simulator.collectives.nccl import PROTOCOLS, SIMPLE, NcclQuestion
 from simulator.collectives.table import Send, Table
+from simulator.topology.cluster_spec import SOCKETS
 
 #: all-to-all keeps every pair up to this many; beyond, node distances are sampled evenly
 _MAX_PAIRS = 32_768
@@ -25,8 +26,6 @@ _MAX_PAIRS = 32_768
 LL_MESSAGE_BYTES = 16384
 #: messages that are under way at once there, each on a channel of its own (``src/include/device.h``: ``MAXCHANNELS``, half each way)
 MOST_CHANNELS = 32
-#: transports whose bytes the host's threads copy
-SOCKETS = ("tcp", "ipoib")
 
 
 def all_to_all(n_ranks: int) -> Table:

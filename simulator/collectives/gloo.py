@@ -74,7 +74,7 @@ def all_to_all(n_ranks: int) -> Table:
 
 
 @lru_cache(maxsize=1)  # a file to read
-def _constants() -> tuple[float, float]:
+def constants() -> tuple[float, float]:
     """Seconds per collective and per round that are not on the wire."""
     data, _ = load_yaml(resolve_name("gloo", "network"))
     return float(data["collective_us"]) * 1e-6, float(data["round_us"]) * 1e-6
@@ -110,7 +110,7 @@ class Gloo(Algorithm):
 
     def terms(self, case: Case) -> Terms:
         """Rounds, and the raw links' bytes."""
-        collective_s, round_s = _constants()
+        collective_s, round_s = constants()
         rounds = self.round_bytes(case)
         n_rounds = sum(kind.times for kind in rounds)
         route_s = case.shape.between_latency_s if case.shape.n_nodes > 1 else case.shape.inside_latency_s

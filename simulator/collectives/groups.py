@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -69,12 +70,24 @@ class Groups:
         )
 
     def between(self, a: IntArray, b: IntArray, amounts: FloatArray) -> Traffic:
-        """Traffic from nodes ``a`` to nodes ``b`` of each group, spread over the ranks of a node."""
+        """Traffic from nodes ``a`` to nodes ``b`` of each group, spread over the NICs of a node by the ranks beside them.
+
+        Every channel of NCCL leaves a node through another NIC, however many ranks are near to it.
+        """
         if self.ranks is None:
             return self._between_unequal(a, b, amounts)
         source, target = self.ranks[:, a, :], self.ranks[:, b, :]
-        amount = np.broadcast_to(amounts[None, :, None] / self.ranks.shape[2], source.shape)
+        amount = np.broadcast_to(amounts[None, :, None] * self._shares_of_nics(), source.shape)
         return Traffic(source=source.ravel(), target=target.ravel(), amount=amount.ravel())
+
+    def _shares_of_nics(self) -> FloatArray:
+        """Return what each rank of a node has of its NICs, which ranks share evenly, shape [ranks_per_node]."""
+        assert self.ranks is not None
+        near = [self.topology.nics_of(rank) for rank in self.ranks[0, 0].tolist()]
+        sharers = Counter(nic for nics in near for nic in nics)
+        if not sharers:
+            return np.full(len(near), 1.0 / len(near))
+        return np.array([sum(1.0 / sharers[nic] for nic in nics) for nics in near]) / len(sharers)
 
     def _between_unequal(self, a: IntArray, b: IntArray, amounts: FloatArray) -> Traffic:
         """The same where nodes have unequally many ranks: as many of them meet as the smaller node has.

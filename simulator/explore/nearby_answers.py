@@ -16,7 +16,7 @@ from typing import TypedDict
 
 from simulator.analysis.metrics import Breakdown
 from simulator.answer import Memory, Result
-from simulator.changes import MachineChange
+from simulator.changes import BETWEEN, MachineChange
 from simulator.errors import ConfigError, SimulatorError
 from simulator.explore.energy import Price, price_of, training_of
 from simulator.explore.neighbourhood import Neighbour, Site, nearest, neighbours
@@ -28,12 +28,13 @@ from simulator.scenario import FLAG_NAMES, Scenario
 from simulator.simulation import simulate_on, topology_of
 from simulator.topology import LINK_KINDS, Topology
 from simulator.topology.device import load_device
+from simulator.topology.link import NVLINK_KINDS
 from simulator.units import format_duration
 
 Choices = dict[str, str]
 
 #: machines that are looked at: what it is called, and the kinds of links that get so many times their rate
-_LINKS = {"NIC bandwidth": ("nic", "fabric"), "NVLink bandwidth": ("nvlink", "nvswitch")}
+_LINKS = {"NIC bandwidth": BETWEEN, "NVLink bandwidth": NVLINK_KINDS}
 #: the same in a cluster file: section and key of each rate that is stated there
 _KEYS = {
     "NIC bandwidth": (("node.nics", "bandwidth"), ("fabric", "link_bandwidth"), ("fabric", "global_bandwidth")),

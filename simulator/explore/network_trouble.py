@@ -27,6 +27,7 @@ from simulator.explore.run_request import LinksInRun, parse_time
 from simulator.faults import Faults, find_links
 from simulator.simulation import simulate_on
 from simulator.topology import Topology, Transport
+from simulator.topology.cluster_spec import SOCKETS
 from simulator.topology.fabrics.fat_tree import TreeSpec
 from simulator.topology.layout import RegularLayout, build_layout
 from simulator.units import format_time
@@ -35,7 +36,7 @@ from simulator.units import format_time
 GIVEN_UP_S = 7 * 4.096e-6 * 2**20
 #: the same of TCP, whose 15 retransmissions come later each time
 TCP_GIVEN_UP_S = 924.6
-_OVER_TCP = ("tcp", "ipoib", "gloo")
+_OVER_TCP = (*SOCKETS, "gloo")
 #: whose time is published; others (EFA's SRD, Slingshot, Omni-Path) are assumed to give up as RDMA does
 _SOURCED = ("rdma", "roce", *_OVER_TCP)
 #: until traffic goes around a link that is down; assumed, of the order of routing protocols and of bonded ports

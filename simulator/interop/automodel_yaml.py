@@ -15,6 +15,7 @@ from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
 from simulator.interop.trainer import catalogue_model
 from simulator.plan import SETTINGS
+from simulator.plan.frameworks import automodel
 
 KEYS = shipped_table("automodel")
 #: modules that have adapters where a file says all linear ones
@@ -87,8 +88,7 @@ def _framework(found: FoundKeys, degrees: dict[str, int]) -> str:
     """Return whose kernels run: Transformer Engine's, Liger's patches of plain modules, or the modules alone."""
     if "te" in (found["model.backend.attn"], found["model.backend.linear"]):
         return "automodel-te"
-    is_patched = found["model.use_liger_kernel"] and degrees["tp"] * degrees["cp"] == 1
-    return "automodel-liger" if is_patched else "automodel"
+    return automodel(degrees, wants_liger=bool(found["model.use_liger_kernel"]))
 
 
 def _batch(found: FoundKeys, pp: int, layers: int) -> dict[str, Any]:

@@ -112,12 +112,12 @@ def node_of_parts(device: str, n_gpus: int, source: str, **sections: Mapping[str
     return {"device": device, "gpus": n_gpus, "source": source, **told}
 
 
-def nvlink_of(
+def nvlink_of_counts(
     counts: Sequence[Sequence[int]], device: str, account: Account, *, switches: int | None = None
 ) -> dict[str, Any] | None:
     """Return the NVLinks of counts that do not tell their rate: that of the device, a shipped name or a file."""
     name = Path(device).stem
-    each, common = NVLINK_BYTES_PER_S[nvlink_generation(name)], NVLINK_BYTES_PER_S[COMMON_NVLINK]
+    each, common = NVLINK_BYTES_PER_S[nvlink_generation(device)], NVLINK_BYTES_PER_S[COMMON_NVLINK]
     section = nvlink_section(counts, in_gb(each), switches=switches)
     if section:
         known = "NVLink 2 to 4 have" if each == common else f"{name} has"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from simulator.link_generations import MOST_NVLINKS, NVLINK_BYTES_PER_S, XGMI_BYTES_PER_S
+from simulator.link_generations import MOST_NVLINKS, NVLINK_BYTES_PER_S, XGMI_BYTES_PER_S, nvlink_of
 from simulator.topology.cluster_spec import HYBRID_CUBE_MESH
 from simulator.topology.device import load_device
 
@@ -176,28 +176,29 @@ def nvlink_section(
     return {"kind": "matrix", "matrix": matrix, **common}
 
 
-#: NVLinks of a board with NVLink, and their generation (data sheets of V100, A100, H100, B200 and GB200)
+#: NVLinks of a board with NVLink (data sheets of V100, A100, H100, B200 and GB200)
 _LINKS = {
-    "v100": (6, 2),
-    "a100": (12, 3),
-    **dict.fromkeys(("h100", "h200", "h20", "gh200"), (18, 4)),
-    "h800": (8, 4),
-    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), (18, 5)),
+    "v100": 6,
+    "a100": 12,
+    **dict.fromkeys(("h100", "h200", "h20", "gh200"), 18),
+    "h800": 8,
+    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), 18),
 }
 _ON_A_BASEBOARD = 8
-#: generation of NVLink where a file tells none: 2 to 4 have one rate
+#: generation of NVLink where a device tells none: 2 to 4 have one rate
 COMMON_NVLINK = 4
 
 
 def nvlink_generation(device: str) -> int:
-    """Return the generation of NVLink of a device by its name, one that is as fast as most where it is not known.
+    """Return the generation of NVLink of a device, a shipped name or a file; one that is as fast as most where it is not known.
 
     Examples
     --------
-    >>> nvlink_generation("a100-sxm4-80g"), nvlink_generation("b200"), nvlink_generation("mine")
+    >>> nvlink_generation("a100-sxm4-80g"), nvlink_generation("b200"), nvlink_generation("mi300x")
     (3, 5, 4)
     """
-    return _LINKS.get(device.partition("-")[0], (0, COMMON_NVLINK))[1]
+    capability = load_device(device).compute_capability.replace(".", "")
+    return nvlink_of(int(capability)) if capability.isdecimal() else COMMON_NVLINK
 
 
 def baseboard_nvlink(product: str, device: str, n_gpus: int) -> dict[str, Any] | None:
@@ -205,8 +206,8 @@ def baseboard_nvlink(product: str, device: str, n_gpus: int) -> dict[str, Any] |
     family = device.partition("-")[0]
     if family not in _LINKS or n_gpus < 2 or "PCI" in product.upper() or "NVL" in product.upper():
         return None
-    links, generation = _LINKS[family]
-    rate = in_gb(NVLINK_BYTES_PER_S[generation])
+    links = _LINKS[family]
+    rate = in_gb(NVLINK_BYTES_PER_S[nvlink_generation(device)])
     if n_gpus == _ON_A_BASEBOARD and family == "v100" and "SXM3" not in product:
         return nvlink_section(HYBRID_CUBE_MESH, rate)
     is_tray = family.startswith("gb")  # all its links go to switches outside

@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from simulator.config import read_text
-from simulator.interop.cluster import ImportedCluster, node_of_parts, node_on_a_switch, nvlink_of, shipped_device
+from simulator.interop.cluster import ImportedCluster, node_of_parts, node_on_a_switch, nvlink_of_counts, shipped_device
 from simulator.interop.format import Account, Format, FormatPart, refuse
 from simulator.interop.hardware import nvlink_generation
 from simulator.interop.syntax import parse_xml
@@ -116,8 +116,8 @@ def _device(found: _Found, path: str | Path, account: Account) -> str:
 
 def _node(root: Element, found: _Found, device: str, source: str, account: Account) -> dict[str, Any]:
     gpus = list(found.gpus)
-    counts = _nvlinks(root, len(gpus), NVLINK_BYTES_PER_S[nvlink_generation(Path(device).stem)], account)
-    nvlink = nvlink_of(counts, device, account) if counts else None
+    counts = _nvlinks(root, len(gpus), NVLINK_BYTES_PER_S[nvlink_generation(device)], account)
+    nvlink = nvlink_of_counts(counts, device, account) if counts else None
     if nvlink:
         account.use("NVLinkBandwidth")
     elif counts is None:

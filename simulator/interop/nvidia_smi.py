@@ -14,7 +14,7 @@ from simulator.interop.cluster import (
     joined_below,
     node_of_parts,
     node_on_a_switch,
-    nvlink_of,
+    nvlink_of_counts,
     shipped_device,
 )
 from simulator.interop.format import Account, Format, FormatPart, refuse
@@ -161,7 +161,7 @@ def import_nvidia_smi(
         )
     if device is None:
         account.assume(f"device {name}: {links} NVLinks per GPU; the matrix does not name it")
-    nvlink = nvlink_of(counts, name, account)
+    nvlink = nvlink_of_counts(counts, name, account)
     switches = _switches(matrix)
     node = node_of_parts(
         name,

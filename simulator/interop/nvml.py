@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, joined_below, node_of_parts, nvlink_of
+from simulator.interop.cluster import ImportedCluster, joined_below, node_of_parts, nvlink_of_counts
 from simulator.interop.format import Account, Format
 from simulator.interop.hardware import device_of_product
 from simulator.link_generations import MOST_NVLINKS, NODE_PCIE
@@ -114,7 +114,7 @@ def _nvlink(ask: _Asker, handles: list[Any], device: str, account: Account) -> d
         return None
     if others:
         counts = [[0 if i == j else min(through) for j in range(size)] for i in range(size)]
-    return nvlink_of(counts, device, account, switches=len(others) or None)
+    return nvlink_of_counts(counts, device, account, switches=len(others) or None)
 
 
 def _busid(info: Any) -> str:

@@ -86,14 +86,9 @@ class DispatcherKernels:
         return self.dispatch if operator == "dispatch" else self.combine
 
 
-def copying_s(constants: DispatchConstants, routed: Routed, n_sms: int, nvlink_bytes_per_s: float) -> float:
-    """Seconds in which SMs and links move the tokens of a rank."""
+def copying_s(constants: DispatchConstants, routed: Routed, n_sms: int, link_bytes_per_s: float) -> float:
+    """Seconds in which SMs and links of a rate move the tokens of a rank: the smooth maximum of both, which count where they are near."""
     copy_bytes = routed.n_tokens * (routed.token_bytes + constants.header_bytes)
     by_sms = copy_bytes * (routed.n_places + constants.reads) / (n_sms * constants.sm_bytes_per_s)
     leaving = copy_bytes * routed.n_places * (1.0 - 1.0 / routed.n_all)
-    return larger(by_sms, leaving / (constants.link_share * nvlink_bytes_per_s))
-
-
-def larger(a: float, b: float) -> float:
-    """Return a smooth maximum of two bounds, which both count where they are near."""
-    return smooth_maximum(a, b, _NORM)
+    return smooth_maximum(by_sms, leaving / (constants.link_share * link_bytes_per_s), _NORM)

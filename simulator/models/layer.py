@@ -42,9 +42,6 @@ DTYPE_BYTES: dict[str, int] = {
 }
 #: types whose operands carry scales -> type of their elements
 SCALED_ELEMENTS = {"fp8": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
-#: bytes per element of operands with their scales: one for a whole tensor (fp8), one of 8 bits for 32 elements (mxfp8), for 16
-#: (nvfp4), for 32 of 4 bits (mxfp4), one of 32 bits for 128 (fp8_block)
-SCALED_BYTES = {"fp8": 1.0, "fp8_block": 1.03, "mxfp8": 1.03, "nvfp4": 0.5625, "mxfp4": 0.53}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

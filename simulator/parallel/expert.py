@@ -17,16 +17,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import comb
 
-from simulator.models.layer import CommunicationPoint
+from simulator.models.layer import DTYPE_BYTES, CommunicationPoint
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.parallel.context import Item, LayerCollective
 from simulator.parallel.mesh import Communicators
 from simulator.plan import ParallelPlan
+from simulator.plan.precision import SCALED_BYTES
 from simulator.program.op import Routed
 
 #: bytes of an element in eight bits with a scale of fp32 per 128, over those in sixteen (DeepSeek-V3, section 3.3.2)
-FP8_SHARE = (1 + 4 / 128) / 2
+FP8_SHARE = SCALED_BYTES["fp8_block"] / DTYPE_BYTES["bf16"]
 
 
 def expected_places(n_places: int, top_k: int, n_experts: int, n_groups: int = 0, groups_per_token: int = 0) -> float:

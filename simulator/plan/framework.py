@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from simulator.plan import framework_schedules as pipelines
@@ -20,6 +20,8 @@ Host = Literal["eager", "compiled", "graphs"]
 #: ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm kernels), ``compiled``
 #: (torch.compile), ``fused`` (Transformer Engine), ``hand-written`` (llm.c).
 KernelStyle = Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused", "hand-written"]
+#: styles of modules in PyTorch's own operations, which its compiler fuses; other kernels it calls as they are
+_COMPILES = ("hf-eager", "torch-modules", "eager-fused-norm")
 #: shares of memory lost between the allocator's blocks: a few percent in regular training on one GPU, up to 30 % in distributed
 #: training of irregular modules (Guo et al., GMLake, ASPLOS 2024)
 _REGULAR_FRAGMENTATION, IRREGULAR_FRAGMENTATION = 0.03, 0.3
@@ -178,6 +180,23 @@ class Framework:
         """Tell whether it has a pipeline schedule; one that is not known to be anybody's is the user's own, and runs everywhere."""
         had = (*self.schedules, *self.expert_schedules)
         return self.pipeline is None or name in had or name not in pipelines.KNOWN
+
+    def hosted(self, host: Host) -> Framework:
+        """Return the framework with its kernels issued in another way; ``torch.compile`` also fuses the operations of its modules.
+
+        References
+        ----------
+        Ansel et al., "PyTorch 2", ASPLOS 2024, section 4 (TorchInductor).
+
+        Examples
+        --------
+        >>> from simulator.plan.frameworks import FRAMEWORKS
+        >>> FRAMEWORKS["fsdp2"].hosted("compiled").kernels, FRAMEWORKS["megatron-core"].hosted("compiled").kernels
+        ('compiled', 'fused')
+        """
+        if host == "compiled" and self.kernels in _COMPILES:
+            return replace(self, host=host, kernels="compiled", copies_sequence=False)
+        return replace(self, host=host)
 
     def at(self, release: str | None) -> ReleaseFacts:
         """Return what it does at a release; one that is not named is the newest."""

@@ -10,6 +10,7 @@ What was read where is written down in ``docs/frameworks.md``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -74,6 +75,36 @@ _TORCH_DDP = Framework(
     optimizer_implementation="foreach",
     clips_gradients=False,
     owners_broadcast="tensors",
+)
+_TORCHTITAN = Framework(
+    name="torchtitan",
+    kernels="hf-eager",
+    data_parallel=FSDP2,
+    pipeline=pipelines.TORCH,
+    recipe=FULLY_SHARDED,
+    parallel_recipe={"sequence_parallel": True},  # of the norms (parallelize.py of its models)
+    gradient_bytes_bf16=4,
+    stops_recompute_early=True,
+    cp_comm_type="all_gather",
+    flash="flash_attention_2",
+    copies_sequence=True,
+    usual=_USUAL_OF_TORCHTITAN,
+)
+#: KempnerInstitute/KempnerForge at 5666d0d1 (``kempnerforge/distributed/tensor_parallel.py``): ``fully_shard`` over blocks whose
+#: projections are each parallel by themselves; stages of pipelines and mixtures split no sequence
+_KEMPNERFORGE = Framework(
+    name="kempnerforge",
+    kernels="hf-eager",
+    data_parallel=replace(FSDP2, offloads=()),
+    pipeline=pipelines.KEMPNERFORGE,
+    recipe=FULLY_SHARDED,
+    parallel_recipe={"sequence_parallel": True},
+    gradient_bytes_bf16=4,
+    stops_recompute_early=True,
+    flash="flash_attention_2",
+    copies_sequence=True,
+    parallel_by_product=True,
+    loss="gathered",
 )
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -216,21 +247,25 @@ FRAMEWORKS: dict[str, Framework] = {
             # Lightning-AI/litgpt at 26857050 (``litgpt/model.py``, ``pretrain.py``): modules of plain PyTorch with an RMSNorm in fp32,
             # rotation and gate operation by operation, attention and loss PyTorch's; on one GPU, or under Fabric's FSDP over blocks,
             # weights in 16 bits (``bf16-true``) that a fused AdamW steps as they are; ``pretrain.py`` compiles the model
-            Framework(
-                name=f"litgpt{sharded}{compiled}",
-                kernels="compiled" if compiled else "hf-eager",
-                data_parallel=facts,
-                pipeline=pipelines.NONE,
-                host="compiled" if compiled else "eager",
-                captures=COMPILED_GRAPHS if compiled else (),
-                master_weights=False,
-                recipe=FULLY_SHARDED if sharded else {},
-                stops_recompute_early=True,
-                flash="flash_attention_2",
-                sharded_by="" if sharded else f"litgpt-fsdp{compiled}",
+            one if how == "eager" else replace(one.hosted("compiled"), captures=COMPILED_GRAPHS)
+            for name, facts, recipe in (
+                ("litgpt", DDP, {}),
+                ("litgpt-fsdp", replace(FSDP, shards_masters=False, context_exchanges=()), FULLY_SHARDED),
             )
-            for sharded, facts in (("", DDP), ("-fsdp", replace(FSDP, shards_masters=False, context_exchanges=())))
-            for compiled in ("", "-compile")
+            for how, suffix in (("eager", ""), ("compiled", "-compile"))
+            for one in (
+                Framework(
+                    name=f"{name}{suffix}",
+                    kernels="hf-eager",
+                    data_parallel=facts,
+                    pipeline=pipelines.NONE,
+                    master_weights=False,
+                    recipe=recipe,
+                    stops_recompute_early=True,
+                    flash="flash_attention_2",
+                    sharded_by="" if recipe else f"litgpt-fsdp{suffix}",
+                ),
+            )
         ),
         Framework(
             name="llm-foundry",
@@ -243,58 +278,10 @@ FRAMEWORKS: dict[str, Framework] = {
             usual=("flash",),
             aliases=("composer",),
         ),
-        Framework(
-            name="torchtitan",
-            kernels="hf-eager",
-            data_parallel=FSDP2,
-            pipeline=pipelines.TORCH,
-            recipe=FULLY_SHARDED,
-            parallel_recipe={"sequence_parallel": True},  # of the norms (parallelize.py of its models)
-            gradient_bytes_bf16=4,
-            stops_recompute_early=True,
-            cp_comm_type="all_gather",
-            flash="flash_attention_2",
-            copies_sequence=True,
-            usual=_USUAL_OF_TORCHTITAN,
-        ),
-        Framework(
-            name="torchtitan-compile",
-            kernels="compiled",
-            data_parallel=FSDP2,
-            pipeline=pipelines.TORCH,
-            recipe=FULLY_SHARDED,
-            parallel_recipe={"sequence_parallel": True},  # of the norms (parallelize.py of its models)
-            host="compiled",
-            gradient_bytes_bf16=4,
-            stops_recompute_early=True,
-            cp_comm_type="all_gather",
-            flash="flash_attention_2",
-            usual=_USUAL_OF_TORCHTITAN,
-            aliases=("olmo-core",),
-        ),
-        *(
-            # KempnerInstitute/KempnerForge at 5666d0d1 (``kempnerforge/distributed/tensor_parallel.py``): ``fully_shard`` over blocks whose
-            # projections are each parallel by themselves, compiled or not; stages of pipelines and mixtures split no sequence
-            Framework(
-                name=name,
-                kernels=kernels,  # type: ignore[arg-type]
-                data_parallel=replace(FSDP2, offloads=()),
-                pipeline=pipelines.KEMPNERFORGE,
-                recipe=FULLY_SHARDED,
-                parallel_recipe={"sequence_parallel": True},
-                host=host,  # type: ignore[arg-type]
-                gradient_bytes_bf16=4,
-                stops_recompute_early=True,
-                flash="flash_attention_2",
-                copies_sequence=host == "eager",
-                parallel_by_product=True,
-                loss="gathered",
-            )
-            for name, kernels, host in (
-                ("kempnerforge", "hf-eager", "eager"),
-                ("kempnerforge-compile", "compiled", "compiled"),
-            )
-        ),
+        _TORCHTITAN,
+        replace(_TORCHTITAN.hosted("compiled"), name="torchtitan-compile", aliases=("olmo-core",)),
+        _KEMPNERFORGE,
+        replace(_KEMPNERFORGE.hosted("compiled"), name="kempnerforge-compile"),
         Framework(
             # Llama 3 (arXiv:2407.21783, section 3.3.2): FSDP whose parameters stay gathered, fp32 gradients in shards, interleaved
             # pipeline with asynchronous messages, context parallelism by all-gather, no activation checkpointing
@@ -488,4 +475,16 @@ FRAMEWORK_ALIASES = {alias: f.name for f in FRAMEWORKS.values() for alias in f.a
 @cache  # every setting of a plan that follows from its framework asks
 def hosted(name: str, host: Host) -> Framework:
     """Return a framework whose kernels are issued in another way than its own."""
-    return replace(FRAMEWORKS[name], host=host)
+    return FRAMEWORKS[name].hosted(host)
+
+
+def automodel(degrees: Mapping[str, int], *, wants_liger: bool = True) -> str:
+    """Return which entry runs plain modules of AutoModel: Liger's patches stay off where tensors, sequences or experts are split.
+
+    References
+    ----------
+    NVIDIA-NeMo/Automodel, ``nemo_automodel/_transformers/auto_model.py`` (``use_liger_kernel``, off under tensor or context
+    parallelism); models whose experts lie over ranks are its own, which it does not patch.
+    """
+    is_whole = all(degrees[axis] == 1 for axis in ("tp", "cp", "ep"))
+    return "automodel-liger" if wants_liger and is_whole else "automodel"

@@ -333,8 +333,8 @@ class ParallelPlan:
         "software", "Whether norm and activation of a dense MLP narrow what its products read (Transformer Engine's fuser).", default=False
     )  # fmt: skip
     host: Host | None = setting(
-        "software", "How kernels are issued: one by one from Python (`eager`), from compiled code (`compiled`), as CUDA graphs "
-        "(`graphs`). Which kernels there are depends on the framework alone.", unset="the framework's own",
+        "software", "How kernels are issued: one by one from Python (`eager`), from the code of `torch.compile`, which also fuses what "
+        "modules of PyTorch's own do operation by operation (`compiled`), as CUDA graphs (`graphs`).", unset="the framework's own",
     )  # fmt: skip
     launch_blocking: bool = setting(
         "software", "The host waits for every kernel before it issues the next (`CUDA_LAUNCH_BLOCKING=1`), so that nothing "

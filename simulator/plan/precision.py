@@ -76,6 +76,15 @@ def _quantised(name: str, products: str, quantisation: Quantisation) -> Precisio
 #: torchao's, which gathers activations in 16 bits
 _ROWWISE = Quantisation(kernel="quantize", element_bytes=1.0, reads=3, is_gathered=False)
 
+#: bytes per element of operands with their scales: one for a whole tensor (fp8), one of 32 bits for 128 elements (fp8_block), of 8 bits
+#: for 32 (mxfp8), for 16 (nvfp4), for 32 of 4 bits (mxfp4)
+SCALED_BYTES = {
+    "fp8": 1.0,
+    "fp8_block": 1.0 + 4 / 128,
+    "mxfp8": 1.0 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + 1 / 32,
+}
 #: word -> precision
 PRECISIONS: dict[str, Precision] = {
     p.name: p
@@ -92,18 +101,18 @@ PRECISIONS: dict[str, Precision] = {
         ),
         _quantised("fp8_rowwise", "fp8", _ROWWISE),
         _quantised("fp8_rowwise_gw_hp", "fp8", replace(_ROWWISE, unquantised_wgrad=True)),
-        _quantised("fp8_block", "fp8_block", Quantisation(kernel="quantize", element_bytes=1.0 + 4 / 128)),
+        _quantised("fp8_block", "fp8_block", Quantisation(kernel="quantize", element_bytes=SCALED_BYTES["fp8_block"])),
         _quantised(
             "mxfp8",
             "mxfp8",
-            Quantisation(kernel="quantize_mxfp8", element_bytes=1.0 + 1 / 32, padded_rows=32, block=32),
+            Quantisation(kernel="quantize_mxfp8", element_bytes=SCALED_BYTES["mxfp8"], padded_rows=32, block=32),
         ),
         _quantised(
             "nvfp4",
             "nvfp4",
             Quantisation(
                 kernel="quantize_nvfp4",
-                element_bytes=0.5 + 1 / 16,
+                element_bytes=SCALED_BYTES["nvfp4"],
                 reads=2,
                 launches=4,
                 padded_rows=32,

@@ -3,7 +3,7 @@
 References
 ----------
 NVIDIA-NeMo/Megatron-Bridge v0.6.0, ``src/megatron/bridge/perf_recipes``: the functions ``*_fp8mx_config`` of ``deepseek`` and
-``qwen`` for ``gb200`` and ``gb300``.
+``qwen`` for ``gb200`` and ``gb300``; ``recipes`` of the models for optimizers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,20 @@ from simulator.plan.stage_layout import parse_layout
 _MXFP8 = {"precision": "mxfp8", "release": "26.08", "moe_dispatcher": "hybridep", "schedule": "1f1b-combined"}
 #: 61 layers over 16 chunks; the catalogue's model leaves out the module that predicts further tokens
 _LAYOUT = "Et*4|(t*4|)*14tL"
+#: models whose recipes step with ``use_precision_aware_optimizer``, moments in bf16 and the remainders of master weights, by the
+#: beginnings of their names
+_PRECISION_AWARE = ("deepseek-v3", "kimi")
+
+
+def state_widths(model: str) -> dict[str, int]:
+    """Return what the recipes of a model set of its optimizer's states, in bytes per element; nothing where they are in fp32.
+
+    Examples
+    --------
+    >>> state_widths("kimi-k2"), state_widths("qwen3-30b-a3b")
+    ({'moment_bytes': 2, 'master_bytes': 2}, {})
+    """
+    return {"moment_bytes": 2, "master_bytes": 2} if model.startswith(_PRECISION_AWARE) else {}
 
 
 def _recipe(pp: int, virtual_pp: int, ep: int, micro_batch: int, global_batch: int, **own: Any) -> dict[str, Any]:
@@ -29,11 +43,11 @@ def _recipe(pp: int, virtual_pp: int, ep: int, micro_batch: int, global_batch: i
 #: framework, model, cluster and GPUs -> what the recipe sets beside the framework's own defaults
 PUBLISHED: dict[tuple[str, str, str, int], Mapping[str, Any]] = {
     ("megatron-bridge", "deepseek-v3", "gb300-nvl72", 256): _recipe(
-        2, 8, 32, 1, 4096, fp8_modules="attention+output", pipeline_layout=_LAYOUT
+        2, 8, 32, 1, 4096, fp8_modules="attention+output", pipeline_layout=_LAYOUT, **state_widths("deepseek-v3")
     ),
     ("megatron-bridge", "deepseek-v3", "gb200-nvl72", 256): _recipe(
         4, 4, 64, 1, 4096, fp8_modules="output", recompute="selective", recompute_modules="mla_up_proj",
-        pipeline_layout=_LAYOUT,
+        pipeline_layout=_LAYOUT, **state_widths("deepseek-v3"),
     ),
     ("megatron-bridge", "qwen3-235b-a22b", "gb300-nvl72", 256): _recipe(4, 12, 32, 2, 8192),
     ("megatron-bridge", "qwen3-235b-a22b", "gb200-nvl72", 256): _recipe(8, 3, 32, 1, 8192),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
@@ -229,7 +229,10 @@ class NodeSpec(Sourced):
 
 
 #: classes of transports in the order in which a library takes one of several
-PREFERENCE = ("rdma", "roce", "slingshot", "omni-path", "efa", "tcpxo", "ipoib", "tcp", "gloo")
+Protocol = Literal["rdma", "roce", "slingshot", "omni-path", "efa", "tcpxo", "ipoib", "tcp", "gloo"]
+PREFERENCE: tuple[str, ...] = get_args(Protocol)
+#: of these, whose bytes the host's threads copy between sockets when NCCL uses them
+SOCKETS = ("tcp", "ipoib")
 
 
 class TransportSpec(Sourced):
@@ -239,7 +242,7 @@ class TransportSpec(Sourced):
     priority flow control; it takes the place of the fitted ``crowd``.
     """
 
-    protocol: Literal["rdma", "roce", "ipoib", "tcp", "efa", "slingshot", "omni-path", "tcpxo", "gloo"]
+    protocol: Protocol
     bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="bandwidth", gt=0)
     latency_s: Latency | None = Field(default=None, alias="latency", ge=0)
     gpu_direct: bool = True

@@ -188,7 +188,8 @@ def _add_host(spec: NodeSpec, links: LinkTable, pcie: int, cpu: int, nic: int) -
         links.add_pair(gpu, roots + gpu * n_roots // spec.gpus, "pcie", to_gpu, latency_s)
     n_nics = spec.nics.count if spec.nics else 0
     for i in range(n_nics):
-        links.add_pair(nic + i, roots + i * n_roots // n_nics, "pcie", bandwidth, latency_s)
+        nearest = next(gpu for gpu in range(spec.gpus) if i in nics_of(gpu, spec.gpus, n_nics))
+        links.add_pair(nic + i, roots + nearest * n_roots // spec.gpus, "pcie", bandwidth, latency_s)
     for switch in range(n_switches):
         links.add_pair(pcie + switch, cpu + switch * sockets // n_switches, "pcie", bandwidth, latency_s)
     limit = SOCKET_PEER_BYTES_PER_S.get(spec.cpu.vendor, spec.cpu.socket_bandwidth_bytes_per_s)

@@ -12,10 +12,14 @@ import pytest
 
 from simulator.answer import MEMORY_MARGIN
 from simulator.cli.main_flags import FLAGS
+from simulator.cli.memory_limit import DEFAULT_SHARE
 from simulator.cli.options import MEMORY_MARGIN_HELP
 from simulator.cli.shared import say
 from simulator.explore.checkpoint_policy import POLICIES
+from simulator.explore.energy import operation_defaults
+from simulator.explore.network_trouble import REROUTE_S
 from simulator.explore.presets import read_preset
+from simulator.explore.run_request import RunRequest
 from simulator.plan.published import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -551,6 +555,20 @@ def test_one_margin_of_memory_holds_for_every_command(simulate, tmp_path):
     code, _, err = simulate(*SMALL, "--memory-margin", 1.5)
     assert (code, "--memory-margin 1.5" in err) == (3, True)
     assert f"{MEMORY_MARGIN}." in MEMORY_MARGIN_HELP
+
+
+def test_help_says_the_defaults_that_are_taken():
+    """The words of flags are typed where nothing heavy is loaded; what is taken stands elsewhere."""
+    facility, grid = operation_defaults().facility, operation_defaults().grid
+    flags = {name: flag for group in FLAGS.values() for name, flag in group.items()}
+    for name, default in {
+        "pue": f"; {facility.pue} by default",
+        "kg_co2_per_kwh": f"; {grid.kg_co2_per_kwh} by default",
+        "reroute_time": f"; {REROUTE_S:g} s by default",
+        "repair_time": f"; {RunRequest().repair_s / 3600:g} h by default",
+        "max_memory": f"; {DEFAULT_SHARE:.0%} by default",
+    }.items():
+        assert default in flags[name].says
 
 
 def test_ways_out_of_memory_cost_what_their_gpu_hours_do_at_the_given_price(simulate):

@@ -106,6 +106,30 @@ def sum_of(phases, place):
     return sum(n * float(one.amount[one.source != one.target].sum()) for one, n in found)
 
 
+def test_nics_that_gpus_do_not_divide_carry_as_much_as_each_other():
+    """A ring for each NIC, however many of the eight GPUs are near to it: more NICs never take longer."""
+    times = []
+    for n_nics in range(1, 9):
+        topology = load_topology("dgx-h100", 64, overrides={"node.nics.count": n_nics})
+        flow = plan_collective("all_gather", 2**30, (tuple(range(64)),), topology, algorithm="ring")
+        at_nics = [
+            weight for link, weight in zip(flow.links, flow.weights, strict=True) if topology.links[link].kind == "nic"
+        ]
+        assert max(at_nics) == pytest.approx(min(at_nics))
+        times.append(alone_s(flow, topology))
+    assert times == sorted(times, reverse=True)
+
+
+def test_nics_hang_on_the_switches_of_the_gpus_that_use_them():
+    """Five NICs of eight GPUs on four PCIe switches: GPUs 0, 2, 4, 5 and 7 are the first to use each."""
+    topology = load_topology("dgx-h100", 8, overrides={"node.nics.count": 5})
+    switches = {}
+    for link in topology.links:
+        if link.kind == "pcie" and ".nic" in link.source and ".pcie" in link.target:
+            switches[link.source.partition(".")[2]] = link.target.partition(".")[2]
+    assert switches == {"nic0": "pcie0", "nic1": "pcie1", "nic2": "pcie2", "nic3": "pcie2", "nic4": "pcie3"}
+
+
 def test_groups_that_share_a_nic_halve_each_other():
     topology = load_topology("polaris", 8)
     size = 2**28

@@ -7,6 +7,7 @@ import pytest
 from simulator.errors import SimulatorError
 from simulator.plan import FRAMEWORKS, SETTINGS
 from simulator.plan import framework_schedules as pipelines
+from simulator.plan.vocabularies import SCHEDULE_NAMES
 from simulator.schedules import SCHEDULES, find_schedule
 from validation.tables.reader import MEASUREMENTS, read_table
 from validation.tables.training_rows import case_of
@@ -17,6 +18,9 @@ UNNAMED = {"LoopedBFS", "InterleavedZeroBubble", "PipelineScheduleSingle", "Pipe
 
 def test_every_declared_schedule_is_one_of_the_simulators():
     assert set(SCHEDULES) >= pipelines.KNOWN
+    of_frameworks = {name for one in FRAMEWORKS.values() for name in (*one.schedules, *one.expert_schedules)}
+    assert of_frameworks | set(pipelines.OTHER_PROGRAMS) == pipelines.KNOWN
+    assert set(SCHEDULE_NAMES) >= pipelines.KNOWN
     for one in FRAMEWORKS.values():
         assert {*one.schedules, *one.expert_schedules} <= pipelines.KNOWN
         if one.schedules:

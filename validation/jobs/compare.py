@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from simulator.analysis.side_by_side import Part, causes_of
+from simulator.collectives import gloo
 from simulator.models.layer import Model
 from simulator.program.program import COMPUTE
 from simulator.timeline import Timeline
@@ -33,6 +34,8 @@ FRAMEWORK = "framework and new memory"
 COMMUNICATION = "communication and what it slows down"
 _SMALLEST_SHARE = 0.05
 _BISECTIONS = 6
+#: a round of gloo is a round trip, each way over the links of two hosts
+_HOPS_OF_A_ROUND = 4
 
 
 def topology_here(n_ranks: int, collectives: Sequence[tuple[int, float]]) -> Topology:
@@ -43,7 +46,8 @@ def topology_here(n_ranks: int, collectives: Sequence[tuple[int, float]]) -> Top
         line = fit_line([float(size) for size in sizes], times)
         n_rounds = 2 * (n_ranks - 1)
         rate = n_rounds / n_ranks / line.s_per_unit if line.s_per_unit else 1e12
-        hop_s = max(0.0, (line.start_s - 30e-6) / n_rounds - 10e-6) / 4
+        collective_s, round_s = gloo.constants()
+        hop_s = max(0.0, (line.start_s - collective_s) / n_rounds - round_s) / _HOPS_OF_A_ROUND
         overrides |= {"node.nics.bandwidth": f"{rate:.0f} B/s", "node.nics.latency": f"{hop_s * 1e6:.3f} us"}
     return load_topology("emulated-1g", overrides=overrides).subset(n_ranks)
 

@@ -14,6 +14,7 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import FRAMEWORKS, ParallelPlan, Recompute
+from simulator.plan.frameworks import automodel
 from simulator.plan.module_names import FP8_MODULES
 from simulator.plan.parallel_plan import SETTINGS
 from simulator.plan.stage_layout import beside_ends
@@ -373,19 +374,20 @@ def _heavier(row: Row, plan: ParallelPlan, layers: int, recompute: Sequence[Reco
 
 
 def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the framework behind a row, and how it shards."""
+    """Return the framework behind a row, and how it shards and issues kernels."""
     text = who_ran(row)
     if row.text("kernels").lower().endswith(f"+{_NORM_KERNEL}"):
         text += " fused rmsnorm"
     sharding = _sharding(row, text, assumed)
-    framework, why = framework_of(
+    named = framework_of(
         text,
         model_parallel=degrees["tp"] * degrees["pp"] * degrees["cp"],
         sharding=sharding["sharding"],
         flash=bool(row.flag("flash_attention")),
         only_megatron=megatron_word(row),
     )
-    assumed += [why] if why else []
+    framework = named.framework
+    assumed += [named.why] if named.why else []
     if (
         FRAMEWORKS[framework].splits
         and degrees["tp"] * degrees["pp"] * degrees["cp"] > 1
@@ -393,18 +395,17 @@ def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tupl
     ):
         framework = "torchtitan"
         assumed.append("framework torchtitan: PyTorch's fully_shard under tensor or pipeline parallelism")
-    if framework == "automodel" and degrees["tp"] * degrees["cp"] * degrees["ep"] == 1:
-        framework = "automodel-liger"
-        assumed.append(
-            "framework automodel-liger: the default for models of Hugging Face without tensor or context parallelism"
-        )
+    if framework == "automodel":
+        framework = automodel(degrees)
+        if framework != "automodel":
+            assumed.append(f"framework {framework}: AutoModel's default where nothing splits a model of Hugging Face")
     usual = FRAMEWORKS[framework].recipe.get("sharding")
     if usual and "sharding none: not stated" in assumed:
         assumed[assumed.index("sharding none: not stated")] = (
             f"sharding {usual}: not stated, as in recipes of {framework}"
         )
         sharding["sharding"] = usual
-    return framework, sharding
+    return framework, {**sharding, **named.settings}
 
 
 def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:

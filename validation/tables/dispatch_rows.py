@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from simulator.collectives.shape import shape_of
 from simulator.errors import ConfigError
 from simulator.interop import open_topology
-from simulator.kernels.dispatcher import DispatchConstants, DispatcherKernels, copying_s, larger
+from simulator.kernels.dispatcher import DispatchConstants, DispatcherKernels, copying_s
+from simulator.models.layer import DTYPE_BYTES
 from simulator.parallel.expert import expected_places
+from simulator.plan.dispatchers import DISPATCHERS
+from simulator.plan.precision import SCALED_BYTES
 from simulator.program.op import Routed
 from simulator.topology import Topology
 from validation.tables.outcome import one_by_one
 from validation.tables.reader import Row
 
 #: bytes of an element on its way, with its scales: these benchmarks dispatch in fp8 with a scale of fp32 per 128, and return bf16
-_ELEMENT_BYTES = {"dispatch": 1.0 + 4 / 128, "combine": 2.0}
+_ELEMENT_BYTES = {"dispatch": SCALED_BYTES["fp8_block"], "combine": float(DTYPE_BYTES["bf16"])}
 
 
 #: nodes up to which the network's share holds; beyond it falls by ``crowding``
@@ -30,24 +32,18 @@ _FEW_NODES = 4
 _GB = 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkConstants:
-    """Constants of one direction between nodes."""
-
-    #: ``launch_s``, ``sm_bytes_per_s``, ``reads``, ``header_bytes``: as in :class:`DispatchConstants`.
-    launch_s: float
-    sm_bytes_per_s: float
-    nic_share: float  #: Share of the network card's rate.
-    crowding: float  #: Exponent by which that share falls with the number of nodes beyond four.
-    reads: float = 1.0
-    header_bytes: float = 500.0
+def _between_nodes(
+    launch_us: float, gb_per_s: float, nic_share: float, crowding: float
+) -> tuple[DispatchConstants, float]:
+    """Return constants over network cards, and the exponent by which a card's share falls with the nodes beyond four."""
+    constants = DispatchConstants(
+        launch_s=1e-6 * launch_us, sm_bytes_per_s=gb_per_s * _GB, link_share=nic_share, reads=1.0, header_bytes=500.0
+    )
+    return constants, crowding
 
 
 #: 276 rows each of 4 and 8 nodes of hgx-h200 (sglang 0.5.6.post2), hidden size 7,168, top 8: median 6.4 and 8.5 % off
-_NETWORK = {
-    "dispatch": NetworkConstants(launch_s=4.2e-5, sm_bytes_per_s=8.08 * _GB, nic_share=1.0, crowding=0.96),
-    "combine": NetworkConstants(launch_s=6.2e-5, sm_bytes_per_s=6.03 * _GB, nic_share=0.92, crowding=0.12),
-}
+_NETWORK = {"dispatch": _between_nodes(42, 8.08, 1.0, 0.96), "combine": _between_nodes(62, 6.03, 0.92, 0.12)}
 
 
 def _whole(
@@ -143,10 +139,9 @@ def noted_exchange_s(row: Row, topology: Topology) -> float:
     routed = Routed(n_tokens=n_tokens, token_bytes=n_bytes / n_tokens / copies, n_places=held, n_all=n_places)
     if kernel.startswith("nvlink"):
         return nvlink_s(kernel, operator, routed, _nvlink_rate(topology, n_gpus))
-    n_sms = re.search(r"(\d+) sms", kernel)
-    return _deepep_s(
-        operator, routed, int(n_sms[1]) if n_sms else 20, n_nodes, topology, DispatcherKernels.of(topology.device(0))
-    )
+    stated = re.search(r"(\d+) sms", kernel)
+    n_sms = int(stated[1]) if stated else DISPATCHERS["deepep"].n_sms
+    return _deepep_s(operator, routed, n_sms, n_nodes, topology, DispatcherKernels.of(topology.device(0)))
 
 
 def _nvlink_rate(topology: Topology, n_gpus: int) -> float:
@@ -183,12 +178,9 @@ def low_latency_s(
 
 def network_s(operator: str, routed: Routed, n_sms: int, nic_bytes_per_s: float) -> float:
     """Seconds of an exchange between nodes, its launch included; ``routed`` counts nodes."""
-    constants = _NETWORK[operator]
-    copy_bytes = routed.n_tokens * (routed.token_bytes + constants.header_bytes)
-    by_sms = copy_bytes * (routed.n_places + constants.reads) / (n_sms * constants.sm_bytes_per_s)
-    crowd = max(1.0, routed.n_all / _FEW_NODES) ** constants.crowding
-    leaving = copy_bytes * routed.n_places * (1.0 - 1.0 / routed.n_all)
-    return constants.launch_s + larger(by_sms, leaving * crowd / (constants.nic_share * nic_bytes_per_s))
+    constants, crowding = _NETWORK[operator]
+    crowd = max(1.0, routed.n_all / _FEW_NODES) ** crowding
+    return constants.launch_s + copying_s(constants, routed, n_sms, nic_bytes_per_s / crowd)
 
 
 predict = one_by_one(_exchange_us)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator.config import load_yaml
 from simulator.errors import ConfigError
@@ -18,8 +18,8 @@ from validation.tables.reader import Row
 PUBLISHED: dict[str, Any] = load_yaml(Path(__file__).with_name("publications.yaml"))[0]
 #: sources that quote Narayanan et al., arXiv:2104.04473, and the tables of Megatron-LM's own page until then
 _OF_2021 = r"megatron-lm-2nd-table|2104\.04473|cases_(jan|april)2021|megatron-lm@5281919420"
-#: GPUs that came into use with Megatron-Core or later, as names of clusters have them
-_YOUNG_GPUS = re.compile(r"h[1-8]00|h20\b|b[23]00|mi3\d\d|eos|grand-teton|aws-p5|a3-ultra|marenostrum5|kestrel")
+#: GPUs that came into use with Megatron-Core or later
+_YOUNG = ("hopper", "blackwell", "cdna3", "cdna4")
 #: months by which the PyTorch container under NeMo's own is older (NeMo's release notes: 24.07 is built on PyTorch 2.3)
 _NEMO_LAG = 3
 
@@ -29,30 +29,37 @@ def who_ran(row: Row) -> str:
     named = row.text("framework") or f"{row.text('source')} {row.text('release')}"
     kernels = re.search(r"kernels: \w+", row.text("notes"))
     age = "of 2021" if re.search(_OF_2021, row.text("source").lower()) else ""
-    age = age or ("since 2023" if _YOUNG_GPUS.search(row.text("topology").lower()) else "")
+    age = age or ("since 2023" if load_topology(row.machine()[0]).device(0).architecture in _YOUNG else "")
     return " ".join(filter(None, (named, kernels[0] if kernels else "", age))).lower()
 
 
-def framework_of(
-    name: str, *, model_parallel: int, sharding: str, flash: bool, only_megatron: str = ""
-) -> tuple[str, str]:
-    """Return the framework that a publication names, and what was assumed about it (empty when stated).
+class Named(NamedTuple):
+    """The framework that a publication names."""
+
+    framework: str
+    why: str = ""  #: What was assumed about it; empty when stated.
+    settings: Mapping[str, Any] = {}  #: What the name says beside it.
+
+
+def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool, only_megatron: str = "") -> Named:
+    """Return the framework that a publication names.
 
     Names that match no rule (``NVIDIA Release 23.09``) are judged by a setting that only Megatron-Core has, if the row states
     one, by tp x pp x cp of the plan (``model_parallel``), its sharding, and whether attention is fused (``flash``).
 
     Examples
     --------
-    >>> framework_of("Megatron-DeepSpeed, DeepSpeed 0.6.2", model_parallel=1, sharding="zero3", flash=False)
-    ('megatron-deepspeed', '')
+    >>> framework_of("Megatron-DeepSpeed, DeepSpeed 0.6.2", model_parallel=1, sharding="zero3", flash=False).framework
+    'megatron-deepspeed'
     """
     text = re.sub(r"[_\s]+", " ", name.lower())
     for rule in PUBLISHED["frameworks"]:
         if _has_all(text, rule["words"]) and not any(word in text for word in rule.get("without", ())):
             chosen = rule["framework"]
-            return chosen, f"framework {chosen}: {rule['why']}" if "why" in rule else ""
+            why = f"framework {chosen}: {rule['why']}" if "why" in rule else ""
+            return Named(chosen, why, rule.get("settings", {}))
     if only_megatron:
-        return (
+        return Named(
             "megatron-core",
             f"framework megatron-core: '{name or 'not stated'}' is unknown, and {only_megatron} is Megatron-Core's",
         )
@@ -63,7 +70,7 @@ def framework_of(
         chosen = "fsdp"
     else:
         chosen = "deepspeed" if sharding in ("zero1", "zero2") else "hf-eager"
-    return chosen, f"framework {chosen}: '{name or 'not stated'}' is unknown, judged by its plan"
+    return Named(chosen, f"framework {chosen}: '{name or 'not stated'}' is unknown, judged by its plan")
 
 
 def _has_all(text: str, words: Sequence[str]) -> bool:

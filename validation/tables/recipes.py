@@ -13,8 +13,11 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.plan import FRAMEWORKS
 from simulator.plan.framework_features import FUSED_EXPERTS
+from simulator.plan.module_names import MEGATRON_GRAPHS
 from simulator.plan.names import is_switch, parse_settings
 from simulator.plan.parallel_plan import SETTINGS
+from simulator.plan.precision import PRECISIONS
+from simulator.plan.published import state_widths
 from validation.tables.frameworks import PUBLISHED
 from validation.tables.reader import Row
 
@@ -35,10 +38,8 @@ _TASK_SYNONYMS = {
     "full_finetune": "sft",
     "peft": "lora",
 }
-#: models whose recipes step with ``use_precision_aware_optimizer`` and bf16 moments (NVIDIA-NeMo/Megatron-Bridge, recipes)
-_NARROW_MOMENTS = ("deepseek-v3", "kimi")
 #: what graphs by layer capture of any model
-_LAYER_SCOPES = "attn mlp mamba moe_router moe_preprocess"
+_LAYER_SCOPES = " ".join(scope for scope in MEGATRON_GRAPHS if scope not in ("moe", "full_iteration"))
 #: rank of adapters where a row states none: NVIDIA's performance recipes (NeMo ``llama3_70b``, on ``linear_qkv`` only) and
 #: AutoModel's (``match_all_linear``)
 _LORA_RANK = 16
@@ -50,8 +51,6 @@ _FP8_MODULES = {
 }  # fmt: skip
 #: from this release on, these recipes say so in functions that the table of cells was not read from
 _IN_FUNCTIONS = "26.08"
-#: precisions that scale blocks, in which only Transformer Engine splits products
-_BLOCK_SCALED = ("mxfp8", "nvfp4")
 _CONTAINER = r"v?(\d\d\.\d\d(?:\.\d\d)?)"
 #: what tables write as a release: a container, a month or a day, a round of MLPerf
 _RELEASE = re.compile(rf"{_CONTAINER}|20\d\d-\d\d(-\d\d)?|v\d\.\d")
@@ -202,7 +201,9 @@ def megatron_word(row: Row) -> str:
         if row.flag(column):
             return column
     scaled, is_split = precision_word(row.text("precision")), any(row.integer(axis, 1) > 1 for axis in ("tp", "pp"))
-    return f"{scaled} beside tensor or pipeline parallelism" if scaled in _BLOCK_SCALED and is_split else ""
+    quantisation = PRECISIONS[scaled].quantisation if scaled in PRECISIONS else None
+    has_blocks = quantisation is not None and quantisation.block > 1
+    return f"{scaled} beside tensor or pipeline parallelism" if has_blocks and is_split else ""
 
 
 def container_of(row: Row) -> str:
@@ -257,10 +258,10 @@ def optimizer_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, 
     if container_of(row).startswith("24."):
         assumed.append("master_bytes 2: apex's distributed fused Adam keeps the remainders of master weights (NeMo 1)")
         return {"master_bytes": 2}
-    if not model.startswith(_NARROW_MOMENTS):
-        return {}
-    assumed.append("moment_bytes 2, master_bytes 2: the precision-aware optimizer of this model's recipe")
-    return {"moment_bytes": 2, "master_bytes": 2}
+    widths = state_widths(model)
+    said = ", ".join(f"{name} {width}" for name, width in widths.items())
+    assumed += [f"{said}: the precision-aware optimizer of this model's recipe"] if widths else []
+    return widths
 
 
 def _whole_iteration_words(row: Row) -> str:

@@ -108,8 +108,8 @@ def weighted(errors: Sequence[float], weights: Sequence[float]) -> dict[str, flo
 
     Examples
     --------
-    >>> weighted([-0.1, 0.3], [3, 1])
-    {'weighted_mean_absolute': 0.15, 'weighted_bias': 0.0}
+    >>> weighted([-0.5, 1.0], [3, 1])
+    {'weighted_mean_absolute': 0.625, 'weighted_bias': -0.125}
     """
     signed = np.asarray(errors, dtype=float)
     return {

@@ -11,7 +11,7 @@ from simulator.interop.shell.expansion import Assignment, assignment, unescaped
 from simulator.interop.shell.getopt import options_of
 from simulator.interop.shell.state import MOST_CHARACTERS, split_name
 from simulator.interop.shell.streams import Sink, Source
-from simulator.interop.shell.syntax import Word
+from simulator.interop.shell.syntax import Word, literal
 from simulator.interop.shell.variables import Variable
 from simulator.interop.typed_values import is_unknown, unknown
 
@@ -46,7 +46,7 @@ class Builtins(ShellConditions):
                     takes += text[1:] if text[0] == "+" else ""
                 elif (found := assignment(text)) is not None:
                     is_array = found.raw[:1] == "(" and bool(set(letters) & {"a", "A"})
-                    raw = found.raw if is_array else _literal(found.raw)
+                    raw = found.raw if is_array else literal(found.raw)
                     targets.append(Assignment(found.name, found.index, found.adds, raw))
                 elif _NAME.match(text):
                     targets.append(text)
@@ -74,7 +74,7 @@ class Builtins(ShellConditions):
         one = target if isinstance(target, Assignment) else None
         name = one.name if one is not None else split_name(str(target))[0]
         if one is not None and not one.raw.startswith("("):  # what is assigned is expanded outside
-            one = Assignment(name, one.index, one.adds, _literal(self.text_of(one.raw)))
+            one = Assignment(name, one.index, one.adds, literal(self.text_of(one.raw)))
         elif one is not None and is_own and "A" not in letters:
             outside = self.variables.held.get(name)
             inside = None if outside is None else outside.copied()
@@ -335,8 +335,3 @@ class Builtins(ShellConditions):
             mark = {"o": "0", "x": "0x", "X": "0X"}.get(kind, "") if "#" in flags and whole else ""
             return mark + f"{whole % 2**64:{kind if kind != 'u' else 'd'}}".zfill(precision or 0)
         return ("-" if whole < 0 else plus) + str(abs(whole)).zfill(precision or 0)
-
-
-def _literal(text: str) -> str:
-    """Return a word that is this text, with nothing in it to expand."""
-    return "'" + text.replace("'", "'\\''") + "'"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from simulator.interop.shell.syntax import literal
+
 _OWN = {"-o": "o", "--options": "o", "-l": "l", "--long": "l", "--longoptions": "l", "-n": "n", "--name": "n"}
 
 
@@ -37,7 +39,7 @@ def getopt(words: Sequence[str], _: str | None) -> str | None:
             return None
         else:
             found += made
-    return " " + " ".join([*found, "--", *map(_quoted, others)])
+    return " " + " ".join([*found, "--", *map(literal, others)])
 
 
 def _long(word: str, rest: list[str], known: str) -> list[str] | None:
@@ -51,7 +53,7 @@ def _long(word: str, rest: list[str], known: str) -> list[str] | None:
         return None
     if takes == 1 and not is_joined:
         value = rest.pop(0)
-    return [f"--{fitting[0]}", *([_quoted(value)] if takes else [])]
+    return [f"--{fitting[0]}", *([literal(value)] if takes else [])]
 
 
 def _short(word: str, rest: list[str], known: str) -> list[str] | None:
@@ -70,13 +72,9 @@ def _short(word: str, rest: list[str], known: str) -> list[str] | None:
             if not rest:
                 return None
             letters = rest.pop(0)
-        found.append(_quoted(letters))
+        found.append(literal(letters))
         break
     return found
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def options_of(

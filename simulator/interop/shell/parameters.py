@@ -15,7 +15,7 @@ from typing import NamedTuple
 from simulator.interop.shell.arithmetic import UnknownError, arithmetic
 from simulator.interop.shell.patterns import BoundError, check_cost, matches, pattern
 from simulator.interop.shell.state import MANY_ELEMENTS, State
-from simulator.interop.shell.syntax import SPECIAL, after_quotation, closing
+from simulator.interop.shell.syntax import SPECIAL, after_quotation, closing, literal
 from simulator.interop.typed_values import is_unknown, unknown
 
 #: characters of a value that patterns are tried on
@@ -260,7 +260,7 @@ class Parameters(State):
                 "U": str.upper,
                 "L": str.lower,
                 "u": lambda text: text[:1].upper() + text[1:],
-                "Q": _shell_quoted,
+                "Q": literal,
             }
             if operation[1:] not in ways:
                 self.refuse(f"${{...{operation:.20}}} is not read", hint="write the value in its place")
@@ -334,7 +334,3 @@ def _cut(text: str, mark: str) -> tuple[str, str | None]:
             return text[:at], text[at + 1 :]
         at += 1
     return text, None
-
-
-def _shell_quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"

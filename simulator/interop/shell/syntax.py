@@ -329,3 +329,14 @@ class Lexer:
     def refuse(self, message: str, *, hint: str = "") -> NoReturn:
         """Raise the error of the line that is read."""
         raise ConfigError(f"{self.file}:{self.line}:1: {message}", hint=hint)
+
+
+def literal(text: str) -> str:
+    r"""Return a word that is this text, with nothing in it to expand.
+
+    Examples
+    --------
+    >>> print(literal("it's $5"))
+    'it'\''s $5'
+    """
+    return "'" + text.replace("'", "'\\''") + "'"

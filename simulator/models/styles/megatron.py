@@ -27,6 +27,7 @@ from simulator.models.ops import (
     squared_relu,
 )
 from simulator.models.styles.base import Style
+from simulator.plan.precision import SCALED_BYTES
 
 
 class Megatron(Style):
@@ -290,7 +291,7 @@ class Fused(Megatron):
         """
         is_blocked = self.setting.recipe.products == "mxfp8"
         narrow = replace(shape, dtype="mxfp8" if is_blocked else "fp8")
-        cast, written = ("quantize_mxfp8", 2 * (1 + 1 / 32)) if is_blocked else ("quantize", 1.0)
+        cast, written = ("quantize_mxfp8", 2 * SCALED_BYTES["mxfp8"]) if is_blocked else ("quantize", 1.0)
         n_inputs = q.n_elements + k.n_elements + v.n_elements
         n_rows = self.setting.tokens * shape.heads
         n_out = n_rows * (2 * shape.head_dim - q.n_elements // n_rows)

@@ -7,6 +7,7 @@ from statistics import mean
 import pytest
 
 from simulator.errors import ConfigError
+from simulator.plan import ParallelPlan
 from simulator.simulation import topology_of
 from tests.validation.tables.rows import training_row
 from validation.tables.cases import case_of
@@ -83,7 +84,7 @@ class TestCases:
             ("KempnerForge (PyTorch FSDP2, eager)", "kempnerforge"),
             ("KempnerForge (PyTorch FSDP2, torch.compile)", "kempnerforge-compile"),
             ("DeepSpeed transformer kernels", "apex-ddp-fused"),
-            ("torchtune, torch.compile", "torchtitan-compile"),
+            ("torchtune, torch.compile", "fsdp2"),
             ("The Llama 3 Herd of Models", "llama3-4d"),
             ("Somebody's trainer (PyTorch FSDP2, torch.compile)", "torchtitan-compile"),
             ("PyTorch with Transformer Engine", "automodel-te"),
@@ -104,15 +105,22 @@ class TestCases:
     def test_frameworks(self, name, expected):
         assert framework_of(name, model_parallel=1, sharding="none", flash=True)[0] == expected
 
+    def test_compiled_recipes_of_torchtune_are_what_their_files_are_read_as(self):
+        """A row and the recipe of the same run are one plan: ``fully_shard`` over modules that the compiler fuses."""
+        named = framework_of("torchtune compile", model_parallel=1, sharding="none", flash=True)
+        plan = ParallelPlan(gpus=1, framework=named.framework, **named.settings)
+        assert (plan.framework_spec.kernels, plan.framework_spec.host) == ("compiled", "compiled")
+
     def test_unknown_frameworks_are_judged_by_their_plan(self):
-        chosen, why = framework_of("Thing 3000", model_parallel=1, sharding="zero3", flash=True)
-        assert chosen == "fsdp"
-        assert "unknown" in why
+        named = framework_of("Thing 3000", model_parallel=1, sharding="zero3", flash=True)
+        assert named.framework == "fsdp"
+        assert "unknown" in named.why
         assert framework_of("Thing 3000", model_parallel=8, sharding="zero1", flash=True)[0] == "torch-3d"
 
     @pytest.mark.parametrize(
         ("topology", "expected"),
-        [("selene", "megatron"), ("eos", "megatron-core"), ("dgx-h100", "megatron-core"), ("dgx2-v100", "megatron"),
+        [("selene", "megatron"), ("eos", "megatron-core"), ("alps", "megatron-core"), ("gcp-a4", "megatron-core"),
+         ("dgx-h100", "megatron-core"), ("dgx2-v100", "megatron"),
          ("aws-p4d", "megatron"), ("aws-p5", "megatron-core"), ("mi300x-8", "megatron-core"), ("jean-zay-v100-32g", "megatron")],
     )  # fmt: skip
     def test_megatron_lm_on_gpus_younger_than_its_core_runs_it(self, topology, expected):
