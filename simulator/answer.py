@@ -216,6 +216,7 @@ class Result:
             recompute_doubt(plan, self.blocks_of_parts or [n_blocks]),
             offload_doubt(plan, n_blocks),
             adapter_doubt(plan, getattr(self.spec, "hidden", 0)),
+            positions_doubt(self.spec, plan.sequence_length),
         )
         return [doubt for doubt in doubts if doubt]
 
@@ -331,14 +332,26 @@ def chosen(asked: ParallelPlan, plan: ParallelPlan, memory: MemoryReport) -> dic
     return {name: why for name, why in reasons.items() if not getattr(asked, name) and getattr(plan, name)}
 
 
+def positions_doubt(spec: ModelSpec | RecordedModule, sequence_length: int) -> str:
+    """Return what a framework says of sequences beyond a model's learned positions; empty where there are none.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``training/arguments.py``: ``assert args.max_position_embeddings >= args.seq_length``.
+    """
+    if not isinstance(spec, ModelSpec) or spec.positions != "learned" or sequence_length <= spec.max_positions:
+        return ""
+    return (
+        f"sequence_length={sequence_length} is beyond the {spec.max_positions} positions that {spec.name} has learned: frameworks refuse "
+        f"it; use --sequence-length {spec.max_positions}, or a model file with more"
+    )
+
+
 def not_modelled(result: Result) -> list[str]:
     """Name what the answer leaves out because an input does not say it."""
-    spec, plan = result.spec, result.plan
     left_out = []
-    if result.topology.storage is None and not plan.sample_time_s:
+    if result.topology.storage is None and not result.plan.sample_time_s:
         left_out.append("reading data: the cluster file has no storage section")
-    if isinstance(spec, ModelSpec) and spec.positions == "learned" and plan.sequence_length > spec.max_positions:
-        left_out.append(f"positions beyond {spec.max_positions}: the model's learned table ends there")
     return left_out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -185,10 +186,12 @@ def _size(option: str, text: str) -> int:
     from simulator.units import parse_quantity
 
     try:
+        if re.fullmatch(r"[\d.]+\s*[kKMGT]i?b", text):
+            raise ConfigError(f"{option} {text}: a message has bytes, and b is a bit")
         return int(text) if text.isdecimal() else round(parse_quantity(text, "bytes"))
     except ConfigError:
         raise ConfigError(
-            f"{option} {text} is not a size", hint="write bytes, or a size like 1KiB, 64MB, 1GiB"
+            f"{option} {text} is not a size", hint="write bytes, or a size like 1KiB, 64MB, 1GiB; b is a bit"
         ) from None
 
 

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from simulator.collectives.constants import Triple, version_key
+from simulator.errors import ConfigError
 
 #: GB/s on one node, two, and more; one row per generation
 Table = tuple[Triple, Triple, Triple, Triple]
@@ -113,6 +114,8 @@ _2_8 = replace(
     tree_ll128_share=0.915,
     ll128_of={"broadcast": 18.8, "reduce": 12.0, "all_gather": 18.3, "reduce_scatter": 15.2, "all_reduce": 16.9},
 )
+#: NCCL 1 ran on one node alone
+_MAJOR = 2
 #: figures from a version on
 _AGES = (
     ((2, 29), _NEWEST), ((2, 28), _2_28), ((2, 23), _2_23), ((2, 21), _2_21), ((2, 19), _2_19), ((2, 18), _2_18), ((2, 14), _2_14),
@@ -122,7 +125,9 @@ _AGES = (
 
 @lru_cache(maxsize=64)
 def figures_of(nccl: str) -> AgeFigures:
-    """Return the figures of a version; those of the newest where it is not known."""
+    """Return the figures of a version; those of the newest where it is not known. A ConfigError says that there is no such NCCL."""
     if not nccl:
         return _NEWEST
+    if version_key(nccl)[0] != _MAJOR:
+        raise ConfigError(f"there is no NCCL {nccl}", hint=f"versions from {_MAJOR}.0 on, such as 2.27.3")
     return next(figures for first, figures in _AGES if first <= version_key(nccl))

@@ -107,7 +107,7 @@ def side_of(text: str, shared: Mapping[str, Any], *, say: Callable[[str], None] 
     """
     if text.endswith(".json") and Path(text).is_file():
         return side_of_answer(text)
-    if text.endswith((".yaml", ".yml")):
+    if text.endswith((".yaml", ".yml")) and ("=" not in text or Path(text).is_file()):
         return _simulated({**shared, "plan": text}, say)
     settings: dict[str, Any] = {}
     for item in sorted(text.split(","), key=lambda one: is_switch(one.partition("=")[0])):

@@ -210,15 +210,12 @@ def partition_refusal(
         rules.append(("expert_hidden", spec.expert_hidden, "etp", etp))
     rules.append(("sequence_length / cp", split_sequence, "tp", tp))
     for name, size, axis, degree in rules:
+        common = math.gcd(*(other for _, other, with_axis, _ in rules if with_axis == axis))
+        hint = _allowed_tp(spec, common) if axis == "tp" else f"{axis} must divide {common}"
         if size % degree:
-            common = math.gcd(*(other for _, other, with_axis, _ in rules if with_axis == axis))
-            return f"{axis}={degree} does not divide {name}={size} of {spec.name}", f"{axis} must divide {common}"
-    for own in distinct(spec.specs_of_blocks):
-        if _splits_heads(own, tp):
-            return (
-                f"tp={tp} would cut key-value heads of {spec.name}, which has {own.kv_heads}",
-                f"tp must divide {own.kv_heads}, or be a multiple of it: then each rank has a copy",
-            )
+            return f"{axis}={degree} does not divide {name}={size} of {spec.name}", hint
+        if axis == "tp" and any(_splits_heads(own, tp) for own in spec.specs_of_blocks):
+            return f"tp={tp} would cut key-value heads of {spec.name}, which has {spec.kv_heads}", hint
     return partition_refusal(spec.image, tp=tp) if spec.image else None
 
 
@@ -237,6 +234,18 @@ def check_blocks(shape: GemmShape, precision: str, block: int) -> None:
             hint=f"sizes of a rank that {block} divides, by --sequence-length, --tp or the model; or --precision fp8_current, "
             "or leave its modules in 16 bits (--set bf16_modules=...)",
         )
+
+
+def _allowed_tp(spec: ModelSpec, common: int) -> str:
+    """Say which divisors of what all sizes have in common leave key-value heads whole."""
+    fitting = [
+        tp
+        for tp in range(1, common + 1)
+        if common % tp == 0 and not any(_splits_heads(own, tp) for own in distinct(spec.specs_of_blocks))
+    ]
+    if all(fitting[-1] % tp or tp in fitting for tp in range(1, fitting[-1])):
+        return f"tp must divide {fitting[-1]}"
+    return f"tp must be one of {', '.join(map(str, fitting))}"
 
 
 def _splits_heads(spec: ModelSpec, tp: int) -> bool:

@@ -69,11 +69,10 @@ def check_expert_degrees(plan: ParallelPlan, dp: int) -> None:
     """Check that experts spread evenly over the ranks that a data-parallel degree leaves them."""
     if plan.etp in (None, plan.tp):
         if (dp * plan.cp) % plan.ep:
-            fewer = max(n for n in range(1, min(plan.ep, dp * plan.cp + 1)) if (dp * plan.cp) % n == 0)
             whole = "; experts that are not split themselves (--etp 1) may lie over the tensor-parallel ranks, too"
             raise InfeasiblePlanError(
                 f"ep={plan.ep} does not divide dp x cp = {dp * plan.cp}",
-                hint=f"use --ep {fewer}{whole if plan.tp > 1 else ''}",
+                hint=f"ep must divide {dp * plan.cp} and the model's experts{whole if plan.tp > 1 else ''}",
             )
     elif not plan.splits_tokens:
         raise InfeasiblePlanError(

@@ -16,7 +16,7 @@ from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
 from simulator.replay.changes_of_links import alone_s
 from simulator.replay.changes_of_plan import PlanChange
 from simulator.replay.replayed import NoLinks, ReplayCosts
-from simulator.schedules import Action, Placement, Table, build_table, placement_of
+from simulator.schedules import SCHEDULES, Action, Placement, Table, build_table, find_schedule, placement_of
 from simulator.timeline import Timeline
 from simulator.topology import Topology
 from simulator.trace_io.trace_record import COMPUTE as COMPUTE_KIND
@@ -42,7 +42,7 @@ class StageReplay:
     basis: str  #: Where ``message_s`` comes from.
     compute_only_s: float  #: Mean iteration time with messages that take no time.
     timeline: Timeline  #: Of the last iteration.
-    as_recorded: bool = True  #: Whether that many stages, layers and micro-batches ran.
+    as_recorded: bool = True  #: Whether that many stages, layers and micro-batches ran, in that order.
 
     @property
     def error(self) -> float:
@@ -238,9 +238,9 @@ def replay_stages(
         measured_s=tuple(known[i] + rest[i] for i in predicted),
         message_s=sum(message_s.values()) / max(len(message_s), 1),
         basis=basis,
-        compute_only_s=to_s(pipeline.run(predicted[-1], {}).makespan_ps) + rest[predicted[-1]],
+        compute_only_s=sum(to_s(pipeline.run(i, {}).makespan_ps) + rest[i] for i in predicted) / len(predicted),
         timeline=timelines[-1],
-        as_recorded=changed is None,
+        as_recorded=changed is None and schedule == MEASURED,
     )
 
 
@@ -277,6 +277,12 @@ class _Pipeline:
         self.times = times
         self.n_stages = times.pp
         self.n_micro_batches = min(len(row) for rank in times.forward_s for row in rank)
+        cut = find_schedule(schedule)
+        if cut.n_chunks != 1:
+            whole = ", ".join(name for name, one in SCHEDULES.items() if one.n_chunks == 1)
+            raise TraceError(
+                f"schedule {schedule} cuts stages in parts, and stage times are of whole ones", hint=f"one of {whole}"
+            )
         self.table: Table = build_table(schedule, self.n_stages, self.n_micro_batches)
         self.placement: Placement = placement_of(schedule, self.n_stages)
         self.n_messages_in_a_row = self.n_micro_batches + 2 * (self.n_stages - 1)

@@ -69,6 +69,8 @@ def test_plot(simulate, tmp_path):
         (["all_reduse", "-t", "polaris", "--gpus", "8"], "one of all_reduce"),
         (["all_reduce", "-t", "polaris", "--gpus", "1"], "two or more"),
         (["all_reduce", "-t", "polaris", "--gpus", "8", "--min", "many"], "--min"),
+        (["all_reduce", "-t", "polaris", "--gpus", "8", "--min", "1kb"], "b is a bit"),
+        (["all_reduce", "-t", "polaris", "--gpus", "8", "--nccl", "1.3"], "no NCCL 1.3"),
         (["all_reduce", "-t", "polaris", "--gpus", "8", "--max", "1KiB", "--min", "2KiB"], "make no range"),
         (["all_reduce", "-t", "polaris", "--gpus", "8", "--transport", "pigeons"], "one of rdma, tcp"),
         (["all_reduce", "-t", "polaris", "--gpus", "8", "--nccl-algo", "spiral"], "algorithm 'spiral' is unknown"),

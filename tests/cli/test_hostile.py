@@ -197,7 +197,7 @@ def test_a_degree_that_nothing_divides_is_refused_at_once(monkeypatch, capsys):
     start = time.monotonic()
     with pytest.raises(SystemExit):
         main()
-    assert time.monotonic() - start < 5 and "use --ep 4" in capsys.readouterr().err
+    assert time.monotonic() - start < 5 and "ep must divide 4" in capsys.readouterr().err
 
 
 def test_sizes_of_a_model_have_bounds():

@@ -557,6 +557,16 @@ def test_one_margin_of_memory_holds_for_every_command(simulate, tmp_path):
     assert f"{MEMORY_MARGIN}." in MEMORY_MARGIN_HELP
 
 
+def test_a_side_may_end_in_the_file_of_a_cluster(simulate, tmp_path):
+    """Settings that end in .yaml are no plan file."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: dgx-h100\nname: mine\n", encoding="utf-8")
+    job = ("--model", "gpt2", "--gpus", 8, "--micro-batch", 1)
+    code, out, _ = simulate("compare", f"topology={path}", "topology=dgx-h100", *job)
+    assert code == 0
+    assert [line.split(",")[0] for line in out.splitlines()[:2]] == [f"A: gpt2 on {path}", "B: gpt2 on dgx-h100"]
+
+
 def test_help_says_the_defaults_that_are_taken():
     """The words of flags are typed where nothing heavy is loaded; what is taken stands elsewhere."""
     facility, grid = operation_defaults().facility, operation_defaults().grid
@@ -627,11 +637,16 @@ def test_a_search_keeps_to_the_schedule_that_is_asked_for(simulate):
         assert noted in err
 
 
-@pytest.mark.parametrize(("tp", "hint"), [(1, "use --ep 2"), (2, "use --ep 2; experts that are not split")])
-def test_expert_groups_that_do_not_fit_are_told_the_next_smaller_one(simulate, tp, hint):
-    """Of the divisors of dp x cp = 4, two is the largest below three."""
+@pytest.mark.parametrize(("tp", "hint"), [(1, "experts"), (2, "experts; experts that are not split")])
+def test_expert_groups_that_do_not_fit_are_told_what_they_must_divide(simulate, tp, hint):
+    """Of four ranks and eight experts both: a divisor of the ranks alone may be refused for the experts."""
     code, _, err = simulate("-t", "dgx-h100", "-m", "mixtral-8x7b", "--gpus", 4 * tp, "--tp", tp, "--ep", 3)
-    assert code == 4 and "does not divide dp x cp = 4" in err and hint in err and ("--etp" in err) == (tp > 1)
+    assert (
+        code == 4
+        and "does not divide dp x cp = 4" in err
+        and f"ep must divide 4 and the model's {hint}" in err
+        and ("--etp" in err) == (tp > 1)
+    )
 
 
 def signalled(word, inside, *words, at_exit="None"):

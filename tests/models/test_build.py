@@ -661,6 +661,18 @@ def test_a_refused_degree_is_told_the_largest_that_all_sizes_allow():
     assert caught.value.hint == "tp must divide 8"
 
 
+@pytest.mark.parametrize(
+    ("kv_heads", "tp", "hint"), [(6, 4, "tp must divide 2"), (8, 5, "tp must divide 8"), (1, 3, "tp must divide 8")]
+)
+def test_a_degree_that_the_hint_names_is_not_refused_in_its_turn(kv_heads, tp, hint):
+    """24 heads and 8,000 rows of the MLP have 8 in common; of six key-value heads ranks get whole ones, or one is copied to several."""
+    spec = rename(CATALOG["llama2-7b"], "x", layers=2, hidden=1536, heads=24, kv_heads=kv_heads, ffn_hidden=8000)
+    with pytest.raises(InfeasiblePlanError, match=f"tp={tp} ") as caught:
+        built(spec, tp=tp)
+    assert caught.value.hint == hint
+    assert built(spec, tp=int(hint.rpartition(" ")[2])).layers
+
+
 @pytest.mark.parametrize(("precision", "length", "tp", "wrong"), [
     ("mxfp8", 1024, 1, ""), ("mxfp8", 1000, 1, "1000 tokens"), ("mxfp8", 1008, 1, "1008 tokens"), ("nvfp4", 1008, 1, ""),
     ("nvfp4", 1000, 1, "1000 tokens"), ("fp8_current", 1000, 1, ""), ("bf16", 1000, 1, ""),

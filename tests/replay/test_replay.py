@@ -87,7 +87,12 @@ def test_stage_times_through_1f1b():
     assert np.mean(result.simulated_s) == pytest.approx(_expected(name)["iter_s_mean_after_2"], rel=0.01)
     assert abs(result.error) < 0.01
     assert result.compute_only_s < np.mean(result.measured_s)
+    free = replay_stages(times, messages=StageMessages(time_s=0.0))
+    assert free.compute_only_s == pytest.approx(np.mean(free.simulated_s), rel=1e-12)  # both are of all iterations
     gpipe = replay_stages(times, schedule="gpipe")
+    assert result.as_recorded and not gpipe.as_recorded
+    with pytest.raises(TraceError, match="zb-v cuts stages in parts"):
+        replay_stages(times, schedule="zb-v")
     assert gpipe.message_s == result.message_s  # of the run that was measured, not fitted anew
     given = replay_stages(times, messages=StageMessages(time_s=0.0))
     assert -0.06 < given.error < -0.04  # what one cannot know without the messages

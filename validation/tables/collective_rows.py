@@ -6,10 +6,12 @@ from functools import lru_cache
 
 from simulator.calibration.row_conditions import benchmark_conditions
 from simulator.collectives import collective_named, plan_collective
+from simulator.collectives.benchmark import DTYPE_BYTES as BENCHMARK_DTYPES
 from simulator.collectives.benchmark import launch_floor_s, lone_flow_s
 from simulator.collectives.shape import shape_of
 from simulator.collectives.tuner import constants_of
 from simulator.errors import ConfigError
+from simulator.models.layer import DTYPE_BYTES
 from simulator.topology import Topology, load_topology
 from validation.tables.dispatch_rows import noted_exchange_s
 from validation.tables.outcome import one_by_one
@@ -17,8 +19,17 @@ from validation.tables.reader import Row
 
 
 @lru_cache(maxsize=256)
-def _load(name: str, changes: tuple[tuple[str, str], ...], n_gpus: int, gpus_per_node: int) -> Topology:
+def _load(name: str, changes: tuple[tuple[str, str], ...], n_gpus: int, gpus_per_node: int | None) -> Topology:
     return load_topology(name, n_gpus, gpus_per_node=gpus_per_node, overrides=dict(changes))
+
+
+def _is_eight_bit_float(word: str) -> bool:
+    """Whether elements are floats of eight bits, which long rings do not add up; in nccl-tests' words, or in people's."""
+    if word.startswith(("fp8", "float8", "f8e")):
+        return True
+    if word and word not in BENCHMARK_DTYPES and word not in DTYPE_BYTES:
+        raise ConfigError(f"dtype '{word}' is unknown", hint=f"one of {', '.join(BENCHMARK_DTYPES)}")
+    return False
 
 
 def _collective_us(row: Row) -> tuple[float, str]:
@@ -26,9 +37,9 @@ def _collective_us(row: Row) -> tuple[float, str]:
     gpus = row.integer("gpus")
     if gpus < 2:
         raise ConfigError(f"gpus={gpus}: a collective needs at least two ranks")
-    nodes = row.integer("nodes", 1)
-    machine, changes = row.machine()
-    topology = _load(machine, tuple(changes.items()), gpus, row.integer("gpus_per_node", max(gpus // nodes, 1)))
+    nodes, machine, changes = row.integer("nodes", 0), *row.machine()
+    on_each = row.integer("gpus_per_node", 0) or (max(gpus // nodes, 1) if nodes else None)
+    topology = _load(machine, tuple(changes.items()), gpus, on_each)
     name = collective_named(row.text("collective").lower())
     if name.startswith("moe_"):
         return 1e6 * noted_exchange_s(row, topology), ""
@@ -43,7 +54,7 @@ def _collective_us(row: Row) -> tuple[float, str]:
         transport=transport,
         algorithm=algorithm or None,
         protocol=protocol or row.text("protocol").lower() or None,
-        eight_bit_float=row.text("dtype").lower().startswith(("fp8", "float8", "f8e")),
+        eight_bit_float=_is_eight_bit_float(row.text("dtype").lower()),
         nccl=ran.nccl,
         pipelined=True,
     )

@@ -70,7 +70,8 @@ def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool, 
         chosen = "fsdp"
     else:
         chosen = "deepspeed" if sharding in ("zero1", "zero2") else "hf-eager"
-    return Named(chosen, f"framework {chosen}: '{name or 'not stated'}' is unknown, judged by its plan")
+    said = f"'{name}' is unknown" if name.strip() else "not stated"
+    return Named(chosen, f"framework {chosen}: {said}, judged by its plan")
 
 
 def _has_all(text: str, words: Sequence[str]) -> bool:

@@ -32,6 +32,18 @@ class TestPredicting:
         assert "no-such-place" in first.reason
         assert second.predicted
 
+    def test_a_row_without_nodes_is_of_as_many_as_its_gpus_fill(self, tmp_path):
+        """32 GPUs are four nodes of a DGX H100, whether the row says so or not; a type that nobody knows is the reason."""
+        header = "topology,collective,gpus,nodes,dtype,size_bytes,time_us"
+        rows = (
+            "dgx-h100,all_reduce,32,,,1048576,100",
+            "dgx-h100,all_reduce,32,4,float,1048576,100",
+            "dgx-h100,all_reduce,32,4,flaot,1,1",
+        )
+        silent, said, odd = validate([write(tmp_path, "\n".join((header, *rows, "")))]).outcomes
+        assert silent.predicted == said.predicted > 0
+        assert "dtype 'flaot' is unknown" in odd.reason
+
     def test_training_rows_of_one_run(self):
         found = validate([MEASUREMENTS / "training.csv"], where=["row_id~H2-003"], n_processes=1)
         assert {o.row.metric for o in found.outcomes} >= {"iteration_time_s", "forward_s", "peak_memory_bytes"}
