@@ -267,7 +267,14 @@ def to_json(result: Result) -> Answer:
         memory=_memory(result.memory, result.memory_margin),
         stages=_stages(result),
         bottleneck=bottleneck(result),
-        confidence=confidence_of(plan, device, seconds, experts=experts),
+        confidence=confidence_of(
+            plan,
+            device,
+            seconds,
+            experts=experts,
+            communication_s=metrics.breakdown["exposed_communication_s"],
+            n_nodes=result.topology.n_nodes,
+        ),
         support=support_of(features_of(plan, device, experts=experts, family=family)),
         provenance=Provenance(
             version=__version__,

@@ -189,6 +189,26 @@ def for_device(found: Interval, device: Device) -> Interval:
     )
 
 
+def for_communication(found: Interval, share: float, n_nodes: int) -> Interval:
+    """Widen an interval to what messages alone leave open: a run is no surer than the part of it that waits for them.
+
+    That part is taken to be as sure as large collectives of a cluster that was not measured (:func:`collective_interval`).
+
+    Parameters
+    ----------
+    share : float
+        Of the iteration in which a rank only communicates.
+    n_nodes : int
+        Nodes between which it does.
+    """
+    alone = collective_interval(math.inf, n_nodes)
+    low, high = 1.0 - share * (1.0 - alone.low), 1.0 + share * (alone.high - 1.0)
+    if min(found.low, 1.0) <= low and high <= max(found.high, 1.0):  # the prediction itself is always in it
+        return found
+    basis = f"{found.basis}; {share:.0%} of the time is communication, which is less sure ({alone.basis})"
+    return replace(found, low=min(low, found.low), high=max(high, found.high), basis=basis)
+
+
 def _basis(rows: Sequence[Residual], weights: NDArray[np.float64], distances: NDArray[np.float64]) -> str:
     shares: dict[str, float] = {}
     for row, weight in zip(rows, weights, strict=True):
@@ -227,12 +247,21 @@ class ResidualTable:
         return cls(rows=tuple(rows), widening=data["widening"])
 
 
-def confidence_of(plan: ParallelPlan, device: Device, iteration_time_s: float, *, experts: bool = False) -> Confidence:
-    """Return the 80 % interval of an iteration from the shipped residuals.
+def confidence_of(
+    plan: ParallelPlan,
+    device: Device,
+    iteration_time_s: float,
+    *,
+    experts: bool = False,
+    communication_s: float = 0.0,
+    n_nodes: int = 1,
+) -> Confidence:
+    """Return the 80 % interval of an iteration from the shipped residuals, and of its exposed communication over so many nodes.
 
     Where comparable runs were all slower (or all faster) than predicted, the prediction itself is the near end.
     """
     found = for_device(_shipped_interval(features_of(plan, device, experts=experts)), device)
+    found = for_communication(found, communication_s / iteration_time_s, n_nodes)
     return Confidence(
         low_s=iteration_time_s * min(found.low, 1.0),
         high_s=iteration_time_s * max(found.high, 1.0),

@@ -17,6 +17,7 @@ from simulator.analysis.confidence import (
     collective_interval,
     confidence_of,
     features_of,
+    for_communication,
     for_device,
     interval,
     kind_of,
@@ -193,6 +194,36 @@ def test_an_answer_on_a_device_known_by_its_datasheet_says_so(monkeypatch):
     found = confidence_of(ParallelPlan(gpus=1), load_device("mi250x"), 1.0)
     assert found["high_s"] / found["low_s"] > 1.1 / 0.9
     assert found["basis"] == "b; kernels of mi250x follow from its datasheet"
+
+
+SPREAD = [
+    {"part": part, "from_bytes": size, "low": low, "high": high, "n": 9, "clusters": ["a", "b"]}
+    for part, size, low, high in (
+        ("inside", 0, 0.1, 9.0), ("inside", 2**20, 0.9, 1.1), ("between", 0, 0.1, 9.0), ("between", 2**20, 0.8, 1.6)
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("share", "n_nodes", "expected"),
+    [
+        (0.0, 2, (0.9, 1.2)), (0.25, 2, (0.9, 1.2)), (0.75, 2, (0.85, 1.45)), (1.0, 2, (0.8, 1.6)), (1.0, 1, (0.9, 1.2)),
+        (0.5, 2, (0.9, 1.3)),
+    ],
+)  # fmt: skip
+def test_a_run_is_no_surer_than_the_part_of_it_that_waits_for_messages(monkeypatch, share, n_nodes, expected):
+    """Large collectives of clusters left out take 0.8 to 1.6 of what is predicted; all else of the run is as predicted."""
+    monkeypatch.setattr(confidence, "shipped_spread", lambda: SPREAD)
+    found = for_communication(Interval(low=0.9, high=1.2, basis="b", distance=0.0), share, n_nodes)
+    assert (found.low, found.high) == pytest.approx(expected)
+    assert ("of the time is communication" in found.basis) == (expected != (0.9, 1.2))
+
+
+def test_the_interval_of_an_answer_knows_how_much_of_it_is_communication(monkeypatch):
+    monkeypatch.setattr(confidence, "shipped_spread", lambda: SPREAD)
+    monkeypatch.setattr(confidence, "_shipped_interval", lambda _: Interval(low=0.9, high=1.2, basis="b", distance=0.0))
+    found = confidence_of(ParallelPlan(gpus=16), load_device("a100-sxm4-40g"), 4.0, communication_s=3.0, n_nodes=2)
+    assert (found["low_s"], found["high_s"]) == pytest.approx((3.4, 5.8))
 
 
 def test_a_single_comparable_run_is_said_in_the_singular_with_its_source():

@@ -14,9 +14,11 @@ import numpy as np
 from simulator.analysis.confidence import (
     LEVEL,
     Features,
+    Interval,
     Residual,
     ResidualTable,
     features_of,
+    for_communication,
     for_device,
     interval,
     weighted_quantile,
@@ -34,16 +36,18 @@ TIMES = ("iteration_time_s",)
 _WITH_INTERVAL = ("iteration_time_s", "forward_s", "backward_s")
 
 
-def _run_of(row: Row) -> tuple[Features, Device] | None:
-    """Return the features of the run behind a training row, and its device; None where it determines no run."""
+def _run_of(row: Row) -> tuple[Features, Device, int] | None:
+    """Return the features of the run behind a training row, its device and nodes; None where it determines no run."""
     from simulator.topology import load_topology
 
     try:
         case, _ = case_of(row)
-        device = load_topology(case.topology, case.plan.gpus).device(0)
+        topology = load_topology(case.topology, case.plan.gpus)
+        device = topology.device(0)
     except SimulatorError:
         return None
-    return features_of(case.plan, device, experts=case.spec.has_experts, family=case.spec.architecture), device
+    features = features_of(case.plan, device, experts=case.spec.has_experts, family=case.spec.architecture)
+    return features, device, topology.n_nodes
 
 
 def residuals_of(outcomes: Sequence[Outcome]) -> list[tuple[Residual, Row]]:
@@ -79,7 +83,7 @@ def noise_floors(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
 
 def with_intervals(outcomes: Sequence[Outcome], table: ResidualTable) -> list[Outcome]:
     """Give every predicted time of a training row the interval that the table's comparable runs suggest."""
-    memo: dict[Features, tuple[float, float]] = {}
+    memo: dict[Features, Interval] = {}
     completed = []
     for outcome in outcomes:
         row = outcome.row
@@ -90,12 +94,12 @@ def with_intervals(outcomes: Sequence[Outcome], table: ResidualTable) -> list[Ou
         if run is None:
             completed.append(outcome)
             continue
-        features, device = run
+        features, device, n_nodes = run
         if features not in memo:
-            found = for_device(interval(features, table), device)
-            memo[features] = (found.low, found.high)
-        low, high = memo[features]
-        completed.append(replace(outcome, low=low * outcome.predicted, high=high * outcome.predicted))
+            memo[features] = for_device(interval(features, table), device)
+        share = outcome.parts.get("exposed_communication", 0.0) / outcome.predicted
+        found = for_communication(memo[features], share, n_nodes)
+        completed.append(replace(outcome, low=found.low * outcome.predicted, high=found.high * outcome.predicted))
     return completed
 
 
