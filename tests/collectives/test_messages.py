@@ -35,6 +35,17 @@ def test_a_ring_as_a_flow_is_the_ring_in_messages(name, collective, n_gpus):
         assert flow == pytest.approx(chunk, rel=0.01)
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+@pytest.mark.parametrize("transport", ["ipoib", "tcp-10g"])
+def test_messages_get_of_a_nic_what_their_transport_gets(transport, algorithm):
+    """IPoIB reaches a fifth of what Pinnacles' cards carry by RDMA, and 64 MiB around four nodes take at least as long as that says."""
+    topology = load_topology("pinnacles")
+    planned = plan(topology, "all_reduce", 2**26, topology.n_gpus, transport=transport, algorithm=algorithm)
+    flow, chunk = both(planned, topology)
+    rate = topology.transports[transport].bandwidth_bytes_per_s
+    assert flow == pytest.approx(chunk, rel=0.01) and chunk > 1.5 * 2**26 / rate
+
+
 #: 1 KiB to 1 GiB
 SIZES = tuple(2**power for power in range(10, 31, 4))
 

@@ -120,6 +120,18 @@ def test_nics_that_gpus_do_not_divide_carry_as_much_as_each_other():
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.parametrize("n_gpus", [32, 64])
+def test_uplinks_of_an_oversubscribed_fabric_hold_up_what_nics_would_carry(tmp_path, n_gpus):
+    """One node to a leaf and a quarter of its rate up: every byte between nodes crosses an uplink of one quarter of 8 x 50 GB/s."""
+    path = tmp_path / "thin.yaml"
+    fabric = "{kind: fat-tree, levels: 2, nodes_per_leaf: 1, oversubscription: 4, latency: 0.1 us, source: made up}"
+    path.write_text(f"extends: dgx-h100\nname: thin\nnodes: 8\nfabric: {fabric}\n", encoding="utf-8")
+    topology = load_topology(path, n_gpus)
+    flow = plan_collective("all_gather", 2**30, (tuple(range(n_gpus)),), topology, algorithm="ring")
+    sent = 2**30 * (n_gpus - 1) / n_gpus  # by every node to the next
+    assert alone_s(flow, topology) == pytest.approx(sent / 100e9, rel=0.05)
+
+
 def test_nics_hang_on_the_switches_of_the_gpus_that_use_them():
     """Five NICs of eight GPUs on four PCIe switches: GPUs 0, 2, 4, 5 and 7 are the first to use each."""
     topology = load_topology("dgx-h100", 8, overrides={"node.nics.count": 5})

@@ -12,10 +12,10 @@ from simulator.analysis.metrics import exposed_by_axis, measure
 from simulator.engine.costs import Interference
 from simulator.engine.durations import FAR_AHEAD_PS, PassPart
 from simulator.engine.lockstep import Turns, is_in_step
-from simulator.engine.running import durations_of
+from simulator.engine.running import durations_of, run
 from simulator.network import NETWORKS, Flow
 from simulator.program.op import Collective, Kernel, KernelRun
-from simulator.program.program import COMPUTE, Block, Task
+from simulator.program.program import COMPUTE, Block, Program, RankProgram, Task
 from simulator.timeline import Span, Timeline
 from simulator.units import to_ps
 
@@ -157,6 +157,29 @@ def test_a_kernel_beside_a_collective_by_hand(factor, ends_us):
     ends = {span.stream: span.end_ps for span in found.spans}
     assert (ends["tp"], ends["compute"]) == tuple(us * US for us in ends_us)
     assert found.duration_ps == ends_us[1] * US
+
+
+@pytest.mark.parametrize(
+    ("compute", "communication", "ends_us"),
+    [(1.0, 1.0, (8, 10)), (0.5, 0.5, (12, 14)), (0.5, 1.0, (8, 12)), (1.0, 0.5, (11, 10))],
+)
+def test_a_kernel_beside_a_collective_among_other_traffic_by_hand(compute, communication, ends_us):
+    """The same two, of two ranks whose pass goes on in the machine's own network, as it does where other traffic may join.
+
+    Launches take 2 us each, and times count from the first: the collective begins at 3 and its bytes at 4, when the second kernel does.
+    Both at half speed: 4 bytes until 12, in which the kernel has done 4 of its 6 us. Only the kernel: 2 of 6 until 8. Only the
+    collective: 3 of 4 bytes until the kernel ends at 10.
+    """
+    costs = Costs()
+    costs.kernel_ps = lambda one, rank: to_ps(one.duration_s)
+    costs.interference = lambda op: Interference(compute, communication)
+    block = Block(name="pass", tasks=tasks_of((3, -4, 6), 2, (0, 0, 1)), is_joint=True)
+    ranks = tuple(RankProgram(rank=r, members=(r,), tasks=(Task(block, key="pass"),)) for r in range(2))
+    line = run(Program(ranks=ranks), costs, network, among_others=True)
+    for span in line.simulated:
+        start_us = span.start_ps / US
+        ends = {inner.stream: start_us + inner.end_ps / US for inner in span.inner}
+        assert (ends["tp"] - 2, ends["compute"] - 2) == ends_us
 
 
 def test_kernels_of_a_run_behind_another_kernel_by_hand():

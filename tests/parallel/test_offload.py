@@ -9,6 +9,8 @@ import pytest
 from simulator.errors import InfeasiblePlanError
 from simulator.kernels.host import copy_bytes_per_s, cpu_adam_s
 from simulator.models.catalog import find_spec
+from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.stage import StageLayers
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
@@ -149,6 +151,11 @@ def test_activations_of_layers_wait_on_the_host():
     assert sum(row["bytes"] for row in copies) == 2 * 2 * 8 * block.saved_bytes
     slower = found[8].metrics.iteration_time_s / found[0].metrics.iteration_time_s
     assert 1.0 <= slower < 1.2
+    groups = Communicators(Mesh(plan.resolve(8), 8), 0, folded=True)
+    layers = StageLayers([[replace(block, offloaded_bytes=64)]], plan, groups)
+    for kind, way in (("F", "copy_to_host"), ("B", "copy_from_host")):
+        ops = [task.op for task in layers.block(0, kind).tasks if task.stream == "host copies"]
+        assert [(op.collective, op.n_bytes) for op in ops] == [(way, 64)]
 
 
 @pytest.mark.parametrize(
