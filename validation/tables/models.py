@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from simulator.errors import ConfigError
+from simulator.interop import load_model
 from simulator.models.catalog import BERT_STYLE, GPT2_STYLE, LLAMA_STYLE, MEGATRON_STYLE, MPT_STYLE, T5_STYLE, find_spec
 from simulator.models.spec import ModelSpec
 from validation.tables.launchers import launcher_of
@@ -92,14 +93,16 @@ _SIZES = {
 
 
 def _stated_spec(row: Row) -> tuple[ModelSpec, list[str]]:
-    """Return the model of a row as stated, the rest from the catalogue or the family's style."""
+    """Return the model of a row as stated, the rest from its file, the catalogue or the family's style."""
     name = row.text("model", "not named").rpartition("/")[2]  # a model of the hub by its own name
     assumed: list[str] = []
     seq = row.integer("seq_len", 2048)
     stated = {field: row.integer(cell) for cell, field in _SIZES.items() if row.text(cell)}
-    spec = _known(name, row) or (None if row.text("hidden") else _known(name.lower(), row))
+    is_file = name.endswith(".json")
+    spec = load_model(row.text("model")) if is_file else _known(name, row)
+    spec = spec or (None if row.text("hidden") else _known(name.lower(), row))
     if spec is not None:
-        if "vocab" not in stated:
+        if "vocab" not in stated and not is_file:
             assumed.append(f"vocab {spec.vocab}: as in the catalogue")
         changes: dict[str, Any] = {**stated, "max_positions": max(seq, spec.max_positions)}
         if spec.encoder_layers and "layers" in stated:

@@ -44,6 +44,21 @@ class TestPredicting:
         assert silent.predicted == said.predicted > 0
         assert "dtype 'flaot' is unknown" in odd.reason
 
+    def test_a_model_may_be_a_file(self, tmp_path):
+        """Sizes and parameters are those of the configuration, beside which a row needs none; one that is not there is the reason."""
+        config = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+                  "num_key_value_heads": 4, "intermediate_size": 1536, "vocab_size": 32000}  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        header = "model,topology,gpus,micro_batch,seq_len,framework,metric,value"
+        rows = (
+            f"{tmp_path}/{name},dgx-h100,8,1,2048,fsdp,iteration_time_s,0.1" for name in ("config.json", "none.json")
+        )
+        found, missing = validate([write(tmp_path, "\n".join((header, *rows, "")))]).outcomes
+        block = 512 * 512 * 2 + 2 * 512 * 256 + 3 * 512 * 1536 + 2 * 512
+        assert case_of(found.row)[0].spec.n_parameters == 4 * block + 2 * 32000 * 512 + 512
+        assert found.predicted > 0
+        assert "none.json" in missing.reason
+
     def test_training_rows_of_one_run(self):
         found = validate([MEASUREMENTS / "training.csv"], where=["row_id~H2-003"], n_processes=1)
         assert {o.row.metric for o in found.outcomes} >= {"iteration_time_s", "forward_s", "peak_memory_bytes"}
