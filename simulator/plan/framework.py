@@ -16,6 +16,8 @@ from simulator.plan.vocabularies import ContextExchange, Loss, Optimizer, Optimi
 
 #: How kernels are issued: operation by operation, from compiled code, or as captured graphs.
 Host = Literal["eager", "compiled", "graphs"]
+#: What a part of PyTorch splits among ranks.
+Split = Literal["", "batch", "parameters", "tensors", "layers"]
 #: Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same with gathered logits),
 #: ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm kernels), ``compiled``
 #: (torch.compile), ``fused`` (Transformer Engine), ``hand-written`` (llm.c).
@@ -150,7 +152,7 @@ class Framework:
     #: The same by dispatcher of experts.
     dispatcher_recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     #: What it splits, of the parts of PyTorch that run one by one: each degree and the sharding have one of their own there.
-    splits: Literal["", "batch", "parameters", "tensors", "layers"] = ""
+    splits: Split = ""
     #: What published runs have where they do not say, beside what its recipes set.
     usual: tuple[Usual, ...] = ()
     #: Other names that people type.

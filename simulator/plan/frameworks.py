@@ -31,7 +31,7 @@ from simulator.plan.data_parallelism import (
     SCALING,
     SEPARATELY,
 )
-from simulator.plan.framework import IRREGULAR_FRAGMENTATION, Framework, Host
+from simulator.plan.framework import IRREGULAR_FRAGMENTATION, Framework, Host, Split
 from simulator.plan.framework_features import FUSED_EXPERTS, FUSED_PRECISIONS
 from simulator.plan.module_names import COMPILED_GRAPHS, MEGATRON_GRAPHS
 from simulator.plan.vocabularies import Optimizer, Usual
@@ -488,3 +488,14 @@ def automodel(degrees: Mapping[str, int], *, wants_liger: bool = True) -> str:
     """
     is_whole = all(degrees[axis] == 1 for axis in ("tp", "cp", "ep"))
     return "automodel-liger" if wants_liger and is_whole else "automodel"
+
+
+def that_splits(what: Split) -> str:
+    """Return the part of PyTorch by itself that splits batches, parameters, tensors or layers.
+
+    Examples
+    --------
+    >>> that_splits("batch"), that_splits("parameters"), that_splits("tensors"), that_splits("layers")
+    ('torch-ddp', 'torch-fsdp2', 'torch-tp', 'torch-pp')
+    """
+    return next(name for name, one in FRAMEWORKS.items() if one.splits == what)

@@ -28,7 +28,9 @@ from simulator.errors import ConfigError, TraceError
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.parallel.rank_model import model_for
-from simulator.plan import FRAMEWORKS, ParallelPlan
+from simulator.plan import ParallelPlan
+from simulator.plan.framework import Split
+from simulator.plan.frameworks import that_splits
 from simulator.replay.recorded_efficiency import (
     Efficiency,
     EfficientCosts,
@@ -95,7 +97,7 @@ class PlanChange:
         plan = replace(recorded.without("gpus", "global_batch"), **given)
         before, after = (_split_by(one) for one in (recorded, plan))
         if "framework" not in given and recorded.framework_spec.splits and before != after:
-            given["framework"] = next(name for name, one in FRAMEWORKS.items() if one.splits == after)
+            given["framework"] = that_splits(after)
         # whether communication overlaps is a matter of the framework
         its_own = ("overlap",) if given.get("framework", recorded.framework) != recorded.framework else ()
         plan = replace(plan.without(*its_own), **given)
@@ -123,7 +125,7 @@ class PlanChange:
         return replace(spec, max_positions=max(spec.max_positions, sequence_length))
 
 
-def _split_by(plan: ParallelPlan) -> str:
+def _split_by(plan: ParallelPlan) -> Split:
     """Return what the part of PyTorch splits that runs a plan, as :attr:`Framework.splits` says it."""
     if plan.shards_parameters:
         return "parameters"

@@ -18,6 +18,7 @@ from simulator.interop.hardware import device_of_driver
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
+from simulator.plan.frameworks import that_splits
 from simulator.replay.changes_of_plan import PlanChange, PlannedJob
 from simulator.topology import Topology, load_topology
 from simulator.trace_io.trace_record import OperatorCall, Trace
@@ -120,16 +121,19 @@ def _layout(trace: Trace, shapes: _Shapes) -> dict[str, Any]:
         return {"framework": "megatron", **({"tp": shapes.tensor_parallel} if shapes.tells else {})}
     if messages and not (kinds["reduce_scatter"] or kinds["all_gather"]):
         tp = shapes.tensor_parallel if shapes.tells else 1
-        return {"pp": _stages(trace), **({"framework": "torch-tp", "tp": tp} if tp > 1 else {"framework": "torch-pp"})}
+        return {
+            "pp": _stages(trace),
+            **({"framework": that_splits("tensors"), "tp": tp} if tp > 1 else {"framework": that_splits("layers")}),
+        }
     if kinds["all_gather"] and kinds["reduce_scatter"] and not messages:
-        return {"sharding": "zero3", "framework": "torch-fsdp2"}
+        return {"sharding": "zero3", "framework": that_splits("parameters")}
     if not kinds:
-        return {"framework": "torch-ddp"}
+        return {"framework": that_splits("batch")}
     if not kinds["all_reduce"] or messages:
         return {}
     if shapes.tells and shapes.tensor_parallel > 1:
-        return {"framework": "torch-tp", "tp": shapes.tensor_parallel}
-    found: dict[str, Any] = {"framework": "torch-ddp"}
+        return {"framework": that_splits("tensors"), "tp": shapes.tensor_parallel}
+    found: dict[str, Any] = {"framework": that_splits("batch")}
     calls = (call for rank in trace.ranks for call in rank.calls if call.collective == "all_reduce")
     sizes = sorted(call.n_bytes for call in calls if call.n_bytes > _NO_BUCKET)
     # buckets of one size were asked for; DDP's own are a small one and large ones
