@@ -662,11 +662,15 @@ def test_a_refused_degree_is_told_the_largest_that_all_sizes_allow():
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "tp", "hint"), [(6, 4, "tp must divide 2"), (8, 5, "tp must divide 8"), (1, 3, "tp must divide 8")]
-)
-def test_a_degree_that_the_hint_names_is_not_refused_in_its_turn(kv_heads, tp, hint):
+    ("kv_heads", "ffn", "tp", "hint"),
+    [
+        (6, 8000, 4, "tp must divide 2"), (8, 8000, 5, "tp must divide 8"), (1, 8000, 3, "tp must divide 8"),
+        (3, 2400, 4, "tp must be one of 1, 3, 6, 12, 24"),
+    ],
+)  # fmt: skip
+def test_a_degree_that_the_hint_names_is_not_refused_in_its_turn(kv_heads, ffn, tp, hint):
     """24 heads and 8,000 rows of the MLP have 8 in common; of six key-value heads ranks get whole ones, or one is copied to several."""
-    spec = rename(CATALOG["llama2-7b"], "x", layers=2, hidden=1536, heads=24, kv_heads=kv_heads, ffn_hidden=8000)
+    spec = rename(CATALOG["llama2-7b"], "x", layers=2, hidden=1536, heads=24, kv_heads=kv_heads, ffn_hidden=ffn)
     with pytest.raises(InfeasiblePlanError, match=f"tp={tp} ") as caught:
         built(spec, tp=tp)
     assert caught.value.hint == hint
