@@ -15,7 +15,7 @@ from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
 from simulator.interop.trainer import catalogue_model
 from simulator.plan import SETTINGS
-from simulator.plan.frameworks import automodel
+from simulator.plan.frameworks import automodel_variant
 
 KEYS = shipped_table("automodel")
 #: modules that have adapters where a file says all linear ones
@@ -88,7 +88,7 @@ def _framework(found: FoundKeys, degrees: dict[str, int]) -> str:
     """Return whose kernels run: Transformer Engine's, Liger's patches of plain modules, or the modules alone."""
     if "te" in (found["model.backend.attn"], found["model.backend.linear"]):
         return "automodel-te"
-    return automodel(degrees, wants_liger=bool(found["model.use_liger_kernel"]))
+    return automodel_variant(degrees, wants_liger=bool(found["model.use_liger_kernel"]))
 
 
 def _batch(found: FoundKeys, pp: int, layers: int) -> dict[str, Any]:

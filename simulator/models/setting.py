@@ -210,12 +210,16 @@ def partition_refusal(
         rules.append(("expert_hidden", spec.expert_hidden, "etp", etp))
     rules.append(("sequence_length / cp", split_sequence, "tp", tp))
     for name, size, axis, degree in rules:
-        common = math.gcd(*(other for _, other, with_axis, _ in rules if with_axis == axis))
-        hint = _allowed_tp(spec, common) if axis == "tp" else f"{axis} must divide {common}"
         if size % degree:
+            common = math.gcd(*(other for _, other, with_axis, _ in rules if with_axis == axis))
+            hint = _allowed_tp(spec, common) if axis == "tp" else f"{axis} must divide {common}"
             return f"{axis}={degree} does not divide {name}={size} of {spec.name}", hint
-        if axis == "tp" and any(_splits_heads(own, tp) for own in spec.specs_of_blocks):
-            return f"tp={tp} would cut key-value heads of {spec.name}, which has {spec.kv_heads}", hint
+    for own in distinct(spec.specs_of_blocks):
+        if _splits_heads(own, tp):
+            common = math.gcd(*(size for _, size, axis, _ in rules if axis == "tp"))
+            return f"tp={tp} would cut key-value heads of {spec.name}, which has {own.kv_heads}", _allowed_tp(
+                spec, common
+            )
     return partition_refusal(spec.image, tp=tp) if spec.image else None
 
 

@@ -478,7 +478,7 @@ def hosted(name: str, host: Host) -> Framework:
     return FRAMEWORKS[name].hosted(host)
 
 
-def automodel(degrees: Mapping[str, int], *, wants_liger: bool = True) -> str:
+def automodel_variant(degrees: Mapping[str, int], *, wants_liger: bool = True) -> str:
     """Return which entry runs plain modules of AutoModel: Liger's patches stay off where tensors, sequences or experts are split.
 
     References

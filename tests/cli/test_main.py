@@ -12,14 +12,10 @@ import pytest
 
 from simulator.answer import MEMORY_MARGIN
 from simulator.cli.main_flags import FLAGS
-from simulator.cli.memory_limit import DEFAULT_SHARE
 from simulator.cli.options import MEMORY_MARGIN_HELP
 from simulator.cli.shared import say
 from simulator.explore.checkpoint_policy import POLICIES
-from simulator.explore.energy import operation_defaults
-from simulator.explore.network_trouble import REROUTE_S
 from simulator.explore.presets import read_preset
-from simulator.explore.run_request import RunRequest
 from simulator.plan.published import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -557,31 +553,6 @@ def test_one_margin_of_memory_holds_for_every_command(simulate, tmp_path):
     assert f"{MEMORY_MARGIN}." in MEMORY_MARGIN_HELP
 
 
-def test_a_side_may_end_in_the_file_of_a_cluster(simulate, tmp_path):
-    """Settings that end in .yaml are no plan file."""
-    path = tmp_path / "mine.yaml"
-    path.write_text("extends: dgx-h100\nname: mine\n", encoding="utf-8")
-    job = ("--model", "gpt2", "--gpus", 8, "--micro-batch", 1)
-    code, out, _ = simulate("compare", f"topology={path}", "topology=dgx-h100", *job)
-    assert code == 0
-    said = " ".join(out.split())  # lines are broken where the terminal ends
-    assert f"A: gpt2 on {path}, 8 GPUs" in said and "B: gpt2 on dgx-h100, 8 GPUs" in said
-
-
-def test_help_says_the_defaults_that_are_taken():
-    """The words of flags are typed where nothing heavy is loaded; what is taken stands elsewhere."""
-    facility, grid = operation_defaults().facility, operation_defaults().grid
-    flags = {name: flag for group in FLAGS.values() for name, flag in group.items()}
-    for name, default in {
-        "pue": f"; {facility.pue} by default",
-        "kg_co2_per_kwh": f"; {grid.kg_co2_per_kwh} by default",
-        "reroute_time": f"; {REROUTE_S:g} s by default",
-        "repair_time": f"; {RunRequest().repair_s / 3600:g} h by default",
-        "max_memory": f"; {DEFAULT_SHARE:.0%} by default",
-    }.items():
-        assert default in flags[name].says
-
-
 def test_ways_out_of_memory_cost_what_their_gpu_hours_do_at_the_given_price(simulate):
     """Cost is hours times price; bigred200's A100-40G has no list price, so that without one there is no such column."""
     large = ("--topology", "bigred200", "--model", "gpt-350m", "--gpus", 16, "--micro-batch", 32)
@@ -636,18 +607,6 @@ def test_a_search_keeps_to_the_schedule_that_is_asked_for(simulate):
         assert code == 0 and {(plan["schedule"], plan["virtual_pp"]) for plan in plans} == schedules
         assert ("note: the search keeps to what is asked for: deepspeed has no schedule" in err) == bool(noted)
         assert noted in err
-
-
-@pytest.mark.parametrize(("tp", "hint"), [(1, "experts"), (2, "experts; experts that are not split")])
-def test_expert_groups_that_do_not_fit_are_told_what_they_must_divide(simulate, tp, hint):
-    """Of four ranks and eight experts both: a divisor of the ranks alone may be refused for the experts."""
-    code, _, err = simulate("-t", "dgx-h100", "-m", "mixtral-8x7b", "--gpus", 4 * tp, "--tp", tp, "--ep", 3)
-    assert (
-        code == 4
-        and "does not divide dp x cp = 4" in err
-        and f"ep must divide 4 and the model's {hint}" in err
-        and ("--etp" in err) == (tp > 1)
-    )
 
 
 def signalled(word, inside, *words, at_exit="None"):

@@ -654,29 +654,6 @@ def test_ranks_do_not_share_a_group_of_mamba2(name, tp, fits):
         built(spec, tp=tp)
 
 
-def test_a_refused_degree_is_told_the_largest_that_all_sizes_allow():
-    """nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16, config.json: 32 heads, 8 groups of Mamba-2."""
-    with pytest.raises(InfeasiblePlanError, match="tp=3") as caught:
-        built(rename(CATALOG["nemotron-3-nano"], "x"), tp=3)
-    assert caught.value.hint == "tp must divide 8"
-
-
-@pytest.mark.parametrize(
-    ("kv_heads", "ffn", "tp", "hint"),
-    [
-        (6, 8000, 4, "tp must divide 2"), (8, 8000, 5, "tp must divide 8"), (1, 8000, 3, "tp must divide 8"),
-        (3, 2400, 4, "tp must be one of 1, 3, 6, 12, 24"),
-    ],
-)  # fmt: skip
-def test_a_degree_that_the_hint_names_is_not_refused_in_its_turn(kv_heads, ffn, tp, hint):
-    """24 heads and 8,000 rows of the MLP have 8 in common; of six key-value heads ranks get whole ones, or one is copied to several."""
-    spec = rename(CATALOG["llama2-7b"], "x", layers=2, hidden=1536, heads=24, kv_heads=kv_heads, ffn_hidden=ffn)
-    with pytest.raises(InfeasiblePlanError, match=f"tp={tp} ") as caught:
-        built(spec, tp=tp)
-    assert caught.value.hint == hint
-    assert built(spec, tp=int(hint.rpartition(" ")[2])).layers
-
-
 @pytest.mark.parametrize(("precision", "length", "tp", "wrong"), [
     ("mxfp8", 1024, 1, ""), ("mxfp8", 1000, 1, "1000 tokens"), ("mxfp8", 1008, 1, "1008 tokens"), ("nvfp4", 1008, 1, ""),
     ("nvfp4", 1000, 1, "1000 tokens"), ("fp8_current", 1000, 1, ""), ("bf16", 1000, 1, ""),

@@ -14,7 +14,7 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import FRAMEWORKS, ParallelPlan, Recompute
-from simulator.plan.frameworks import automodel
+from simulator.plan.frameworks import automodel_variant
 from simulator.plan.module_names import FP8_MODULES
 from simulator.plan.parallel_plan import SETTINGS
 from simulator.plan.stage_layout import beside_ends
@@ -396,7 +396,7 @@ def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tupl
         framework = "torchtitan"
         assumed.append("framework torchtitan: PyTorch's fully_shard under tensor or pipeline parallelism")
     if framework == "automodel":
-        framework = automodel(degrees)
+        framework = automodel_variant(degrees)
         if framework != "automodel":
             assumed.append(f"framework {framework}: AutoModel's default where nothing splits a model of Hugging Face")
     usual = FRAMEWORKS[framework].recipe.get("sharding")
