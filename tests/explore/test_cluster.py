@@ -1,5 +1,6 @@
 """Sweeps and searches on many machines: a real Dask cluster that loses a worker, and Slurm's jobs."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,6 +13,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
@@ -160,10 +162,31 @@ def test_what_answers_and_is_no_scheduler_is_told_from_one(monkeypatch, greeting
 
 
 @pytest.fixture
-def threads():
+def io_loop():
+    """A loop of events that runs: distributed gives one of its own 10 s to start, which a machine at its limit may need."""
+    pytest.importorskip("distributed")
+    from tornado.ioloop import IOLoop
+
+    made = Queue()
+
+    async def run():
+        ended = asyncio.Event()
+        made.put((IOLoop.current(), ended))
+        await ended.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    loop, ended = made.get()
+    yield loop
+    loop.add_callback(ended.set)
+    thread.join()
+
+
+@pytest.fixture
+def threads(io_loop):
     """A scheduler and two workers that are threads of this process."""
     distributed = pytest.importorskip("distributed")
-    options = {"processes": False, "threads_per_worker": 1, "dashboard_address": None}
+    options = {"processes": False, "threads_per_worker": 1, "dashboard_address": None, "loop": io_loop}
     with (
         distributed.LocalCluster(n_workers=2, **options) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
@@ -236,11 +259,11 @@ def dies_of(item):
 
 @pytest.mark.slow
 @QUIET
-def test_what_kills_its_workers_is_told_from_what_stood_beside_it():
+def test_what_kills_its_workers_is_told_from_what_stood_beside_it(io_loop):
     distributed = pytest.importorskip("distributed")
     import dask
 
-    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None, "loop": io_loop}
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         distributed.LocalCluster(**options) as cluster,
