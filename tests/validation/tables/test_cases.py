@@ -184,7 +184,10 @@ class TestCases:
         [("palm", {"parallel_block": True, "gated_mlp": True, "norm": "layer_norm"}), ("pangu", {"gated_mlp": False}),
          ("electra", {"causal": False}), ("falcon", {"parallel_block": True, "positions": "rotary", "mlp_bias": False}),
          ("glm", {"gated_mlp": True, "causal": False}), ("pythia", {"parallel_block": True, "tied": False}),
-         ("olmo2", {"qk_norm": True, "norm": "rms_norm"}), ("granite", {"gated_mlp": True, "qk_norm": False}),
+         ("olmo", {"norm": "layer_norm", "norm_scale": False, "qk_norm": False}),
+         ("olmo2", {"qk_norm": True, "norm": "rms_norm", "norm_position": "after"}),
+         ("gemma-2", {"tied": True, "norm_position": "around", "pattern": ("w-", "*-") * 18, "sliding_window": 4096}),
+         ("phi-2", {"parallel_block": True, "shared_norm": True, "gated_mlp": False}), ("granite", {"gated_mlp": True, "qk_norm": False}),
          ("starcoder", {"positions": "learned"}), ("chatglm2", {"norm": "rms_norm", "causal": True})],
     )  # fmt: skip
     def test_families_by_the_configurations_of_their_authors(self, architecture, expected):
