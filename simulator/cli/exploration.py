@@ -13,17 +13,16 @@ import typer
 from simulator.cli.completion import objectives
 from simulator.cli.options import MEMORY_MARGIN_HELP, PLAIN_JSON, Text, Texts, option, report_option
 from simulator.cli.shared import (
-    Progress,
     after_the_answer,
     as_far_as_written,
     keeping,
     print_json,
-    progress_line,
     raise_any,
     say_who_works,
     say_written,
     write_warnings,
 )
+from simulator.report.progress import Progress, progress_line
 
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep

@@ -17,12 +17,13 @@ from simulator.cli.inputs import (
     write_notes,
 )
 from simulator.cli.main_flags import RUN_OPTIONS
-from simulator.cli.shared import after_the_answer, print_json, progress_line, say_written, write_warnings
+from simulator.cli.shared import after_the_answer, print_json, say_written, write_warnings
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.full_answer import document, simulate_counts
 from simulator.explore.named_settings import given_in
 from simulator.explore.neighbourhood import Site, objection
 from simulator.faults import Faults
+from simulator.report.progress import progress_line
 from simulator.units import format_time
 
 if TYPE_CHECKING:
@@ -159,10 +160,10 @@ def _run_clusters(
     options: dict[str, Any], settings: dict[str, Any], counts: Sequence[int], clusters: Sequence[str], margin: float
 ) -> None:
     """Simulate the same on several clusters: a sweep of which nothing is kept, the cheapest first."""
-    from simulator.cli.shared import Progress
     from simulator.cli.whole_run_flags import run_request
     from simulator.explore.named_settings import Sweep
     from simulator.explore.sweeps import run_sweep, usable
+    from simulator.report.progress import Progress
     from simulator.report.sweep_page import sweep_page
 
     if alone := [name for name in _OF_ONE_ANSWER if options[name] not in (None, "", (), [], 0, False)]:

@@ -36,7 +36,7 @@ _Page = Annotated[
 @contextmanager
 def reading() -> Iterator[Callable[[str, int, int], None]]:
     """Give what shows on a terminal how far a large file has been read."""
-    from simulator.cli.shared import progress_line
+    from simulator.report.progress import progress_line
 
     with progress_line() as say:
         yield lambda name, done, total: say(f"reading {name}: {100 * done // total} %") if total > 1 << 26 else None

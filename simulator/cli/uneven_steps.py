@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from simulator.cli.options import PLAIN_JSON, Real, Text, option, report_option
-from simulator.cli.shared import after_the_answer, print_json, progress_line, say_written, write_warnings
+from simulator.cli.shared import after_the_answer, print_json, say_written, write_warnings
+from simulator.report.progress import progress_line
 
 
 def stragglers(

@@ -15,11 +15,11 @@ import pytest
 
 from simulator import ParallelPlan, Scenario, simulate
 from simulator.cli.main import main
-from simulator.cli.shared import Progress
 from simulator.config import cell, write_file
 from simulator.errors import ConfigError, TraceError
 from simulator.explore.evaluation import Store
 from simulator.models.spec import ModelSpec
+from simulator.report.progress import Progress
 from simulator.trace_io import read
 from simulator.trace_io.perfetto import write as write_trace
 from simulator.trace_io.sources import created

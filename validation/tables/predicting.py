@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 
 from simulator.analysis.confidence import shipped_table
-from simulator.cli.shared import Progress, progress_line
 from simulator.errors import InfeasiblePlanError, ThresholdError
+from simulator.report.progress import Progress, progress_line
 from validation.tables.kinds import KINDS
 from validation.tables.many_jobs import processes_here
 from validation.tables.models import is_known_architecture
