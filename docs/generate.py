@@ -44,7 +44,7 @@ from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.replay_answer import OperatorAnswer, PlanAnswer, ReplayAnswer, StageAnswer
 from simulator.replay.straggler_slowdowns import SlowdownRow
 from simulator.topology.cluster_spec import ClusterSpec
-from simulator.topology.device import DeviceFile, load_device
+from simulator.topology.device_file import DeviceFile, load_device
 from simulator.topology.given_graph import EdgeSpec, GraphSpec, VertexSpec
 
 FOLDER = Path(__file__).parent
@@ -133,6 +133,9 @@ def files_page() -> str:
         "Each entry of `edges`:\n",
         _table(EdgeSpec, meanings),
         "## Device files\n",
+        "`extends: NAME` lays a device file over another or a shipped device: keys that it has win, and a `host` section is replaced "
+        "whole. Kernel constants of the other board are carried over: seconds of an SM's matrix units by the peak of one SM, joules by "
+        "`relative_flop_energy`, what heat adds to them by the power limit; shares and launches stay.\n",
         _table(DeviceFile, meanings),
         "## Plan files\n",
         "The keys of `--plan plan.yaml`, also as `--set key=value`, as axes of sweeps and as flags with `-` for `_`. "

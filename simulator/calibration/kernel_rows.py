@@ -25,7 +25,7 @@ from simulator.models.layer import (
     ScanShape,
 )
 from simulator.plan.precision import SCALED_BYTES
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 _DTYPES = {
     "f32": "fp32",

@@ -21,7 +21,8 @@ from simulator.kernels.pointwise import ALIASES, PointwiseConstants, pointwise_t
 from simulator.kernels.roofline import ExpertConstants, KernelConstants
 from simulator.kernels.scan import ScanConstants, scan_time_s
 from simulator.models.layer import SCALED_ELEMENTS, AttentionShape, GemmShape, PointwiseShape, ScanShape
-from simulator.topology.device import NOTES, Device, load_device
+from simulator.topology.device import NOTES, Device
+from simulator.topology.device_file import load_device
 
 _GEMM_FREE = (
     Free(name="launch_s", low=0.3e-6, high=8e-6, prior=0.5),

@@ -77,7 +77,7 @@ def kernels(
     from simulator.calibration.doubtful_rows import shortened
     from simulator.calibration.kernels import fit_kernels, undetermined_kernels, write_kernels
     from simulator.config import keep_inputs, read_text, resolve_name, write_file
-    from simulator.topology.device import load_device
+    from simulator.topology.device_file import load_device
     from validation.tables.reader import find_table
 
     file = str(find_table(Path(file)))

@@ -136,7 +136,7 @@ def _what_if(run: Trace, options: Mapping[str, Any]) -> WhatIf:
     from simulator.faults import Faults
     from simulator.interop import open_topology
     from simulator.replay.what_if import WhatIf
-    from simulator.topology.device import load_device
+    from simulator.topology.device_file import load_device
 
     gpu, topology, measured_on = (options[name] for name in ("gpu", "topology", "measured_on"))
     late = _stragglers(options)
@@ -233,7 +233,7 @@ def _bandwidths(text: str | None) -> dict[str, float]:
 def _recorded_device(recorded: Trace, name: str | None, *, wanted: bool) -> Any:
     """The device that the user names, or the shipped one that the trace's device name tells."""
     from simulator.interop.hardware import device_of_driver
-    from simulator.topology.device import load_device
+    from simulator.topology.device_file import load_device
 
     if name is None and wanted:
         name = device_of_driver(next((rank.device for rank in recorded.ranks if rank.device), ""))

@@ -6,6 +6,7 @@ A file may build on another (``extends``), and values may come from the command 
 
 from __future__ import annotations
 
+from simulator.config.layers import load_layers, merge
 from simulator.config.names import data_folders, did_you_mean, listed, near_misses, resolve_name, shipped_names
 from simulator.config.notebook_tables import notebook_table
 from simulator.config.specs import (
@@ -72,8 +73,10 @@ __all__ = [
     "kind_in_words",
     "leaves",
     "listed",
+    "load_layers",
     "load_spec",
     "load_yaml",
+    "merge",
     "near_misses",
     "notebook_table",
     "open_file",

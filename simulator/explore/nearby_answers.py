@@ -27,7 +27,7 @@ from simulator.plan import SETTINGS, ParallelPlan
 from simulator.scenario import FLAG_NAMES, Scenario
 from simulator.simulation import simulate_on, topology_of
 from simulator.topology import LINK_KINDS, Topology
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 from simulator.topology.link import NVLINK_KINDS
 from simulator.units import format_duration
 

@@ -16,6 +16,7 @@ from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format
 from simulator.interop.key_table import Described, FoundKeys, nested, reader_of, shipped_table
+from simulator.interop.meshes import mesh_of, outside_meshes
 from simulator.plan.data_parallelism import FSDP_STRATEGIES, mesh_sharding
 
 _PRECISIONS = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
@@ -158,7 +159,7 @@ def _mesh(found: FoundKeys) -> dict[str, Any]:
     elif ring > 1:
         settings["cp_comm_type"] = KEYS.named(_P + "cp_comm_strategy").ours(found[_P + "cp_comm_strategy"])
     if replicate * shard > 1:
-        settings |= {"dp": replicate * shard} | mesh_sharding(replicate, shard)
+        settings |= {"dp": replicate * shard} | mesh_sharding(replicate, shard, ring * ulysses)
     world = found["num_processes"]
     if world and settings.get("dp", 1) * settings["tp"] * settings["cp"] > world:
         found.reader.fault("parallelism_config", f"the degrees multiply up to more than num_processes={world}")
@@ -208,6 +209,7 @@ def _written_fsdp(request: Request) -> tuple[str, dict[str, Any], dict[str, str]
         f"pp={plan.pp}": plan.pp > 1,
         f"ep={plan.ep}": plan.ep > 1,
         f"sharding {plan.sharding}": plan.sharding not in _WRITTEN_STRATEGIES,
+        **outside_meshes(plan, request.gpus_per_node),
         "sequence parallelism": plan.sequence_parallel,
         "selective recomputation": plan.recompute == "selective",
         f"sharding {plan.sharding} together with tp={plan.tp} cp={plan.cp}": plan.tp * plan.cp > 1 and plan.sharding == "zero2",
@@ -226,8 +228,8 @@ def _written_fsdp(request: Request) -> tuple[str, dict[str, Any], dict[str, str]
         _F + "fsdp_activation_checkpointing": plan.recompute == "full",
     }
     if plan.tp * plan.cp > 1 or plan.sharding == "hsdp":
-        group = plan.sharding_ranks(request.gpus_per_node) if plan.sharding in ("none", "hsdp") else plan.dp
-        sizes = {"dp_replicate": plan.dp // group, "dp_shard": group, "tp": plan.tp, "cp": plan.cp}
+        replicas, shards = mesh_of(plan, request.gpus_per_node)
+        sizes = {"dp_replicate": replicas, "dp_shard": shards, "tp": plan.tp, "cp": plan.cp}
         flat |= {f"{_P}{name}_size": size for name, size in sizes.items()}
         if plan.cp > 1:
             flat[_P + "cp_comm_strategy"] = KEYS.named(_P + "cp_comm_strategy").theirs(plan.context_exchange)

@@ -49,7 +49,7 @@ def _describe(found: FoundKeys) -> Described:
     if _degree(found, "dp_replicate") > 1:
         settings["sharding"] = "hsdp"
         if "dp" in settings:
-            settings["sharding_group"] = settings["dp"] // _degree(found, "dp_replicate")
+            settings["sharding_group"] = settings["dp"] // _degree(found, "dp_replicate") * degrees["cp"]
     settings |= _batch(found, degrees["pp"], spec.layers if spec else 0)
     if length := found["packed_sequence.packed_sequence_size"] or found["dataset.seq_length"]:
         settings["sequence_length"] = length

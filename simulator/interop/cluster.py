@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.config import Locator, parse_yaml, read_text, resolve_name
+from simulator.config import Locator, load_layers, parse_yaml, read_text, resolve_name
 from simulator.errors import ConfigError
 from simulator.interop.format import Account, ImportReport
 from simulator.interop.hardware import COMMON_NVLINK, device_of_product, in_gb, nvlink_generation, nvlink_section
 from simulator.link_generations import NVLINK_BYTES_PER_S
 from simulator.topology import Topology
-from simulator.topology.cluster_file import load_layers, spec_of, topology_of
+from simulator.topology.cluster_file import spec_of, topology_of
 from simulator.topology.cluster_spec import ClusterSpec
 from simulator.topology.given_graph import GraphSpec
 
@@ -137,7 +137,7 @@ def node_of_cluster(path: str | Path, what: str, name: str | None, account: Acco
     if name is None:
         hint = "say whose it is: simulate import FILE --node-of dgx-a100-80g"
         raise ConfigError(f"{path}: {what} does not describe the node", hint=hint)
-    base, _ = load_layers(resolve_name(name, "clusters"))
+    base = load_layers(resolve_name(name, "clusters"), "clusters").data
     account.assume(f"nodes are those of {name}")
     transports = base.get("transports")
     return base["node"], {"transports": transports} if transports else {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.link_generations import MOST_NVLINKS, NVLINK_BYTES_PER_S, XGMI_BYTES_PER_S, nvlink_of
 from simulator.topology.cluster_spec import HYBRID_CUBE_MESH
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 #: pattern of the driver's product name, least memory in GB, shipped device or none that is like it; first match wins
 _PRODUCTS: tuple[tuple[str, int, str | None], ...] = (

@@ -16,6 +16,7 @@ from simulator.errors import ConfigError
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format, Imported
 from simulator.interop.key_table import FoundKeys, flattened, json_keys, shipped_table
+from simulator.interop.meshes import copies_of_the_rest, mesh_of, outside_meshes
 from simulator.interop.syntax import load_toml
 from simulator.interop.typed_values import Reader
 from simulator.models.catalog import find_spec
@@ -102,11 +103,17 @@ def _spec(found: FoundKeys) -> ModelSpec | None:
 def _sharding(found: FoundKeys) -> dict[str, Any]:
     replicate = found["parallelism.data_parallel_replicate_degree"]
     shard = found["parallelism.data_parallel_shard_degree"]
-    settings = mesh_sharding(replicate, shard, reshards=found["parallelism.fsdp_reshard_after_forward"] != "never")
+    reshards, cp = (
+        found["parallelism.fsdp_reshard_after_forward"] != "never",
+        found["parallelism.context_parallel_degree"],
+    )
+    settings = mesh_sharding(replicate, shard, cp, reshards=reshards)
     if shard > 0:
         settings["dp"] = replicate * shard
     else:
         found.reader.assume("dp", "the rest of the ranks", "data_parallel_shard_degree = -1")
+    if shard < 0 and replicate > 1:
+        found.reader.miss("parallelism.data_parallel_replicate_degree", copies_of_the_rest(replicate))
     return settings
 
 
@@ -160,17 +167,18 @@ def write_torchtitan(request: Request) -> Emission:
         f"virtual_pp={plan.virtual_pp}": plan.virtual_pp > 1,
         "tensor parallelism without sequence parallelism": plan.tp > 1 and not plan.sequence_parallel,
         f"sharding {plan.sharding}": plan.sharding == "zero1",
+        **outside_meshes(plan, request.gpus_per_node),
         f"offload_optimizer={plan.offload_optimizer} and offload_parameters={plan.offload_parameters}":
             plan.offload_optimizer != plan.offload_parameters,
     } | KEYS.unsayable(said(plan)))  # fmt: skip
-    group = plan.sharding_ranks(request.gpus_per_node) if plan.sharding in ("none", "hsdp") else plan.dp
+    replicas, shards = mesh_of(plan, request.gpus_per_node)
     flat = KEYS.written(said(plan), "plan") | {
         "training.local_batch_size": plan.micro_batch * (plan.n_micro_batches if plan.pp > 1 else 1),
         "training.global_batch_size": plan.global_batch,
         "training.mixed_precision_reduce": "bfloat16" if plan.reduced_bytes == 2 else "float32",
         "training.enable_cpu_offload": plan.offload_parameters == "cpu",
-        "parallelism.data_parallel_replicate_degree": plan.dp // group,
-        "parallelism.data_parallel_shard_degree": group,
+        "parallelism.data_parallel_replicate_degree": replicas,
+        "parallelism.data_parallel_shard_degree": shards,
         "parallelism.fsdp_reshard_after_forward": "never" if plan.sharding == "zero2" else "always",
         "compile.enable": KEYS.named("compile.enable").theirs(plan.framework),
     }

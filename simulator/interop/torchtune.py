@@ -13,6 +13,7 @@ from typing import Any
 from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
+from simulator.interop.meshes import copies_of_the_rest
 from simulator.interop.trainer import catalogue_model
 from simulator.plan.data_parallelism import mesh_sharding
 
@@ -65,7 +66,11 @@ def _adapters(found: FoundKeys, component: str) -> dict[str, Any]:
 def _sharding(found: FoundKeys) -> dict[str, Any]:
     replicas, shards = found["data_parallel_replicate_dim"], found["data_parallel_shard_dim"]
     shards = shards if isinstance(shards, int) and not isinstance(shards, bool) else -1
-    settings = mesh_sharding(replicas, shards, reshards=found["fsdp_reshard_after_forward"])
+    settings = mesh_sharding(
+        replicas, shards, found["context_parallel_dim"], reshards=found["fsdp_reshard_after_forward"]
+    )
+    if shards < 0 and replicas > 1:
+        found.reader.miss("data_parallel_replicate_dim", copies_of_the_rest(replicas))
     if found["fsdp_cpu_offload"]:
         settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
     return settings

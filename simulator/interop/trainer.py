@@ -161,7 +161,7 @@ def _fsdp(found: FoundKeys) -> dict[str, Any]:
         "sharding": _STRATEGIES[named],
     }
     if found["dp_shard_size"] and found["dp_replicate_size"] > 1:
-        settings |= mesh_sharding(found["dp_replicate_size"], found["dp_shard_size"])
+        settings |= mesh_sharding(found["dp_replicate_size"], found["dp_shard_size"], found["context_parallel_size"])
     if found["fsdp_config.offload_params"] or "offload" in said:
         settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
     return settings

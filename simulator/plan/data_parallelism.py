@@ -178,12 +178,21 @@ SHARDING_NAMES = {
 }
 
 
-def mesh_sharding(replicas: int, shards: int, *, reshards: bool = True) -> dict[str, Any]:
-    """Return the settings of PyTorch's mesh of replicas and shards, where -1 shards are the rest of the ranks."""
-    if shards == 1:
+def mesh_sharding(replicas: int, shards: int, cp: int = 1, *, reshards: bool = True) -> dict[str, Any]:
+    """Return the settings of PyTorch's mesh of replicas and shards, where -1 shards are the rest of the ranks.
+
+    Ranks of context parallelism share one state as shards do: the mesh that ``fully_shard`` is given is that of both.
+
+    References
+    ----------
+    pytorch/torchtitan, ``distributed/parallel_dims.py``: ``dp_shard_cp``; huggingface/accelerate, ``parallelism_config.py``:
+    ``dp_shard_cp_dim_names``.
+    """
+    group = shards * cp
+    if group == 1:
         return {"sharding": "none"}
     if replicas > 1:
-        return {"sharding": "hsdp"} | ({"sharding_group": shards} if shards > 1 else {})
+        return {"sharding": "hsdp"} | ({"sharding_group": group} if group > 1 else {})
     return {"sharding": "zero3" if reshards else "zero2"}
 
 

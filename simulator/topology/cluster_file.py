@@ -7,7 +7,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from simulator.config import Locator, content_in_words, load_yaml, parse_yaml, resolve_name, shipped_names, validate
+from simulator.config import (
+    Locator,
+    content_in_words,
+    load_layers,
+    merge,
+    parse_yaml,
+    resolve_name,
+    shipped_names,
+    validate,
+)
 from simulator.errors import ConfigError
 from simulator.topology.cluster_spec import ClusterSpec, TransportSpec
 from simulator.topology.given_graph import GraphSpec, topology_of_graph
@@ -104,7 +113,7 @@ def gpus_used_of_node(spec: ClusterSpec, n_gpus: int | None) -> int:
 
 @lru_cache(maxsize=256)  # a file to read and check, for each scenario of a search
 def _spec(path: Path, _modified_ns: int, settings: tuple[tuple[str, str], ...]) -> ClusterSpec | GraphSpec:
-    data, locator = load_layers(path)
+    data, locator, _ = load_layers(path, "clusters")
     if not isinstance(data, dict):
         raise ConfigError(f"{path}:1:1: a cluster file is a mapping of keys; found {content_in_words(data)}")
     data.setdefault("name", path.stem)
@@ -121,43 +130,6 @@ def spec_of(data: Any, locator: Locator, overrides: Mapping[str, object] | None 
     if "vertices" in data or "edges" in data:
         return validate(data, GraphSpec, locator)
     return _with_transport(validate(data, ClusterSpec, locator))
-
-
-def load_layers(path: Path, seen: tuple[Path, ...] = ()) -> tuple[Any, Locator]:
-    """Read a file and, below it, the files that its ``extends`` names; later layers win.
-
-    Mappings are merged key by key, except that one with another ``kind`` replaces the one below.
-    """
-    data, locator = load_yaml(path)
-    if not isinstance(data, dict) or "extends" not in data:
-        return data, locator
-    base_name = str(data.pop("extends"))
-    beside = path.parent / base_name
-    try:
-        base_path = beside if beside.is_file() else resolve_name(base_name, "clusters")
-    except ConfigError as error:
-        place = locator.value(("extends",))
-        raise ConfigError(f"{place}: extends: {error.message}", hint=error.hint) from None
-    if base_path in (path, *seen):
-        raise ConfigError(f"{locator.value(('extends',))}: extends: {base_name} extends this file in turn")
-    base, locator.base = load_layers(base_path, (path, *seen))
-    base.pop("name", None)
-    return merge(base, data), locator
-
-
-def merge(below: Any, above: Any) -> Any:
-    """Lay one tree of settings over another.
-
-    Examples
-    --------
-    >>> merge({"a": 1, "b": {"c": 2}}, {"b": {"d": 3}})
-    {'a': 1, 'b': {'c': 2, 'd': 3}}
-    """
-    if not (isinstance(below, dict) and isinstance(above, dict)):
-        return above
-    if "kind" in above and above["kind"] != below.get("kind", above["kind"]):
-        return above
-    return {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}
 
 
 def _override(data: Any, locator: Locator, key: str, value: str) -> tuple[Any, Locator]:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from simulator.config import Bandwidth, Bytes, Latency, Spec, complaint, did_you_mean, resolve_name
 from simulator.errors import ConfigError
 from simulator.link_generations import PCIE_X16_BYTES_PER_S, NodePcie, PcieLanes, node_pcie
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 from simulator.topology.fabrics import FABRICS, Fabric
 from simulator.topology.operation_spec import OperatedSpec
 from simulator.topology.processors import socket_memory_bytes_per_s

@@ -1,30 +1,13 @@
-"""Devices: datasheet numbers and fitted constants, read from ``topologies/devices/*.yaml``."""
+"""Devices: datasheet numbers and fitted constants."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field
-
-from simulator.config import (
-    Bandwidth,
-    Bytes,
-    Compute,
-    Frequency,
-    Power,
-    Spec,
-    complaint,
-    did_you_mean,
-    load_spec,
-    load_yaml,
-    near_misses,
-    resolve_name,
-)
-from simulator.errors import ConfigError
+from simulator.config import load_layers
 from simulator.models.layer import SCALED_ELEMENTS
 
 #: generations that something here is fitted to or known of; a device file may name others
@@ -39,6 +22,8 @@ _FIRST_CUDA = {
     "10.3": "12.9",
 }  # fmt: skip
 
+#: keys that document a section and are no constants
+NOTES = ("source", "fit")
 #: relative error assumed for kernel times where a device file states none
 DEFAULT_KERNEL_ERROR = {"measured": 0.08, "generation": 0.15, "datasheet": 0.25}
 
@@ -122,7 +107,7 @@ class Device:
         """Return where a value stands in the device's file, or its name where it was read from none."""
         if not self.file:
             return f"device {self.name}"
-        return str(load_yaml(self.file)[1].value(path))
+        return str(load_layers(Path(self.file), "devices").locator.value(path))
 
     @property
     def multiplies_any_layout(self) -> bool:
@@ -185,78 +170,3 @@ def sustained_scale(power_limit_w: float, reference_w: float) -> float:
 #: formats of scaled blocks -> generations whose matrix units take the scales (NVIDIA/TransformerEngine,
 #: ``check_mxfp8_support``: compute capability 10.0; AMD, "CDNA 4 Architecture": OCP's MX formats, and no NVFP4)
 _SCALES_BLOCKS = {"mxfp8": ("blackwell", "cdna4"), "mxfp4": ("blackwell", "cdna4"), "nvfp4": ("blackwell",)}
-
-
-def _architecture(name: str) -> str:
-    """Refuse a generation that is but a known one misspelt; any other may be new."""
-    if name not in ARCHITECTURES and name.isalpha() and near_misses(name, ARCHITECTURES):
-        raise complaint(ConfigError(f"{name!r} is not a generation of GPUs.{did_you_mean(name, ARCHITECTURES)}"))
-    return name
-
-
-#: keys that document a section and are no constants
-NOTES = ("source", "fit")
-#: no launch, block or row takes a second, and nothing is so much better than its datasheet; rates are in bytes per second
-_MOST_S, _MOST_SHARE, _MOST = 1.0, 100.0, 1e15
-
-
-def _constants(section: Mapping[str, Any], *at: str) -> Mapping[str, Any]:
-    """Refuse what is no number, or one that no constant has, in all that was fitted, whichever job asks for it."""
-    for key, value in section.items():
-        if key in NOTES:
-            continue
-        path = (*at, str(key))
-        if isinstance(value, Mapping):
-            _constants(value, *path)
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            text = f"{str(value)[:40]!r} is not a number"
-            raise complaint(ConfigError(text, hint="write it like 1.5e-6 or 0.8"), *path)
-        named = path[-2:]
-        is_share = any("efficiency" in one or "bandwidth" in one for one in named)
-        is_time = any(one.endswith("_s") and not one.endswith("per_s") for one in named)
-        most = _MOST_SHARE if is_share else _MOST_S if is_time else _MOST
-        if not 0 <= value <= most or (is_share and not value):
-            least = "above 0" if is_share else "at least 0"
-            raise complaint(ConfigError(f"{value:g}: a constant is {least} and at most {most:g}"), *path)
-    return section
-
-
-Constants = Annotated[dict[str, Any], AfterValidator(_constants)]
-
-
-class DeviceFile(Spec):
-    """Schema of a device file."""
-
-    name: str
-    vendor: str = "NVIDIA"
-    architecture: Annotated[str, AfterValidator(_architecture)] = Field(pattern="^[a-z0-9-]+$")
-    compute_capability: str = ""
-    n_sms: int = Field(gt=0)
-    memory_bytes: Bytes = Field(alias="memory", gt=0)
-    memory_bandwidth_bytes_per_s: Bandwidth = Field(alias="memory_bandwidth", gt=0)
-    l2_bytes: Bytes = Field(alias="l2", gt=0)
-    clock_hz: Frequency = Field(alias="clock", gt=0)
-    power_limit_w: Power = Field(alias="power_limit", gt=0)
-    peak_flops_per_s: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"], Compute] = Field(alias="peak")
-    pcie_bandwidth_bytes_per_s: Bandwidth = Field(alias="pcie_bandwidth", gt=0)
-    kernels: Constants = Field(default_factory=dict)
-    host: Constants = Field(default_factory=dict)
-    interference: Constants = Field(default_factory=dict)
-    kernel_basis: KernelBasis = "datasheet"
-    kernel_error: float | None = Field(default=None, gt=0)
-    sources: dict[str, str] = Field(default_factory=dict)
-
-
-def load_device(name_or_path: str | Path) -> Device:
-    """Load a device by shipped name or from a file."""
-    path = resolve_name(name_or_path, "devices")
-    return _load(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=64)  # a file to read and check; kernels are remembered by the object
-def _load(path: Path, _modified_ns: int) -> Device:
-    spec = load_spec(path, DeviceFile)
-    values = {name: getattr(spec, name) for name in DeviceFile.model_fields}
-    error = spec.kernel_error or DEFAULT_KERNEL_ERROR[spec.kernel_basis]
-    return Device(**{**values, "kernel_error": error, "file": str(path)})

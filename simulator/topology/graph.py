@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from simulator.errors import ConfigError
 from simulator.topology.cluster_spec import PREFERENCE, ClusterSpec, NodeSpec, TransportSpec
-from simulator.topology.device import LEAST_SHARE, Device, load_device
+from simulator.topology.device import LEAST_SHARE, Device
+from simulator.topology.device_file import load_device
 from simulator.topology.fabrics import Fabric
 from simulator.topology.layout import Layout, PlacedLayout, RegularLayout, build_layout
 from simulator.topology.link import LINK_KINDS, Graph, Link, LinkArrays, LinkView, graph_of

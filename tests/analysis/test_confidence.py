@@ -24,7 +24,7 @@ from simulator.analysis.confidence import (
     shipped_spread,
 )
 from simulator.plan import ParallelPlan
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 from validation.tables.residuals import coverage, fit_widening
 
 HERE = Features(kind="data", device="a100", generation="ampere", kernels="eager", fp8=False, gpus=8)

@@ -21,7 +21,7 @@ from simulator.program.program import COMPUTE, HOST, LOADER, Block
 from simulator.schedules import Action, build_table
 from simulator.timeline import Cycle, Span, Timeline
 from simulator.topology import load_topology
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 S = 10**12
 DEVICE = load_device("a100-sxm4-40g")

@@ -14,7 +14,7 @@ from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
 from simulator.topology import load_topology
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 
 def plan(**settings):

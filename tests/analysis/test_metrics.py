@@ -16,7 +16,7 @@ from simulator.faults import Faults
 from simulator.program.op import Collective, Kernel, Transfer
 from simulator.program.program import Block
 from simulator.timeline import Span, Timeline, merge, subtract, total_ps
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 DEVICE = load_device("v100-sxm2-16g")
 

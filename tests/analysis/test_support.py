@@ -13,7 +13,7 @@ from simulator.answer import describe_support
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 HERE = Features(
     kind="data", device="d", generation="hopper", kernels="k", fp8=False, gpus=16, experts=False, family="llama"

@@ -8,7 +8,7 @@ import pytest
 
 from simulator.calibration.doubtful_rows import possible
 from simulator.calibration.kernel_rows import row_of
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 #: a product of 8,192 cubed at the 312 TFLOP/s of NVIDIA's datasheet of the A100
 PRODUCT_S = 2 * 8192**3 / 312e12

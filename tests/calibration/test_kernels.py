@@ -26,7 +26,7 @@ from simulator.kernels.conditions import CONDITIONS
 from simulator.kernels.gemm import GemmConstants
 from simulator.kernels.roofline import ExpertConstants, KernelConstants
 from simulator.models.layer import GemmShape, PointwiseShape
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 TABLE = Path(__file__).parents[3] / "shared" / "measurements" / "kernels.csv"
 HEADER = "row_id,source,device,op,pass,m,n,k,batch,heads,kv_heads,seq_len,head_dim,causal,dtype,time_us,split,notes"

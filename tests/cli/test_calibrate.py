@@ -13,7 +13,7 @@ from simulator.collectives.benchmark import benchmark_table, size_range
 from simulator.interop import open_topology
 from simulator.kernels import RooflineKernels
 from simulator.models.layer import GemmShape
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 KERNEL_COLUMNS = "row_id,source,device,op,pass,m,n,k,dtype,time_us,split,notes"
 

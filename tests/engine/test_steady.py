@@ -24,7 +24,7 @@ from simulator.program.stretch import insert_periods
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES
 from simulator.simulation import LoweringMode, lower_scenario, resolve, topology_of
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 from simulator.units import to_ps
 
 

@@ -21,7 +21,7 @@ from simulator.interop import FORMATS, import_any, import_topology, load_model
 from simulator.interop.plan_files import plan_settings
 from simulator.plan import ParallelPlan
 from simulator.topology import load_topology
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 from simulator.trace_io import read as read_trace
 from tests.fuzz.fuzz_seeds import OPTIONS, seeds
 

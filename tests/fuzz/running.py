@@ -143,7 +143,7 @@ def _ours(kind: str, path: Path, rng: random.Random, share_of_commands: float) -
     from simulator.interop.plan_files import plan_settings
     from simulator.plan import ParallelPlan
     from simulator.topology import load_topology
-    from simulator.topology.device import load_device
+    from simulator.topology.device_file import load_device
 
     job = ["--model", "gpt2", "--gpus", "8"]
     if rng.random() < share_of_commands:

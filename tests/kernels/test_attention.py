@@ -17,7 +17,8 @@ from simulator.kernels.attention import DROPOUT_CLOCKS, AttentionConstants, Atte
 from simulator.kernels.conditions import CONDITIONS
 from simulator.kernels.roofline import KernelConstants
 from simulator.models.layer import AttentionShape, Pass
-from simulator.topology.device import Device, load_device
+from simulator.topology.device import Device
+from simulator.topology.device_file import load_device
 from validation.tables.reader import MEASUREMENTS
 
 BARE = AttentionConstants(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulator.kernels.dispatcher import DispatcherKernels
 from simulator.parallel.expert import expected_places
 from simulator.program.op import Routed
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 from validation.tables.collective_rows import predict as predict_collectives
 from validation.tables.dispatch_rows import network_s, predict
 from validation.tables.reader import Row

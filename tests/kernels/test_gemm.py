@@ -11,7 +11,8 @@ from simulator.kernels import RooflineKernels
 from simulator.kernels.conditions import CONDITIONS, Conditions
 from simulator.kernels.gemm import GemmColumns, GemmConstants, alignment_elements, gemm_times_s, under_release
 from simulator.models.layer import GemmShape, Pass, PointwiseShape
-from simulator.topology.device import Device, load_device
+from simulator.topology.device import Device
+from simulator.topology.device_file import load_device
 
 BARE = GemmConstants(
     launch_s=0.0,

@@ -13,7 +13,8 @@ from simulator.kernels.pointwise import ELEMENTS_PER_CLOCK, PointwiseConstants, 
 from simulator.kernels.scan import ScanConstants, scan_time_s
 from simulator.models.layer import PointwiseShape, ScanShape
 from simulator.plan.frameworks import FRAMEWORKS
-from simulator.topology.device import Device, load_device
+from simulator.topology.device import Device
+from simulator.topology.device_file import load_device
 
 SCAN = ScanShape(name="mamba2_ssd", batch=2, seq=4096, heads=8, groups=1, head_dim=64, state=128, chunk=256)
 

@@ -12,7 +12,8 @@ from simulator.kernels import RooflineKernels
 from simulator.kernels.conditions import CONDITIONS
 from simulator.kernels.pointwise import PointwiseConstants, pointwise_time_s
 from simulator.models.layer import Access, PointwiseShape
-from simulator.topology.device import Device, load_device
+from simulator.topology.device import Device
+from simulator.topology.device_file import load_device
 
 NAMES = (
     "layer_norm",

@@ -16,7 +16,7 @@ from simulator.plan import FRAMEWORKS, ParallelPlan
 from simulator.program.op import Kernel
 from simulator.scenario import Scenario
 from simulator.topology import load_topology
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 SHAPES: tuple[KernelShape, ...] = (
     GemmShape(m=4096, n=4096, k=1024),

@@ -7,7 +7,7 @@ import pytest
 from simulator.memory.estimate import OPTIMIZER_STEP, estimate
 from simulator.models.recorded import RecordedModule, parse_input
 from simulator.plan import ParallelPlan
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -10,7 +10,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.memory.estimate import CONTEXT_BYTES, OPTIMIZER_STEP, MemoryReport, check_host_memory, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Parameter, PointwiseShape
 from simulator.plan import ParallelPlan
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 A100 = load_device("a100-sxm4-80g")
 MIB = 1024 * 1024

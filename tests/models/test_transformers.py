@@ -12,7 +12,7 @@ from simulator.models.catalog import find_spec
 from simulator.models.layer import CommunicationPoint
 from simulator.models.setting import RankSetting
 from simulator.models.torch_module import record_module
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -25,7 +25,7 @@ from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 SPEC = find_spec("mixtral-8x7b")
 TOKENS = 2 * 1024

@@ -14,7 +14,7 @@ from simulator.parallel.stage import StageLayers
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 SPEC = find_spec("gpt2-large")
 

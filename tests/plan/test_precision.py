@@ -11,7 +11,7 @@ from simulator.models.setting import RankSetting
 from simulator.parallel.rank_model import model_for
 from simulator.plan import FRAMEWORKS, PRECISIONS, ParallelPlan
 from simulator.plan.frameworks import FRAMEWORK_ALIASES
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 
 QUANTISED = [name for name, precision in PRECISIONS.items() if precision.quantisation]
 

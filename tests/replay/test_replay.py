@@ -13,7 +13,7 @@ from simulator.replay.stage_replay import StageMessages, replay_stages
 from simulator.replay.what_if import WhatIf
 from simulator.replay.what_if import what_if as answer
 from simulator.topology import load_topology
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 from simulator.trace_io import read
 from simulator.trace_io.reconstruct import reconstruct
 from simulator.trace_io.trace_record import Operator

@@ -20,7 +20,7 @@ from simulator.replay.stage_replay import StageMessages
 from simulator.replay.what_if import WhatIf, scale_waiting, what_if
 from simulator.replay.what_if import what_if as answer
 from simulator.topology import load_topology
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 from simulator.trace_io import read
 from simulator.trace_io.reconstruct import reconstruct
 from tests.trace_io.conftest import REASON, SHARED

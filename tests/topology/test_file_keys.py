@@ -25,7 +25,7 @@ from simulator.models.layer import AttentionShape, GemmShape, Layer, Parameter, 
 from simulator.parallel.loading import loading_of
 from simulator.plan import ParallelPlan
 from simulator.topology import cluster_spec, load_topology, operation_spec
-from simulator.topology.device import DeviceFile, load_device
+from simulator.topology.device_file import DeviceFile, load_device
 from simulator.topology.fabrics import FABRICS
 
 NVLINK = {"kind": "switch", "links_per_gpu": 12, "bandwidth_per_link": "25 GB/s"}
@@ -45,7 +45,8 @@ REMARKS = {"source", "model", "name", "description", "version", "kind", "compute
 SHOWN = {("NvSwitchSpec", "switches")}  # they are one vertex, over which traffic spreads evenly
 #: what they say is in sections of their own, or in tables that calibration writes and its tests read back
 ELSEWHERE = {"node", "nvlink", "pcie", "cpu", "nics", "fabric", "storage", "power", "price", "failures", "transports", "constants",
-             "efficiency", "collectives", "kernels", "host", "hosts", "interference", "sources", "vendor", "architecture"}  # fmt: skip
+             "efficiency", "collectives", "kernels", "host", "hosts", "interference", "sources", "vendor", "architecture",
+             "relative_flop_energy"}  # fmt: skip
 
 MESH = {"node.nvlink": {"kind": "mesh", "links_per_peer": 4, "bandwidth_per_link": "25 GB/s"}}
 CUBE = {"node.gpus": 8, "node.nvlink": {"kind": "hybrid-cube-mesh", "bandwidth_per_link": "25 GB/s"}}

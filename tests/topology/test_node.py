@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.topology import load_topology
-from simulator.topology.device import load_device
+from simulator.topology.device_file import load_device
 from simulator.topology.node import nics_of
 
 

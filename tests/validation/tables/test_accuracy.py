@@ -90,16 +90,16 @@ class TestIntervals:
 class TestGate:
     @pytest.mark.parametrize(("slower", "status"), [(1.0, 0), (0.7, 5)])
     def test_it_holds_today_and_trips_on_a_worsened_constant(self, monkeypatch, capsys, slower, status):
-        from simulator.topology import device
+        from validation.tables import kernel_shapes
 
-        real = device.load_device
+        real = kernel_shapes.load_device
 
         def worse(name):
             found = real(name)
             peak = {dtype: slower * flops for dtype, flops in found.peak_flops_per_s.items()}
             return replace(found, peak_flops_per_s=peak)
 
-        monkeypatch.setattr(device, "load_device", worse)
+        monkeypatch.setattr(kernel_shapes, "load_device", worse)
         # budgets are of a source over all its devices and dtypes; bf16 is where the rate of a device shows by itself
         chosen = ("--where", "device=h200-sxm", "--where", "op=gemm", "--where", "dtype=bf16", "--processes", "1")
         assert accuracy.main(["--check", *chosen]) == status
