@@ -54,7 +54,8 @@ class ModelCosts:
         plan = scenario.plan
         self.kernels = KERNEL_MODELS[scenario.kernels](cuda=plan.cuda or "", is_alone=plan.gpus == 1)
         self.framework = scenario.plan.framework_spec
-        self.flash = plan.flash_kernel
+        chosen = plan.attention_kernel or ""
+        self.flash = chosen if chosen.startswith("flash") else self.framework.flash
         self._is_quantised = scenario.plan.precision_spec.quantisation is not None
         self.slowdown = slowest_of(scenario.plan.gpus)
         self._mesh = Mesh(scenario.plan, topology.gpus_per_node)

@@ -8,6 +8,7 @@ pytorch/torchtitan, ``torchtitan/config_manager.py`` and ``config/job_config.py`
 from __future__ import annotations
 
 import re
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,15 @@ def read_torchtitan(reader: Reader, *, kind: str = "torchtitan") -> Imported:
         if "global_batch" not in settings and "dp" in settings:
             settings["global_batch"] = settings["micro_batch"] * settings["dp"]
         settings["micro_batch"] = found["parallelism.pipeline_parallel_microbatch_size"]
-        if missing := _STAND_INS.get(found["parallelism.pipeline_parallel_schedule"]):
-            found.reader.assume("schedule", settings["schedule"], missing)
+        settings |= _stages(found, settings["schedule"], spec)
+    if settings["ep"] > 1:
+        settings["etp"] = found["parallelism.expert_tensor_parallel_degree"]
     settings["sequence_parallel"] = settings["tp"] > 1
     parts = found["compile.components"]
     has_model = not isinstance(parts, list) or "model" in parts
     is_compiled = found["training.compile"] or (found["compile.enable"] and has_model)
     settings["framework"] = KEYS.named("compile.enable").ours(is_compiled)
-    if _is_float8(found):
-        settings["precision"] = "fp8"
+    settings |= _precision(found)
     KEYS.finish(found)
     return Imported(
         kind=kind,
@@ -83,8 +84,8 @@ CATALOGUE_NAMES = {
 
 #: schedules of PyTorch's that have no name here, of which another one stands in -> what that one lacks
 _STAND_INS = {
-    "LoopedBFS": "it is LoopedBFS with one stage a rank: with several, fill and drain take less",
-    "InterleavedZeroBubble": "it is InterleavedZeroBubble with one stage a rank: with several, fill and drain take less",
+    "LoopedBFS": "LoopedBFS with one stage a rank: with two, torchtitan's default, fill and drain take less",
+    "InterleavedZeroBubble": "InterleavedZeroBubble with one stage a rank: with two, torchtitan's default, fill and drain take less",
 }
 
 
@@ -128,6 +129,8 @@ def _training(found: FoundKeys, spec: ModelSpec | None) -> dict[str, Any]:
         settings["gradient_bytes"] = 2
     if found["activation_checkpoint.mode"] == "selective":
         settings |= _every_nth_block(found, spec)
+    if found["training.dtype"] == "bfloat16":
+        settings |= {"master_bytes": 2, "moment_bytes": 2}
     if found["training.enable_cpu_offload"]:
         settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
     if found["training.compile"]:
@@ -148,11 +151,71 @@ def _every_nth_block(found: FoundKeys, spec: ModelSpec | None) -> dict[str, Any]
     return {"recompute": "full", "recompute_method": "block", "recompute_layers": count}
 
 
-def _is_float8(found: FoundKeys) -> bool:
-    """Tell whether linear layers run in eight bits: a converter is named, or an old file enables it."""
-    converters = found["model.converters"]
-    named = isinstance(converters, list) and any("float8" in str(name) for name in converters)
-    return named or found["float8.enable_float8_linear"] or found["float8.enable_fsdp_float8_all_gather"]
+#: recipes of torchao's converters -> precision; one scale a tensor, computed when it is needed, where no recipe is named
+_FLOAT8 = {
+    "": "fp8_current",
+    "tensorwise": "fp8_current",
+    "rowwise": "fp8_rowwise",
+    "rowwise_with_gw_hp": "fp8_rowwise_gw_hp",
+}
+
+
+def _precision(found: FoundKeys) -> dict[str, Any]:
+    """Return the precision of linear layers in eight bits: a converter is named, or an old file enables it.
+
+    References
+    ----------
+    pytorch/torchtitan, ``components/quantization/float8.py`` and ``mx.py``: ``quantize.linear.mx``, before ``mx``.
+    """
+    named = found["model.converters"]
+    converters = [str(name) for name in named] if isinstance(named, list) else []
+    is_old = named is None and found["float8.enable_float8_linear"]
+    if is_old or any("float8" in name for name in converters):
+        recipe = found["quantize.linear.float8.recipe_name"]
+        if recipe in _FLOAT8:
+            gathers = found["quantize.linear.float8.enable_fsdp_float8_all_gather"]
+            is_tensorwise = _FLOAT8[recipe] == "fp8_current"  # the others' weights travel in 16 bits
+            return {"precision": _FLOAT8[recipe]} | ({"fp8_param_gather": gathers} if is_tensorwise else {})
+        hint = ", ".join(filter(None, _FLOAT8))
+        found.reader.fault(
+            _spelling(found, "quantize.linear.float8.recipe_name"), f"{recipe!r:.40} is no recipe", hint=hint
+        )
+    if any(name.rpartition(".")[2] == "mx" for name in converters):
+        recipe = found["quantize.linear.mx.recipe_name"]
+        if not recipe.startswith("mxfp8"):
+            found.reader.miss(_spelling(found, "quantize.linear.mx.recipe_name"), f"{recipe} is taken as mxfp8")
+        return {"precision": "mxfp8"}
+    return {}
+
+
+def _spelling(found: FoundKeys, name: str) -> str:
+    return found.reader.spelling(KEYS.named(name).names)
+
+
+def _stages(found: FoundKeys, schedule: str, spec: ModelSpec | None) -> dict[str, Any]:
+    """Return how many stages a rank has: two under schedules of several, unless the layers of one are given.
+
+    References
+    ----------
+    pytorch/torchtitan, ``distributed/pipeline_parallel.py``: ``stages_per_rank = 1 if is_single_stage_schedule else 2``, and
+    ``ceil((n_layers + 1 + 1) / layers_per_stage)`` stages, where embedding and head count as a layer each.
+    """
+    name, degree = found["parallelism.pipeline_parallel_schedule"], found["parallelism.pipeline_parallel_degree"]
+    if missing := _STAND_INS.get(name):
+        found.reader.assume("schedule", schedule, missing)
+    per_stage, key = (
+        found["parallelism.pipeline_parallel_layers_per_stage"],
+        "parallelism.pipeline_parallel_layers_per_stage",
+    )
+    if schedule != "1f1b-interleaved":
+        if per_stage:
+            found.reader.miss(key, "stages that are cut otherwise")
+        return {}
+    n_stages = ceil((spec.layers + 2) / per_stage) if per_stage and spec is not None else 2 * degree
+    if n_stages % degree:
+        found.reader.miss(key, f"{n_stages} stages over {degree} ranks: two a rank are taken")
+        n_stages = 2 * degree
+    return {"virtual_pp": n_stages // degree}
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
-from simulator.models.layer import DTYPE_BYTES, Elements, Launch, Layer
+from simulator.models.layer import DTYPE_BYTES, Elements, GemmShape, Launch, Layer
 from simulator.models.matrices import matrices_of, sharing, whole
 from simulator.plan import MOMENTS, ParallelPlan
 from simulator.plan.rules import captures_layers
@@ -104,11 +104,18 @@ def state_bytes(plan: ParallelPlan) -> StateBytes:
 
     16-bit training keeps 16-bit weights and fp32 master weights with two fp32 moments unless ``master_bytes`` and
     ``moment_bytes`` say otherwise, or, where the optimizer steps the weights themselves, two moments in 16 bits; autocast and
-    fp32 training keep fp32 weights, gradients and two moments. Muon keeps one moment of a matrix.
+    fp32 training keep fp32 weights, gradients and two moments. Full shards that are the master weights have no 16-bit weights
+    beside them, and gradients of their type. Muon keeps one moment of a matrix.
     """
     half = plan.precision_spec.is_16_bit
+    moments, matrix_moments = (plan.moment_bytes * MOMENTS[one] for one in ("adam", plan.optimizer))
     if half and not plan.framework_spec.master_weights:
         return StateBytes(parameter=2, gradient=2, optimizer=4, matrix=4, moment=2)
+    if half and plan.shards_masters:
+        width = plan.master_bytes
+        return StateBytes(
+            parameter=width, gradient=width, optimizer=moments, matrix=matrix_moments, moment=plan.moment_bytes
+        )
     if half:
         main_gradient = 4 if plan.reduced_bytes == 4 else 2
         # what is whole is there in both directions
@@ -116,8 +123,8 @@ def state_bytes(plan: ParallelPlan) -> StateBytes:
         return StateBytes(
             parameter=parameter,
             gradient=main_gradient,
-            optimizer=plan.master_bytes + MOMENTS["adam"] * plan.moment_bytes,
-            matrix=plan.master_bytes + MOMENTS[plan.optimizer] * plan.moment_bytes,
+            optimizer=plan.master_bytes + moments,
+            matrix=plan.master_bytes + matrix_moments,
             moment=plan.moment_bytes,
         )
     return StateBytes(
@@ -150,6 +157,9 @@ def estimate(
     reports = []
     for stage, stage_chunks in enumerate(chunks):
         categories, peak_at = _stage_bytes(stage_chunks, in_flight[stage], plan, shard_size)
+        categories["parameters"] += _narrow_weight_bytes(
+            counted([one for chunk in stage_chunks for one in chunk]), plan, device
+        )
         reports.append(
             MemoryReport(
                 by_category=categories, rank=first_ranks[stage], stage=stage, capacity_bytes=int(device.memory_bytes),
@@ -351,6 +361,32 @@ def _communicator_bytes(plan: ParallelPlan, *, has_experts: bool) -> int:
 def _left_out_bytes(n_trained: int, plan: ParallelPlan) -> int:
     """Return what signs leave out of a momentum, kept in fp32 by who sends it whole and by who averages its part of it."""
     return 4 * n_trained + 4 * n_trained // (plan.dp * plan.cp) if plan.gradient_compression == "onebit" else 0
+
+
+def _narrow_weight_bytes(layers: Iterable[tuple[Layer, int]], plan: ParallelPlan, device: Device) -> int:
+    """Return what Transformer Engine keeps of trained weights in the narrow type of their products, beyond 16-bit weights.
+
+    It casts them once a step, for all micro-batches, along rows, and along columns where scales are of blocks or the device
+    multiplies no other layout. With weights that are narrow themselves there are none in 16 bits (``fp8_param_gather``).
+
+    References
+    ----------
+    NVIDIA/TransformerEngine, ``pytorch/module/base.py``, ``get_weight_workspace``; NVIDIA/Megatron-LM,
+    ``extensions/transformer_engine.py``, ``is_first_microbatch``.
+    """
+    narrowing = plan.precision_spec.quantisation
+    if narrowing is None or not plan.framework_spec.calls_modules or plan.lora_rank or plan.shards_parameters:
+        return 0
+    products = plan.precision_spec.products
+    n_weights = sum(
+        times * item.batch * item.n * item.k
+        for layer, times in layers
+        for item in layer.forward
+        if isinstance(item, GemmShape) and item.dtype == products
+    )
+    is_once = plan.precision_spec.has_tensor_scales and device.multiplies_any_layout
+    kept = n_weights * narrowing.element_bytes * (1 if is_once else 2)
+    return round(kept) - (2 * n_weights if plan.keeps_narrow else 0)
 
 
 def _narrowed_bytes(layers: Sequence[Layer], plan: ParallelPlan, n_shards: int) -> int:

@@ -292,6 +292,17 @@ def _idle_precision(plan: ParallelPlan, *, has_experts: bool) -> Idle:
             f"precision={plan.precision} quantises nothing",
         ),
         (
+            ("fp8_param_gather",),
+            not plan.precision_spec.has_eight_bits,
+            f"precision={plan.precision} has no weights in eight bits",
+        ),
+        (("fp8_param_gather",), bool(plan.lora_rank), "frozen weights are not gathered"),
+        (
+            ("fp8_param_gather",),
+            plan.sharding == "none" and not plan.framework_spec.calls_modules,
+            "nothing is gathered (sharding=none)",
+        ),
+        (
             ("fused_operations",),
             not plan.framework_spec.has_fused_layers,
             "only Transformer Engine fuses operations so",

@@ -12,6 +12,8 @@ from simulator.models.setting import RankSetting
 from simulator.models.spec import ModelSpec
 from simulator.parallel.expert import expert_load, sorts_arrivals
 from simulator.plan import ParallelPlan
+from simulator.plan.fields import words_of
+from simulator.plan.module_names import LORA_TARGETS
 from simulator.plan.stage_layout import parse_layout
 from simulator.schedules import find_schedule
 from simulator.topology.device import Device
@@ -29,6 +31,11 @@ def packed_length(plan: ParallelPlan, sequence_length: int) -> int:
     """Mean tokens of the documents in a sequence; 0 where it does not hold two of them, or is one."""
     length = plan.document_length or 0
     return length if 2 * length <= sequence_length else 0
+
+
+def adapted_projections(plan: ParallelPlan) -> tuple[str, ...]:
+    """Return the projections that have adapters: words of :data:`LORA_TARGETS`, all of them unless told."""
+    return (words_of(plan.lora_targets) or LORA_TARGETS) if plan.lora_rank else ()
 
 
 def _n_documents(plan: ParallelPlan, sequence_length: int) -> int:
@@ -59,7 +66,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan, device: Devi
         offload_modules=plan.offloaded_modules, captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules,
         lora_rank=plan.lora_rank or 0,
         unquantised_modules=plan.unquantised_modules, unquantised_first=plan.bf16_first_layers, unquantised_last=plan.bf16_last_layers,
-        lora_targets=plan.adapted_projections, fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
+        lora_targets=adapted_projections(plan), fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
         fuses_operations=plan.fused_operations and framework.has_fused_layers and plan.precision_spec.quantisation is not None,
         bias_summing=released.bias_summing,
         left_sms=framework.margin_sms if plan.moe_fused_experts and find_schedule(plan.schedule).takes_turns else 0,

@@ -67,7 +67,7 @@ def optimizer_step(
     root, correction and epsilon in a tensor of their own, and the weights' change.
     """
     half = plan.precision_spec.is_16_bit
-    grad = plan.reduced_bytes
+    grad = plan.master_bytes if half and plan.shards_masters else plan.reduced_bytes
     kernels: list[Kernel | MuonMessage] = []
 
     def add(name: str, read_bytes: float, written_bytes: float, dtype: str = "fp32") -> None:
@@ -98,7 +98,9 @@ def optimizer_step(
         kernels += steps[matrix]
     kept = state_bytes(plan)
     n_orthogonalised = min(n_elements, sum(matrix.m * matrix.n for matrix in matrices))
-    states = kept.optimizer_bytes(n_elements, n_orthogonalised) / max(1, n_elements) + (0 if half else kept.parameter)
+    states = kept.optimizer_bytes(n_elements, n_orthogonalised) / max(1, n_elements) + (
+        0 if half and not plan.shards_masters else kept.parameter
+    )
     moments = min(states, 2 * kept.moment)
     add_adam(
         weight=states - moments,

@@ -129,7 +129,7 @@ class Framework:
     #: Whether every matrix product and attention is a call of a module written in Python, forward and backward
     #: (Transformer Engine), which costs the host far more than a launch.
     calls_modules: bool = False
-    #: Whether weights of layers are kept and gathered in eight bits where one scale serves a tensor (``fp8_param_gather``).
+    #: Whether weights of layers are kept in eight bits, and gathered so where one scale serves a tensor (``fp8_param_gather``).
     gathers_narrow: bool = False
     #: Whether the routers of its mixtures of experts compute in fp32 (``moe_router_dtype``).
     router_fp32: bool = False

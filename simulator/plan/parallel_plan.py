@@ -22,6 +22,7 @@ from simulator.plan.rules import check_combination, check_expert_degrees, check_
 from simulator.plan.stage_layout import chunks_of_layout, layout_text
 
 _EVERYTHING: tuple[Effect, ...] = ("time", "memory", "training")
+_BOTH: tuple[Effect, ...] = ("time", "memory")
 _LIMITS = Zero3Limits()
 
 
@@ -41,42 +42,45 @@ class ParallelPlan:
         aliases=("data_parallel",),
     )  # fmt: skip
     tp: int = setting(
-        "degrees", "Tensor-parallel degree.", default=1, least=1, is_common=True, changes=("time", "memory"),
+        "degrees", "Tensor-parallel degree.", default=1, least=1, is_common=True, changes=_BOTH,
         aliases=("tensor_parallel", "tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree"),
     )  # fmt: skip
     pp: int = setting(
-        "degrees", "Pipeline stages.", default=1, least=1, is_common=True, changes=("time", "memory"),
+        "degrees", "Pipeline stages.", default=1, least=1, is_common=True, changes=_BOTH,
         aliases=("pipeline_parallel", "pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree"),
     )  # fmt: skip
     virtual_pp: int = setting(
-        "degrees", "Model chunks per stage (interleaving).", default=1, least=1, is_common=True, changes=("time", "memory"),
+        "degrees", "Model chunks per stage (interleaving).", default=1, least=1, is_common=True, changes=_BOTH,
     )  # fmt: skip
     cp: int = setting(
-        "degrees", "Context-parallel degree.", default=1, least=1, is_common=True, changes=("time", "memory"),
+        "degrees", "Context-parallel degree.", default=1, least=1, is_common=True, changes=_BOTH,
         aliases=("context_parallel", "context_parallel_size", "context_parallel_degree"),
     )  # fmt: skip
     ep: int = setting(
-        "degrees", "Expert-parallel degree.", default=1, least=1, is_common=True, changes=("time", "memory"),
+        "degrees", "Expert-parallel degree.", default=1, least=1, is_common=True, changes=_BOTH,
         aliases=("expert_parallel", "expert_model_parallel_size", "expert_parallel_size", "expert_parallel_degree"),
     )  # fmt: skip
     etp: int | None = setting(
         "degrees", "Tensor-parallel degree of the experts, which lie over tp x cp x dp independently of the dense layers.",
-        unset="tp", least=1, changes=("time", "memory"), aliases=("expert_tensor_parallel", "expert_tensor_parallel_size"),
+        unset="tp", least=1, changes=_BOTH, aliases=("expert_tensor_parallel", "expert_tensor_parallel_size"),
     )  # fmt: skip
     sharding: terms.Sharding = setting(
         "sharding", "none (DDP), zero1, zero2, zero3 (FSDP's full shard) or hsdp (full shard within a group of ranks).",
-        default="none", is_common=True, changes=("time", "memory"), aliases=("zero", "zero_stage"), synonyms=SHARDING_NAMES,
+        default="none", is_common=True, changes=_BOTH, aliases=("zero", "zero_stage"), synonyms=SHARDING_NAMES,
     )  # fmt: skip
     sharding_group: int | None = setting(
-        "sharding", "Ranks over which sharding splits.", least=1, changes=("time", "memory"), unset="all, or with hsdp those of a node",
-    )  # fmt: skip
+        "sharding",
+        "Ranks over which sharding splits.",
+        least=1,
+        changes=_BOTH,
+        unset="all, or with hsdp those of a node",
+    )
     outer_sharding: terms.OuterSharding = setting(
-        "sharding", "`optim` shards master weights and optimizer states over the copies of a full shard, too (Megatron-FSDP's "
-        "`outer_dp_sharding_strategy`).", default="none", changes=("time", "memory"), aliases=("outer_dp_sharding_strategy",),
-        synonyms={"no_shard": "none"},
+        "sharding", "`optim` shards masters and optimizer states over the copies of a full shard, too (a flag of Megatron-FSDP).",
+        default="none", changes=_BOTH, aliases=("outer_dp_sharding_strategy",), synonyms={"no_shard": "none"},
     )  # fmt: skip
     schedule: str = setting(
-        "pipeline", "Pipeline schedule: 1f1b, gpipe, zb-1p ...", default="1f1b", is_common=True, changes=("time", "memory"),
+        "pipeline", "Pipeline schedule: 1f1b, gpipe, zb-1p ...", default="1f1b", is_common=True, changes=_BOTH,
         synonyms=terms.SCHEDULE_NAMES,
     )  # fmt: skip
     pipeline_batch: int | None = setting("pipeline", "Micro-batches until a pipeline drains.", unset="all", least=1)
@@ -84,7 +88,7 @@ class ParallelPlan:
                                 aliases=("delay_wgrad_compute",))  # fmt: skip
     micro_batch: int = setting(
         "batch", "Sequences per rank and micro-batch.", unset="the largest power of two that fits", least=1, is_common=True,
-        changes=("time", "memory"), aliases=("mbs", "micro_batch_size", "train_micro_batch_size_per_gpu"),
+        changes=_BOTH, aliases=("mbs", "micro_batch_size", "train_micro_batch_size_per_gpu"),
     )  # fmt: skip
     global_batch: int = setting(
         "batch", "Sequences per optimizer step.", least=1, is_common=True, changes=("time", "training"),
@@ -107,9 +111,9 @@ class ParallelPlan:
         words=PRECISIONS, synonyms=SYNONYMS, is_common=True, changes=_EVERYTHING,
     )  # fmt: skip
     fp8_modules: str | None = setting(
-        "precision", "What a precision of 8 or 4 bits puts in 8 beside the products of the layers, joined by `+`: `attention` "
-        "(Transformer Engine's `fp8_dot_product_attention`), `output` (Megatron-Core's `fp8_output_proj`), `activation` (the "
-        "MLP's saved up-projection, `activation_func_fp8_input_store`).", unset="nothing", words=parts.FP8_MODULES,
+        "precision", "What a precision of 8 or 4 bits puts in 8 beside the products of the layers, joined by `+`: `attention`, "
+        "`output` (the projection to the vocabulary), `activation` (the MLP's saved up-projection).",
+        unset="nothing", words=parts.FP8_MODULES,
         synonyms={"fp8_dot_product_attention": "attention", "fp8_output_proj": "output",
                   "activation_func_fp8_input_store": "activation"}, takes_several=True, changes=_EVERYTHING,
     )  # fmt: skip
@@ -122,26 +126,25 @@ class ParallelPlan:
     bf16_last_layers: int = setting("precision", "Last blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING)  # fmt: skip
     recompute: terms.Recompute = setting(
         "recompute", "Activation recomputation: none, selective (core attention, or every second matrix product) or full.",
-        default="none", is_common=True, changes=("time", "memory"), aliases=("recompute_granularity",),
+        default="none", is_common=True, changes=_BOTH, aliases=("recompute_granularity",),
         synonyms=dict.fromkeys(("yes", "true", "1"), "full") | dict.fromkeys(("no", "false", "0"), "none"),
     )  # fmt: skip
     recompute_modules: str | None = setting(
         "recompute", "What selective recomputation of Megatron-Core recomputes, joined by `+`: `core_attn`, `mlp`, `moe` and "
         "`shared_experts` keep input and output, `layernorm`, `moe_act` and `mla_up_proj` their input only.",
         unset="what the framework's selective recomputation is",
-        words=parts.RECOMPUTE_MODULES, synonyms={"up_proj": "mla_up_proj", "core_attention": "core_attn"}, takes_several=True,
-        changes=("time", "memory"),
+        words=parts.RECOMPUTE_MODULES, synonyms={"up_proj": "mla_up_proj", "core_attention": "core_attn"}, takes_several=True, changes=_BOTH
     )  # fmt: skip
     recompute_method: terms.RecomputeMethod = setting(
         "recompute", "Of full recomputation: block recomputes the first so many blocks of every virtual stage, uniform keeps "
-        "one input for so many blocks.", default="uniform", changes=("time", "memory"),
+        "one input for so many blocks.", default="uniform", changes=_BOTH,
     )  # fmt: skip
     recompute_layers: int | None = setting(
-        "recompute", "How many blocks that are; see recompute_method. 0 with block: none.", least=0, changes=("time", "memory"),
+        "recompute", "How many blocks that are; see recompute_method. 0 with block: none.", least=0, changes=_BOTH,
         unset="every block is recomputed from an input of its own",
     )  # fmt: skip
     attention: terms.Attention = setting(
-        "software", "flash or eager.", default="flash", is_common=True, changes=("time", "memory"))  # fmt: skip
+        "software", "flash or eager.", default="flash", is_common=True, changes=_BOTH)  # fmt: skip
     attention_kernel: terms.AttentionKernel | None = setting(
         "software", "Which fused attention kernel runs: `flash_attention_1`, `flash_attention_triton` (its port), `flash_attention_2`, "
         "or `flash_attention` (the device's best: cuDNN or FlashAttention 3 on Hopper, FlashAttention 2 before); of eager attention, "
@@ -149,15 +152,14 @@ class ParallelPlan:
     )  # fmt: skip
     rope_fusion: bool = setting("software", "Whether one kernel each rotates Megatron's queries and keys.", default=True)  # fmt: skip
     sequence_parallel: bool = setting(
-        "degrees", "Megatron sequence parallelism.", default=False, is_common=True, changes=("time", "memory")
+        "degrees", "Megatron sequence parallelism.", default=False, is_common=True, changes=_BOTH
     )  # fmt: skip
     framework: str = setting(
         "software", "megatron, megatron-deepspeed, fsdp, hf-eager, torchtitan-compile ...", default="megatron",
-        words=FRAMEWORKS, synonyms=FRAMEWORK_ALIASES, is_common=True, changes=("time", "memory"),
+        words=FRAMEWORKS, synonyms=FRAMEWORK_ALIASES, is_common=True, changes=_BOTH,
     )  # fmt: skip
     overlap: bool | None = setting(
-        "overlap", "Run gradient communication beside compute.", unset="the framework's default", is_common=True,
-        changes=("time", "memory"),
+        "overlap", "Run gradient communication beside compute.", unset="the framework's default", is_common=True, changes=_BOTH
     )  # fmt: skip
     overlap_p2p: bool | None = setting(
         "overlap", "Run pipeline messages beside the next pass instead of blocking it.",
@@ -180,30 +182,30 @@ class ParallelPlan:
         unset="the framework's default: Megatron-LM and DeepSpeed do, Megatron-Core does not",
     )  # fmt: skip
     first_stage_layers: int | None = setting(
-        "pipeline", "Layers on the first pipeline stage.", unset="an even split", least=1, changes=("time", "memory")
+        "pipeline", "Layers on the first pipeline stage.", unset="an even split", least=1, changes=_BOTH
     )  # fmt: skip
     last_stage_layers: int | None = setting(
-        "pipeline", "Layers on the last pipeline stage.", unset="an even split", least=1, changes=("time", "memory")
+        "pipeline", "Layers on the last pipeline stage.", unset="an even split", least=1, changes=_BOTH
     )  # fmt: skip
     account_for_embedding: bool = setting(
         "pipeline", "Count the embedding as a layer of the first stage: layers, and what is counted with them, divide over pp x "
-        "virtual_pp.", default=False, changes=("time", "memory"), aliases=("account_for_embedding_in_pipeline_split",),
+        "virtual_pp.", default=False, changes=_BOTH, aliases=("account_for_embedding_in_pipeline_split",),
     )  # fmt: skip
     account_for_loss: bool = setting(
         "pipeline", "Count output and loss as a layer of the last stage, in the same way.", default=False,
-        changes=("time", "memory"), aliases=("account_for_loss_in_pipeline_split",),
+        changes=_BOTH, aliases=("account_for_loss_in_pipeline_split",),
     )  # fmt: skip
     pipeline_layout: str | None = setting(
         "pipeline", "Layers of every virtual stage as in Megatron-Core: `E` embedding, `t` transformer layer, `m` multi-token prediction, "
         "`L` loss, `|` between stages, `*` repeats: `Et*4|(t*4|)*14tmL`; or lists of the words `embedding`, `decoder`, `mtp`, `loss`.",
-        unset="an even split", changes=("time", "memory"), aliases=("pipeline_model_parallel_layout",), as_text=layout_text,
+        unset="an even split", changes=_BOTH, aliases=("pipeline_model_parallel_layout",), as_text=layout_text,
     )  # fmt: skip
     rank_order: str = setting(
         "degrees", "Axes from the nearest ranks to the farthest, as in Megatron-Core: `tp-cp-ep-dp-pp` (also DeepSpeed's and "
         "DeviceMesh's), `tp-cp-ep-pp-dp` (`--use-tp-pp-dp-mapping`), any other permutation.", default=DEFAULT_ORDER,
     )  # fmt: skip
     bucket_bytes: int | None = setting(
-        "sharding", "Gradient bucket size.", unset="the framework's default", least=1, unit="bytes", changes=("time", "memory")
+        "sharding", "Gradient bucket size.", unset="the framework's default", least=1, unit="bytes", changes=_BOTH
     )  # fmt: skip
     gradient_bytes: int | None = setting(
         "precision", "Bytes of one reduced gradient element, 2 or 4.", unset="the framework's own", least=2, most=4, changes=_EVERYTHING,
@@ -216,15 +218,15 @@ class ParallelPlan:
     optimizer_implementation: terms.OptimizerImplementation | None = setting(
         "precision", "How Adam steps (torchtitan's word): `fused`, `foreach`, operation by operation over all tensors, which is the "
         "default of torch.optim on a GPU, or `for-loop`, tensor by tensor, whose launches are not counted.", unset="the framework's own",
-        changes=("time", "memory"),
+        changes=_BOTH,
     )  # fmt: skip
     moment_bytes: int = setting(
         "precision", "Bytes of each moment beside 16-bit weights: 4, or fewer (Megatron-Core's `exp_avg_dtype`).", default=4,
         least=1, most=4, changes=_EVERYTHING,
     )  # fmt: skip
     master_bytes: int = setting(
-        "precision", "Bytes of a master weight beside a 16-bit weight: 4, or 2 where the optimizer keeps only what the weight "
-        "lacks (`store_param_remainders`).", default=4, least=2, most=4, changes=("time", "memory"),
+        "precision", "Bytes of a master weight: 4, or 2 where the optimizer keeps only what the 16-bit weight beside it lacks "
+        "(`store_param_remainders`), or where FSDP's shards have 16 bits themselves.", default=4, least=2, most=4, changes=_BOTH,
     )  # fmt: skip
     gradient_collective: terms.GradientCollective | None = setting(
         "sharding", "`all_reduce`, `reduce_scatter` or `reduce` (one per owner of a shard).", unset="the framework's own"
@@ -234,27 +236,28 @@ class ParallelPlan:
         "onebit sends the signs of the momentum, and keeps what that leaves out.", default="none", changes=("time", "training"),
     )  # fmt: skip
     gradient_as_bucket_view: bool = setting(
-        "sharding", "DDP: gradients live in the buckets instead of being copied there and back.", default=False,
-        changes=("time", "memory"),
+        "sharding", "DDP: gradients live in the buckets instead of being copied there and back.", default=False, changes=_BOTH
     )  # fmt: skip
     backward_prefetch: Literal["pre", "post", "none"] = setting(
-        "overlap", "FSDP: gather the next unit before (`pre`) or after (`post`) the current one's backward, or not ahead.",
-        default="pre",
+        "overlap", "FSDP: gather the next unit before (`pre`) or after (`post`) the current one's backward, or not ahead.", default="pre"
     )  # fmt: skip
     forward_prefetch: bool = setting(
         "overlap", "FSDP: issue the next unit's gather before the current one's forward rather than behind it.", default=False
     )  # fmt: skip
     prefetch_depth: int = setting(
         "overlap", "`fully_shard`: units that are gathered ahead of one where `forward_prefetch` or `backward_prefetch=pre` says so.",
-        default=1, least=1, changes=("time", "memory"),
+        default=1, least=1, changes=_BOTH,
     )  # fmt: skip
     limit_all_gathers: bool = setting(
-        "overlap", "FSDP: the host never runs further ahead than two gathers.", default=True, changes=("time", "memory")
+        "overlap", "FSDP: the host never runs further ahead than two gathers.", default=True, changes=_BOTH
     )  # fmt: skip
     secondary_group: int | None = setting(
         "sharding", "Full sharding: ranks over which a second copy of the parameters is sharded, in which backward gathers: "
-        "ZeRO++'s `zero_hpz_partition_size`, FSDP2's integer `reshard_after_forward`.", unset="no second copy", least=1,
-        changes=("time", "memory"),
+        "ZeRO++'s `zero_hpz_partition_size`, FSDP2's integer `reshard_after_forward`.", unset="no second copy", least=1, changes=_BOTH
+    )  # fmt: skip
+    fp8_param_gather: bool | None = setting(
+        "precision", "Whether weights are kept in eight bits, and gathered so where one scale serves a tensor (Megatron's flag, torchao's "
+        "`enable_fsdp_float8_all_gather`).", unset="the framework's own", changes=_BOTH
     )  # fmt: skip
     quantized_weights: bool = setting(
         "precision", "ZeRO++: parameters are gathered in int8.", default=False, changes=("time", "training")
@@ -265,7 +268,7 @@ class ParallelPlan:
     )  # fmt: skip
     prefetch_elements: int | None = setting(
         "sharding", "DeepSpeed's `stage3_prefetch_bucket_size`.", unset=f"DeepSpeed's default, {_LIMITS.prefetch_elements:,}", least=0,
-        changes=("time", "memory"),
+        changes=_BOTH,
     )  # fmt: skip
     persistence_elements: int | None = setting(
         "sharding", "DeepSpeed's `stage3_param_persistence_threshold`.", least=0,
@@ -273,27 +276,25 @@ class ParallelPlan:
     )  # fmt: skip
     max_live_elements: int | None = setting(
         "sharding", "DeepSpeed's `stage3_max_live_parameters`.", unset=f"DeepSpeed's default, {_LIMITS.max_live_elements:,}", least=0,
-        changes=("time", "memory"),
+        changes=_BOTH,
     )  # fmt: skip
     max_reuse_elements: int | None = setting(
         "sharding", "DeepSpeed's `stage3_max_reuse_distance`.", unset=f"DeepSpeed's default, {_LIMITS.max_reuse_elements:,}", least=0
     )  # fmt: skip
     offload_optimizer: terms.Offload = setting(
-        "recompute", "`cpu` keeps optimizer states in host memory and steps them there (ZeRO-Offload).", default="none",
-        changes=("time", "memory"),
+        "recompute", "`cpu` keeps optimizer states in host memory and steps them there (ZeRO-Offload).", default="none", changes=_BOTH
     )  # fmt: skip
     offload_layers: int | None = setting(
-        "recompute", "Blocks whose activations wait in host memory from forward to backward (Transformer Engine's "
-        "`cpu_offloading_num_layers`), copied beside compute.", unset="none", least=0, changes=("time", "memory"),
-        aliases=("cpu_offloading_num_layers",),
+        "recompute", "Blocks whose activations wait in host memory from forward to backward, copied beside compute (Transformer "
+        "Engine's).", unset="none", least=0, changes=_BOTH, aliases=("cpu_offloading_num_layers",),
     )  # fmt: skip
     offload_modules: str | None = setting(
         "recompute", "Modules whose inputs wait in host memory, copied beside compute, joined by `+` as Megatron-Core's "
         "`--offload-modules` names them: `attn_norm`, `qkv_linear`, `core_attn`, `attn_proj` (with `core_attn` only), `mlp_norm`, "
-        "`expert_fc1`, `moe_act`.", unset="none", words=parts.OFFLOAD_MODULES, takes_several=True, changes=("time", "memory"),
+        "`expert_fc1`, `moe_act`.", unset="none", words=parts.OFFLOAD_MODULES, takes_several=True, changes=_BOTH,
     )  # fmt: skip
     offload_parameters: terms.Offload = setting(
-        "recompute", "`cpu` keeps sharded parameters in host memory.", default="none", changes=("time", "memory")
+        "recompute", "`cpu` keeps sharded parameters in host memory.", default="none", changes=_BOTH
     )  # fmt: skip
     cp_comm_type: terms.ContextExchange | None = setting(
         "overlap", "How context parallelism exchanges keys and values: `p2p` (ring attention), `all_gather` or `a2a` (Ulysses).",
@@ -344,7 +345,7 @@ class ParallelPlan:
         "software", "What is captured in CUDA graphs, which costs the host almost nothing and some memory: `none`, modules joined "
         "by `+` as Megatron-Core's `--cuda-graph-scope` names them (`attn`, `mlp`, `mamba`, `moe_router`, `moe_preprocess`; `moe` "
         "needs experts padded to a capacity), or `full_iteration`.", unset="as `host` says", words=parts.GRAPH_SCOPES,
-        takes_several=True, changes=("time", "memory"), aliases=("cuda_graph_scope",),
+        takes_several=True, changes=_BOTH, aliases=("cuda_graph_scope",),
     )  # fmt: skip
     release: str | None = setting(
         "software", "Container of the framework, such as `26.06`: features that its recipes turn on from some release on, where "
@@ -414,12 +415,6 @@ class ParallelPlan:
         return "fused_softmax" if self.attention == "eager" and self.attention_kernel == "fused_softmax" else ""
 
     @property
-    def flash_kernel(self) -> str:
-        """The fused attention kernel: the plan's, else the framework's."""
-        chosen = self.attention_kernel or ""
-        return chosen if chosen.startswith("flash") else self.framework_spec.flash
-
-    @property
     def captures_iteration(self) -> bool:
         """Whether the whole iteration is one CUDA graph."""
         return self.cuda_graphs == "full_iteration"
@@ -439,11 +434,6 @@ class ParallelPlan:
     def unquantised_modules(self) -> tuple[str, ...]:
         """Whose products stay in 16 bits: words of :data:`~simulator.plan.module_names.BF16_MODULES`."""
         return words_of(self.bf16_modules)
-
-    @property
-    def adapted_projections(self) -> tuple[str, ...]:
-        """Projections that have adapters: words of :data:`~simulator.plan.module_names.LORA_TARGETS`, all of them unless told."""
-        return (words_of(self.lora_targets) or parts.LORA_TARGETS) if self.lora_rank else ()
 
     @property
     def attended_length(self) -> int:
@@ -569,9 +559,16 @@ class ParallelPlan:
     @property
     def gathered_bytes(self) -> int:
         """Bytes of one parameter element as it is gathered: FSDP casts its fp32 shards to what autocast computes in."""
-        if self.framework_spec.gathers_narrow and self.precision_spec.has_tensor_scales and not self.lora_rank:
+        if self.keeps_narrow and self.precision_spec.has_tensor_scales:
             return 1
         return 2 if self.precision_spec.is_16_bit or (self.precision_spec.is_autocast and self.shards_parameters) else 4
+
+    @property
+    def keeps_narrow(self) -> bool:
+        """Whether weights themselves have eight bits (``fp8_param``): Megatron Bridge's recipes say so but for blocks of 128."""
+        usual = self.framework_spec.gathers_narrow and self.precision != "fp8_block"
+        is_wanted = usual if self.fp8_param_gather is None else self.fp8_param_gather
+        return is_wanted and self.precision_spec.has_eight_bits and not self.lora_rank
 
     @property
     def sent_parameter_bytes(self) -> int:
@@ -587,6 +584,12 @@ class ParallelPlan:
     def shards_parameters(self) -> bool:
         """Whether parameters are gathered unit by unit: ZeRO-3, FSDP's strategies, HSDP."""
         return self.sharding in self.framework_spec.data_parallel.gathers_units
+
+    @property
+    def shards_masters(self) -> bool:
+        """Whether the shards of its parameters are fp32 master weights, of which there is no copy in 16 bits (FSDP)."""
+        keeps_masters = self.framework_spec.master_weights and self.framework_spec.data_parallel.shards_masters
+        return keeps_masters and self.shards_parameters and not self.lora_rank
 
     @property
     def keeps_gathered(self) -> bool:

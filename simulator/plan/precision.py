@@ -64,6 +64,11 @@ class Precision:
         return self.quantisation is not None and self.quantisation.element_bytes == 1.0
 
     @property
+    def has_eight_bits(self) -> bool:
+        """Whether operands have eight bits, whatever has a scale of its own."""
+        return self.quantisation is not None and self.quantisation.element_bytes >= 1.0
+
+    @property
     def unquantised_products(self) -> str:
         """Type of the products that are not quantised: attention, router, output projection."""
         return self.activations if self.quantisation else self.products

@@ -88,6 +88,7 @@ ELSEWHERE = {
     "account_for_loss",
     "cuda",
     "fp8_modules",
+    "fp8_param_gather",
     "bf16_modules",
     "bf16_first_layers",
     "bf16_last_layers",

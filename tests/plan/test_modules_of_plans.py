@@ -7,7 +7,7 @@ import pytest
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.models.catalog import find_spec
 from simulator.models.layer import CommunicationPoint, GemmShape, PointwiseShape
-from simulator.parallel.rank_model import model_for
+from simulator.parallel.rank_model import adapted_projections, model_for
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.plan.names import SWITCHES, parse_settings, setting_named
 from simulator.plan.published import PUBLISHED, published_recipe, published_settings
@@ -50,7 +50,7 @@ def test_no_word_is_none():
     ],
 )
 def test_adapters_are_beside_every_projection_unless_some_are_named(settings, adapted):
-    assert ParallelPlan(**settings).adapted_projections == adapted
+    assert adapted_projections(ParallelPlan(**settings)) == adapted
 
 
 @pytest.mark.parametrize(
