@@ -84,8 +84,8 @@ CATALOGUE_NAMES = {
 
 #: schedules of PyTorch's that have no name here, of which another one stands in -> what that one lacks
 _STAND_INS = {
-    "LoopedBFS": "LoopedBFS with one stage a rank: with two, torchtitan's default, fill and drain take less",
-    "InterleavedZeroBubble": "InterleavedZeroBubble with one stage a rank: with two, torchtitan's default, fill and drain take less",
+    "LoopedBFS": "it is LoopedBFS with one stage a rank: with two, torchtitan's default, fill and drain take less",
+    "InterleavedZeroBubble": "it is InterleavedZeroBubble with one stage a rank: with two, torchtitan's default, fill and drain take less",
 }
 
 

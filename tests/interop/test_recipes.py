@@ -527,7 +527,7 @@ def test_torchtitan_of_2024(tmp_path):
     )
     found = read(tmp_path, text, "train.toml")
     assert (found.settings["tp"], found.settings["pp"], found.settings["schedule"]) == (4, 2, "1f1b-interleaved")
-    assert found.settings["precision"] == "fp8" and not found.report.unknown
+    assert found.settings["precision"] == "fp8_current" and not found.report.unknown
 
 
 def test_arguments_of_the_trainer_on_one_line(tmp_path):
