@@ -394,6 +394,8 @@ def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
         yield from (_Change({name: value}, same_training=is_same) for value in _others(plan, name))
     yield from _offloads(plan)
     yield from _host_bound(plan, site)
+    if plan.precision_spec.has_eight_bits and plan.framework_spec.calls_modules and not plan.lora_rank:
+        yield _Change({"fp8_param_gather": not plan.keeps_narrow})
     if plan.steps_adam != "fused":
         yield _Change({"optimizer_implementation": "fused"})
     yield from (_Change({"recompute": word}) for word in RECOMPUTES if word != plan.recompute)
