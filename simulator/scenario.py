@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulator.collectives.tuner import check_choice
+from simulator.config import check_word
 from simulator.faults import Faults
+from simulator.kernels import KERNEL_MODELS
+from simulator.network import NETWORKS
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
 
@@ -47,6 +51,9 @@ class Scenario:
         given: Any = self.topology
         if not isinstance(given, str | Topology):
             object.__setattr__(self, "topology", Topology.from_graph(given))
+        check_word("network", self.network, NETWORKS)
+        check_word("kernels", self.kernels, KERNEL_MODELS)
+        check_choice(self.algorithm, self.protocol)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that JSON can hold; of a topology that is in no file, its name and digest."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from simulator.analysis.metrics import measure
 from simulator.answer import Result, chosen
+from simulator.collectives.shape import check_transport
 from simulator.collector import collector_paused
 from simulator.costs import ModelCosts
 from simulator.engine import Costs, run, run_beside
@@ -190,10 +191,13 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
 
 
 def topology_of(scenario: Scenario) -> Topology:
-    """Return the scenario's topology, cut to its GPUs."""
+    """Return the scenario's topology, cut to its GPUs; a transport that it does not have is an error, needed or not."""
     topology, n_gpus = scenario.topology, scenario.plan.gpus
     if isinstance(topology, str):
-        return _topology(topology, n_gpus, scenario.overrides, scenario.faults)
+        found = _topology(topology, n_gpus, scenario.overrides, scenario.faults)
+        check_transport(found, scenario.transport)
+        return found
+    check_transport(topology, scenario.transport)
     if scenario.overrides:
         raise ConfigError(
             f"{topology}: overrides replace values of a file, and this is a graph", hint="change the graph"
@@ -233,8 +237,6 @@ def simulate(
     """
     say = progress or (lambda _: None)
     say("reading")
-    if scenario.network not in NETWORKS:
-        raise ConfigError(f"network '{scenario.network}' is unknown", hint=f"one of {', '.join(NETWORKS)}")
     topology = topology_of(scenario)
     spec = spec or load_model(scenario.model)
     resolved = resolve(scenario, topology, spec)

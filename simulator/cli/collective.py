@@ -70,12 +70,13 @@ def collective(
         benchmark_table, name, machine, sizes, dtype=dtype, transport=transport, algorithm=nccl_algo,
         protocol=nccl_proto, gpus_per_process=gpus_per_process, nccl=nccl,
     )  # fmt: skip
+    by_network = {kind: predict(network=kind) for kind in (NETWORKS if network == "all" else (network,))}
     _warn(name, machine, given)
     used = (transport or machine.default_transport) if machine.n_nodes > 1 else ""
     if network == "all":
-        _compare(name, machine, {kind: predict(network=kind) for kind in NETWORKS}, used, plot, as_json=json_output)
+        _compare(name, machine, by_network, used, plot, as_json=json_output)
         return
-    rows = predict(network=network)
+    rows = by_network[network]
     _show(name, machine, rows, used, as_json=json_output)
     _draw(plot, name, machine, {f"{machine.n_gpus} GPUs": rows})
 

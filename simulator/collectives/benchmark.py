@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 from simulator import collectives
 from simulator.collectives.constants import Between, Inside
-from simulator.collectives.nccl import PROTOCOLS, REDUCING
+from simulator.collectives.nccl import REDUCING
 from simulator.collectives.plan import plan_collective
-from simulator.collectives.shape import GroupShape, shape_of
+from simulator.collectives.shape import GroupShape, check_transport, shape_of
 from simulator.collectives.table import SHARED, bus_factor
-from simulator.collectives.tuner import constants_of, describe_collective
+from simulator.collectives.tuner import check_choice, constants_of, describe_collective
+from simulator.config import check_word
 from simulator.errors import ConfigError
 from simulator.network import NETWORKS, Flow
 from simulator.network.base import capacities
@@ -128,7 +129,9 @@ def benchmark_table(
         Type as nccl-tests names it, for the ``count`` column.
     """
     n_ranks = topology.n_gpus if n_gpus is None else n_gpus
-    _check_names(collective=collective, type=dtype, network=network, algorithm=algorithm, protocol=protocol)
+    _check_names(collective=collective, type=dtype, network=network)
+    check_choice(algorithm, protocol)
+    check_transport(topology, transport)
     _check_sizes(topology, n_ranks, gpus_per_process)
     group = (tuple(range(n_ranks)),)
     inside, _ = constants_of(shape_of(group[0], topology, transport, nccl=nccl))
@@ -161,12 +164,10 @@ def _check_names(**given: str | None) -> None:
         "collective": collectives.COLLECTIVES,
         "type": DTYPE_BYTES,
         "network": NETWORKS,
-        "algorithm": collectives.ALGORITHMS,
-        "protocol": PROTOCOLS,
     }
     for what, name in given.items():
-        if name and name not in known[what]:
-            raise ConfigError(f"{what} '{name}' is unknown", hint=f"one of {', '.join(known[what])}")
+        if name:
+            check_word(what, name, known[what])
 
 
 def _check_sizes(topology: Topology, n_ranks: int, gpus_per_process: int) -> None:

@@ -10,7 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from simulator.collectives.constants import merge, priced_as
+from simulator.config import did_you_mean
 from simulator.errors import ConfigError, UnroutableError
+from simulator.topology.cluster_spec import PREFERENCE
 from simulator.topology.graph import Topology
 from simulator.topology.node import socket_of
 
@@ -116,6 +118,17 @@ def shape_of(
     )
 
 
+def check_transport(topology: Topology, transport: str | None) -> None:
+    """Raise an error for a transport that a topology does not have, also where all ranks are on one node.
+
+    Without any transports it takes the name of a class of them.
+    """
+    known = tuple(topology.transports) or PREFERENCE
+    if transport and transport not in known:
+        guess = did_you_mean(transport, known)
+        raise ConfigError(f"{topology.name} has no transport '{transport}'.{guess}", hint=f"one of {', '.join(known)}")
+
+
 def _overrides(constants: dict[str, Any], transport: Any) -> str:
     """Lay the constants of a transport over those of the cluster; as JSON, empty where there are none."""
     own = transport.constants if transport is not None else {}
@@ -133,9 +146,8 @@ def _transport(topology: Topology, transport: str | None) -> tuple[str, str, flo
     transports = topology.transports
     if not transports:
         return transport or "rdma", transport or "rdma", nic_rate
+    check_transport(topology, transport)
     name = transport or topology.default_transport
-    if name not in transports:
-        raise ConfigError(f"{topology.name} has no transport '{name}'", hint=f"one of {', '.join(transports)}")
     spec = transports[name]
     return name, spec.protocol, spec.bandwidth_bytes_per_s or nic_rate
 

@@ -12,8 +12,9 @@ from simulator import collectives
 from simulator.collectives import efa, rccl
 from simulator.collectives.algorithm import Algorithm, Case, Terms
 from simulator.collectives.constants import Between, Inside, constants_for, shipped
-from simulator.collectives.nccl import NcclQuestion, find_channels, has_protocol, is_offered
+from simulator.collectives.nccl import PROTOCOLS, NcclQuestion, find_channels, has_protocol, is_offered
 from simulator.collectives.shape import GroupShape
+from simulator.config import check_word
 from simulator.errors import ConfigError
 
 Pair = tuple[Algorithm, str]
@@ -57,6 +58,23 @@ def candidates(collective: str, shape: GroupShape) -> tuple[Pair, ...]:
 def is_tunable(collective: str) -> bool:
     """Whether ``NCCL_ALGO`` and ``NCCL_PROTO`` have a say in a collective."""
     return any(collective in a.tables for a in collectives.ALGORITHMS.values() if a.is_tunable)
+
+
+def check_choice(algorithm: str | None, protocol: str | None) -> None:
+    """Raise an error for a forced algorithm or protocol that there is not, wherever it would run.
+
+    Examples
+    --------
+    >>> check_choice("NVLSTree", "simple"), check_choice(None, None)
+    (None, None)
+    >>> check_choice("rign", None)
+    Traceback (most recent call last):
+    simulator.errors.ConfigError: algorithm 'rign' is unknown. Did you mean 'ring'?
+    hint: one of ring, tree, nvls, nvls_tree, collnet_direct, collnet_chain, pat, binomial, p2p, gloo
+    """
+    for what, word, known in (("algorithm", algorithm, collectives.ALGORITHMS), ("protocol", protocol, PROTOCOLS)):
+        if word and _plain_name(word) not in map(_plain_name, known):
+            check_word(what, word, tuple(known))
 
 
 def choose(

@@ -7,7 +7,15 @@ A file may build on another (``extends``), and values may come from the command 
 from __future__ import annotations
 
 from simulator.config.layers import load_layers, merge
-from simulator.config.names import data_folders, did_you_mean, listed, near_misses, resolve_name, shipped_names
+from simulator.config.names import (
+    check_word,
+    data_folders,
+    did_you_mean,
+    listed,
+    near_misses,
+    resolve_name,
+    shipped_names,
+)
 from simulator.config.notebook_tables import notebook_table
 from simulator.config.specs import (
     Bandwidth,
@@ -64,6 +72,7 @@ __all__ = [
     "beside",
     "cell",
     "check_place",
+    "check_word",
     "complaint",
     "content_in_words",
     "data_folders",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from os.path import isfile
 from pathlib import Path
 
@@ -39,6 +39,21 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     hits = near_misses(word, known)
     return f" Did you mean {' or '.join(repr(hit) for hit in hits)}?" if hits else ""
+
+
+def check_word(what: str, word: str, known: Collection[str]) -> None:
+    """Raise an error for a word that is not one of those known.
+
+    Examples
+    --------
+    >>> check_word("network", "chunks", ["flow", "chunk"])
+    Traceback (most recent call last):
+    simulator.errors.ConfigError: network 'chunks' is unknown. Did you mean 'chunk'?
+    hint: one of flow, chunk
+    """
+    if word not in known:
+        guess = did_you_mean(word, known)
+        raise ConfigError(f"{what} '{word:.40}' is unknown.{guess}", hint=f"one of {', '.join(known)}")
 
 
 def listed(text: str, given: str = "") -> list[str]:

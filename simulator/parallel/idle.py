@@ -49,9 +49,10 @@ def without_stages(plan: ParallelPlan) -> ParallelPlan:
     Megatron-Core (``forward_backward_no_pipelining``), DeepSpeed and PyTorch have no schedule there, but for experts whose passes
     overlap by turns.
     """
+    schedule = find_schedule(plan.schedule, plan.virtual_pp)  # refuses a word that is none, also where nothing takes it
     if plan.pp > 1:
         return plan
-    takes_turns = plan.ep > 1 and find_schedule(plan.schedule, plan.virtual_pp).takes_turns
+    takes_turns = plan.ep > 1 and schedule.takes_turns
     kept = ("schedule",) if takes_turns else ()
     return replace(plan, **{name: SETTINGS[name].default for name in _OF_STAGES if name not in kept})
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.config.names import check_word
+from simulator.errors import InfeasiblePlanError
 from simulator.plan import ParallelPlan
 from simulator.plan.framework_schedules import NONE, Waits
 from simulator.schedules.action import (
@@ -176,8 +177,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 def find_schedule(name: str, virtual_pp: int = 1) -> Schedule:
     """Return a schedule by name; as in Megatron-LM, ``1f1b`` with several chunks per stage is interleaved."""
-    if name not in SCHEDULES:
-        raise ConfigError(f"schedule '{name}' is unknown", hint=f"one of {', '.join(SCHEDULES)}")
+    check_word("schedule", name, SCHEDULES)
     chosen = SCHEDULES[name]
     return SCHEDULES[chosen.with_chunks] if chosen.with_chunks and virtual_pp > 1 else chosen
 

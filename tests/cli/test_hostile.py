@@ -380,6 +380,28 @@ def test_two_values_of_one_setting_are_not_taken_silently(monkeypatch, capsys, w
     assert message in err if message else "has no effect" not in err
 
 
+@pytest.mark.parametrize(
+    "command", [(), ("search", "--global-batch", "8"), ("requirements",), ("compare", "micro_batch=1", "micro_batch=2")]
+)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "network=flwo"], "network 'flwo' is unknown. Did you mean 'flow'?"),
+        (["--set", "kernels=foo"], "kernels 'foo' is unknown"),
+        (["--schedule", "1f2b"], "schedule '1f2b' is unknown. Did you mean '1f1b'"),
+        (["--set", "transport=bar"], "bigred200 has no transport 'bar'"),
+        (["--set", "nccl_algo=foo"], "algorithm 'foo' is unknown"),
+        (["--set", "nccl_proto=lll"], "protocol 'lll' is unknown. Did you mean 'll'"),
+    ],
+)
+def test_words_that_there_are_not_are_refused_also_where_nothing_takes_them(
+    monkeypatch, capsys, command, words, message
+):
+    """On one GPU there is no pipeline, no collective and no network."""
+    job = ["--topology", "bigred200", "--model", "gpt2", "--gpus", "1"]
+    assert message in refused(monkeypatch, capsys, *command, *job, *words)
+
+
 def test_names_that_a_spreadsheet_would_run_are_quoted():
     assert [cell(value) for value in ("=cmd|x", "+1+1", "@x", "-2.5", "a", 3, None)] == [
         "'=cmd|x", "'+1+1", "'@x", "-2.5", "a", 3, None,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from simulator.explore.named_settings import SCENARIO_SETTINGS
 from simulator.plan import SETTINGS
 from simulator.topology.cluster_spec import ClusterSpec
 
@@ -45,6 +46,12 @@ _PLAIN = ("1", "2", "4", "8", "16", "100", "0.5", "0.9", "1.5")
 _UNITS = {
     "time": ("s", "ms", "ns", "d"), "bytes": ("B", "GiB", "EB"), "bandwidth": ("b/s", "Gb/s", "PB/s"), "compute": ("FLOP/s", "TFLOP/s"),
     "frequency": ("Hz", "GHz"), "power": ("W", "kW"),
+}  # fmt: skip
+#: settings of a scenario that have no file, and words that some of them take; no text says there which there are
+_OF_SCENARIOS = [one for key, one in SCENARIO_SETTINGS.items() if key not in ("topology", "model")]
+_WORDS_OF_SCENARIOS = {
+    "network": ("flow", "alpha-beta"), "kernels": ("roofline",), "transport": ("rdma", "tcp"), "algorithm": ("ring", "tree"),
+    "protocol": ("ll", "simple"),
 }  # fmt: skip
 #: key -> words that it may have, or the dimension of a quantity, or "" of a number
 Keys = dict[str, tuple[str, ...] | str]
@@ -107,9 +114,10 @@ def command(rng: random.Random) -> str:
             key = rng.choice(list(keys))
             words += ["--set", f"{key}={value_of(keys[key], rng)}"]
             continue
-        one = rng.choice(list(SETTINGS.values()))
+        one = rng.choice([*SETTINGS.values(), *_OF_SCENARIOS])
         many = ("0", "1", "2", "4", "8", "3", "1000000", "1000000000000000", "0.5", "1e-9")
-        choices = tuple(one.words) or (("true", "false") if one.kind is bool else many)
+        known = _WORDS_OF_SCENARIOS.get(one.key, ()) or tuple(one.words)
+        choices = (*known, "foo") if one.kind is str else ("true", "false") if one.kind is bool else many
         words += ["--set", f"{one.key}={rng.choice(choices)}"]
     if rng.random() < 0.2:
         words += [rng.choice(("--iterations", "--tokens")), rng.choice(("1", "1000", "1000000"))]
