@@ -16,6 +16,10 @@ from simulator.link_generations import INFINIBAND_LANES, NVLINK_BYTES_PER_S, PCI
 PS_PER_S = 1_000_000_000_000
 S_PER_HOUR = 3600.0
 S_PER_DAY = 24 * S_PER_HOUR
+#: no setting, size, count, rate in bytes per second or time in microseconds is a larger number: a petabyte, thirty years
+LARGEST = 10**15
+#: what stands for yes and for no
+TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on"), ("false", "no", "off")
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}

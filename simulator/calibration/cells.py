@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from simulator.errors import ConfigError
+from simulator.units import FALSE_WORDS, LARGEST, TRUE_WORDS
 
-#: no size, count or time in microseconds is larger: a petabyte, thirty years
-MOST = 1e15
-
-
-_ANSWERS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+#: words of the column ``split``: constants are fitted to the first; errors are reported on the others
+SPLITS = ("fit", "test", "seed", "public")
 
 
 def number_in(text: str) -> float:
@@ -31,8 +29,8 @@ def fault_of(text: str, *, whole: bool) -> str:
         return f"{text!r} is not a number"
     if not 0 <= number < math.inf:
         return f"{text!r} is not a finite number of at least 0"
-    if number > MOST:
-        return f"{text!r} is more than {MOST:g}, the most that is taken"
+    if number > LARGEST:
+        return f"{text!r} is more than {LARGEST:g}, the most that is taken"
     return f"{text!r} is not a whole number" if whole and number != int(number) else ""
 
 
@@ -72,9 +70,9 @@ class Cells:
         text = self.text(column).lower()
         if not text:
             return None
-        if text not in _ANSWERS and number_in(text) not in (0, 1):
+        if text not in (*TRUE_WORDS, *FALSE_WORDS) and number_in(text) not in (0, 1):
             raise ConfigError(f"{self._place(column)}: {text!r} is neither yes nor no", hint="1 or 0")
-        return _ANSWERS.get(text, number_in(text) == 1)
+        return text in TRUE_WORDS or number_in(text) == 1
 
     def _number(self, column: str, *, whole: bool) -> float:
         text = self.text(column)

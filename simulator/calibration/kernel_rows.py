@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from simulator.calibration.cells import MOST, Cells, number_in
+from simulator.calibration.cells import Cells, number_in
 from simulator.calibration.row_conditions import kernel_conditions, library_kernel
 from simulator.calibration.tables import LINE, read_rows
 from simulator.config import shipped_names
@@ -26,6 +26,7 @@ from simulator.models.layer import (
 )
 from simulator.plan.precision import SCALED_BYTES
 from simulator.topology.device_file import load_device
+from simulator.units import LARGEST
 
 _DTYPES = {
     "f32": "fp32",
@@ -430,7 +431,7 @@ def row_of(cells: Mapping[str, str], place: str = "") -> TimedKernel:
         raise ConfigError(f"timed on {other}, which is not a {cells['device']}")
     shape = shape_of(cells, place)
     time_s = 1e-6 * number_in(cells["time_us"])
-    if not 0.0 < time_s <= 1e-6 * MOST:
+    if not 0.0 < time_s <= 1e-6 * LARGEST:
         raise ConfigError(f"time_us={cells['time_us']} is not a measurement")
     beside: tuple[KernelShape, ...] = ()
     if cells["op"] == "moe_mlp" and isinstance(shape, GemmShape):

@@ -11,15 +11,13 @@ from simulator.config import Locator, content_in_words, kind_in_words, near_miss
 from simulator.errors import ConfigError
 from simulator.interop.format import Account
 from simulator.plan.data_parallelism import ZERO_STAGES
+from simulator.units import FALSE_WORDS, LARGEST, TRUE_WORDS
 
-#: no size, count or batch of any job is beyond this
-MOST = 10**15
 #: marks around the name of a value that only a run would tell
 _OPEN, _CLOSE = "\ue000", "\ue001"
 #: a blank inside, which ends no word
 _BLANK = "\ue002"
 UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
-_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -139,7 +137,7 @@ class Reader:
                 self.fault(self.spelling(keys), f"{_shown(value)} is not a whole number")
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
             self.fault(self.spelling(keys), f"{_shown(value)} is not a whole number")
-        if abs(value) > MOST:
+        if abs(value) > LARGEST:
             self.fault(self.spelling(keys), f"{value!r:.40} is beyond anything that can be meant")
         return int(value)
 
@@ -155,8 +153,8 @@ class Reader:
         value = self.raw(*keys)
         if value is None:
             return default
-        if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
-            return value.lower() in _TRUE
+        if isinstance(value, str) and value.lower() in (*TRUE_WORDS, *FALSE_WORDS):
+            return value.lower() in TRUE_WORDS
         if value not in (0, 1, True, False) or not isinstance(value, int):
             self.fault(self.spelling(keys), f"{_shown(value)} is neither true nor false")
         return bool(value)

@@ -10,16 +10,13 @@ from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
 from simulator.errors import ConfigError
-from simulator.units import parse_quantity
+from simulator.units import FALSE_WORDS, LARGEST, TRUE_WORDS, parse_quantity
 
 #: what a setting decides beside the time of a step: ``training`` is what is learned, if only its rounding
 Effect = Literal["time", "memory", "training"]
 #: what a setting may be: nothing where it is left to its default
 Value = str | int | float | bool | None
-#: no setting is a larger number than this
-MOST = 10**15
 
-_TRUE, _FALSE = ("true", "on", "yes"), ("false", "off", "no")
 _UNSET = ("none", "null", "default", "auto")
 
 
@@ -37,7 +34,7 @@ class Setting:
     synonyms: Mapping[str, str] = field(default_factory=dict)  #: Other spellings of some words.
     #: Smallest and largest number.
     least: float = -math.inf
-    most: float = MOST
+    most: float = LARGEST
     unit: str = ""  #: Dimension (see :data:`simulator.units.DIMENSIONS`) that text may carry, such as ``25MiB``.
     changes: tuple[Effect, ...] = ("time",)  #: What it decides; see :data:`Effect`.
     aliases: tuple[str, ...] = ()  #: Other names that mean exactly the same.
@@ -132,9 +129,9 @@ class Setting:
 
     def _truth(self, value: object) -> bool:
         text = str(value).strip().lower()
-        if text not in (*_TRUE, *_FALSE):
+        if text not in (*TRUE_WORDS, *FALSE_WORDS):
             self._refuse(value, "write true or false")
-        return text in _TRUE
+        return text in TRUE_WORDS
 
     def _number(self, value: object, text: str) -> float:
         if isinstance(value, int | float) and not isinstance(value, bool):

@@ -28,6 +28,7 @@ from simulator.config import (
 )
 from simulator.errors import ConfigError
 from simulator.topology.device import ARCHITECTURES, DEFAULT_KERNEL_ERROR, NOTES, Device, KernelBasis
+from simulator.units import LARGEST
 
 
 def _architecture(name: str) -> str:
@@ -37,8 +38,8 @@ def _architecture(name: str) -> str:
     return name
 
 
-#: no launch, block or row takes a second, and nothing is so much better than its datasheet; rates are in bytes per second
-_MOST_S, _MOST_SHARE, _MOST = 1.0, 100.0, 1e15
+#: no launch, block or row takes a second, and nothing is so much better than its datasheet
+_MOST_S, _MOST_SHARE = 1.0, 100.0
 
 
 def _constants(section: Mapping[str, Any], *at: str) -> Mapping[str, Any]:
@@ -56,7 +57,7 @@ def _constants(section: Mapping[str, Any], *at: str) -> Mapping[str, Any]:
         named = path[-2:]
         is_share = any("efficiency" in one or "bandwidth" in one for one in named)
         is_time = any(one.endswith("_s") and not one.endswith("per_s") for one in named)
-        most = _MOST_SHARE if is_share else _MOST_S if is_time else _MOST
+        most = _MOST_SHARE if is_share else _MOST_S if is_time else LARGEST
         if not 0 <= value <= most or (is_share and not value):
             least = "above 0" if is_share else "at least 0"
             raise complaint(ConfigError(f"{value:g}: a constant is {least} and at most {most:g}"), *path)
