@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from simulator.calibration.cells import SPLITS
 from simulator.cli.options import Real, Text, Texts, report_option
 from simulator.cli.shared import after_the_answer, print_json, say_written, write_warnings
 
@@ -25,7 +26,7 @@ def validate(
         Texts,
         typer.Option(help="Keep rows with column=value, column!=value or column~text; repeatable."),
     ] = None,
-    split: Annotated[str, typer.Option(help="Keep one split: fit, test or seed.", show_default=False)] = "",
+    split: Annotated[str, typer.Option(help=f"Keep one split: {', '.join(SPLITS)}.", show_default=False)] = "",
     by: Annotated[str, typer.Option(help="Columns to group by: topology,metric.", show_default=False)] = "",
     threshold: Annotated[
         Real,

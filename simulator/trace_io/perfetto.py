@@ -46,7 +46,7 @@ def write(
     ----------
     path : str or Path
         ``*.json`` or ``*.json.gz`` gives Chrome JSON, ``*.pftrace`` Perfetto protobuf, ``*.et`` a Chakra trace of
-        each rank; a name without suffix is a folder of Kineto files, which Holistic Trace Analysis reads. Both hold every
+        each rank; a name without suffix is a folder of Kineto files, which Holistic Trace Analysis reads. All hold every
         rank, those that others stood for included.
     labels : mapping of int to str, optional
         Text added to the name of a rank.

@@ -9,13 +9,14 @@ from importlib import import_module
 from pathlib import Path
 
 from simulator.analysis.confidence import shipped_table
+from simulator.calibration.cells import SPLITS
 from simulator.errors import InfeasiblePlanError, ThresholdError
 from simulator.report.progress import Progress, progress_line
 from validation.tables.kinds import KINDS
 from validation.tables.many_jobs import processes_here
 from validation.tables.models import is_known_architecture
 from validation.tables.outcome import Outcome
-from validation.tables.reader import SPLITS, Row, check_columns, odd_words, read_table, select
+from validation.tables.reader import Row, check_columns, odd_words, read_table, select
 from validation.tables.residuals import with_intervals
 from validation.tables.statistics import group_outcomes
 

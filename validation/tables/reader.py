@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulator.calibration.cells import Cells, fault_of
+from simulator.calibration.cells import SPLITS, Cells, fault_of
 from simulator.calibration.tables import check_header, table_of
 from simulator.config import read_text
 from simulator.errors import ConfigError
@@ -158,10 +158,6 @@ def read_table(path: str | Path) -> list[Row]:
     return [Row(kind=kind, file=file, line=line, cells=cells) for line, cells in table.rows]
 
 
-#: words of the column ``split``: constants are fitted to the first; errors are reported on the others
-SPLITS = ("fit", "test", "seed", "public")
-
-
 def odd_words(rows: Sequence[Row], column: str, is_known: Callable[[str], bool], says: str) -> list[str]:
     """Name cells of a column whose word is not known, each word once: where it is first, and in how many rows."""
     found: dict[str, list[Row]] = {}
@@ -221,5 +217,6 @@ def select(rows: Sequence[Row], where: Sequence[str] = (), split: str = "") -> l
     left = [row for row in rows if all(holds(row, *condition) for condition in conditions)]
     if not left:
         shown = " and ".join(f"{column}{operator}{wanted}" for column, operator, wanted in conditions)
-        raise ConfigError(f"{rows[0].file}: none of {len(rows)} rows has {shown}")
+        known = f"split: one of {', '.join(SPLITS)}" if split not in ("", "all", *SPLITS) else ""
+        raise ConfigError(f"{rows[0].file}: none of {len(rows)} rows has {shown}", hint=known)
     return left

@@ -102,6 +102,10 @@ class TestSelecting:
             select(self.rows, [where])
 
     def test_nothing_left_is_said(self):
+        with pytest.raises(
+            ConfigError, match=r"none of 4 rows has split=tset\nhint: split: one of fit, test, seed, public"
+        ):
+            select(self.rows, [], "tset")
         with pytest.raises(ConfigError, match="none of 4 rows"):
             select(self.rows, ["gpus=7"])
 
