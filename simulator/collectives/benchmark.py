@@ -7,7 +7,7 @@ hops; and when one process drives all GPUs of a node, the host's launches bound 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from simulator import collectives
 from simulator.collectives.constants import Between, Inside
@@ -18,11 +18,8 @@ from simulator.collectives.table import SHARED, bus_factor
 from simulator.collectives.tuner import check_choice, constants_of, describe_collective
 from simulator.config import check_word
 from simulator.errors import ConfigError
-from simulator.network import NETWORKS, Flow
-from simulator.network.base import capacities
-from simulator.network.one_of_each import one_of_each
+from simulator.network import NETWORKS, lone_flow_s
 from simulator.topology.graph import Topology
-from simulator.units import to_s
 
 #: bytes of one element by the name nccl-tests prints
 DTYPE_BYTES = {
@@ -145,18 +142,6 @@ def benchmark_table(
         time_s = max(lone_flow_s(flow, topology, network), floor_s)
         rows.append(row_of(collective, n_bytes, n_ranks, dtype=dtype, time_s=time_s, label=flow.label))
     return tuple(rows)
-
-
-def lone_flow_s(flow: Flow, topology: Topology, network: str = "flow") -> float:
-    """Seconds that a flow takes alone in a network."""
-    model = NETWORKS[network](topology)
-    rounds = flow.rounds
-    model.start(replace(flow, rounds=rounds and (lambda: one_of_each(rounds(), capacities(topology)))), 0)
-    end_ps = 0
-    while (wake_ps := model.next_completion_ps()) is not None:
-        end_ps = wake_ps
-        model.advance(wake_ps)
-    return to_s(end_ps)
 
 
 def _check_names(**given: str | None) -> None:

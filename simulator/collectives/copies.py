@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from simulator.collectives.benchmark import BenchmarkRow, lone_flow_s, row_of
+from simulator.collectives.benchmark import BenchmarkRow, row_of
 from simulator.kernels.host import COPY_LATENCY_S, copy_bytes_per_s
-from simulator.network import Flow
+from simulator.network import Flow, lone_flow_s
 from simulator.topology.graph import Topology
 from simulator.topology.link import HOST_KINDS, LINK_KINDS
 

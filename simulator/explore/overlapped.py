@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.answer import Result
-from simulator.network.base import Flow
-from simulator.network.flow import FlowNetwork
+from simulator.network import Flow, lone_flow_s
 from simulator.simulation import simulate_beside
-from simulator.units import to_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +31,8 @@ class Overlap:
 
 def overlap(result: Result, flow: Flow) -> Overlap:
     """Play the step of an answer beside traffic on links of its topology."""
-    alone = FlowNetwork(result.topology)
-    alone.start(flow, 0)
-    end_ps = 0
-    while (now_ps := alone.next_completion_ps()) is not None:
-        alone.advance(now_ps)
-        end_ps = now_ps
     step_beside_s, rate = simulate_beside(result.scenario, result.topology, result.spec, flow)
     return Overlap(
-        step_s=result.metrics.iteration_time_s, step_beside_s=step_beside_s, traffic_s=to_s(end_ps),
+        step_s=result.metrics.iteration_time_s, step_beside_s=step_beside_s, traffic_s=lone_flow_s(flow, result.topology),
         traffic_beside_s=flow.latency_s + flow.n_bytes / rate, latency_s=flow.latency_s,
     )  # fmt: skip

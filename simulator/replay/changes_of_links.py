@@ -10,12 +10,11 @@ from dataclasses import replace
 
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.errors import SimulatorError, TraceError
-from simulator.network.alpha_beta import AlphaBetaNetwork
+from simulator.network import lone_flow_s
 from simulator.topology import Topology
 from simulator.trace_io.causes import RankPlan
 from simulator.trace_io.reconstruct import Reconstruction, noted
 from simulator.trace_io.trace_record import CollectiveCall
-from simulator.units import to_s
 
 #: largest part of a transfer that is taken not to depend on its size: an assumption; launch and first hops of NCCL's
 #: small messages take about this long
@@ -109,8 +108,8 @@ def on_topology(whole: Reconstruction, topology: Topology, *, measured_on: Topol
 
     def change(call: CollectiveCall, duration_ns: int, fixed_ns: int) -> int:
         del fixed_ns
-        new = alone_s(call, topology, everybody)
-        old = alone_s(call, measured_on, everybody) if measured_on is not None else None
+        new = call_alone_s(call, topology, everybody)
+        old = call_alone_s(call, measured_on, everybody) if measured_on is not None else None
         if new is None or (measured_on is not None and not old):
             counts["kept"] += 1
             return duration_ns
@@ -126,7 +125,7 @@ def on_topology(whole: Reconstruction, topology: Topology, *, measured_on: Topol
     return noted(edited, f"{counts['priced']} transfers were priced, {counts['kept']} kept for lack of a size")
 
 
-def alone_s(call: CollectiveCall, topology: Topology, everybody: tuple[int, ...]) -> float | None:
+def call_alone_s(call: CollectiveCall, topology: Topology, everybody: tuple[int, ...]) -> float | None:
     """Return a call's time on a topology when nothing else is in flight, None where the call says too little."""
     if call.n_bytes < 0:
         return None
@@ -139,7 +138,4 @@ def alone_s(call: CollectiveCall, topology: Topology, everybody: tuple[int, ...]
             flow = plan_collective(name, call.n_bytes, (call.ranks or everybody,), topology, eight_bit_float=eight_bit)
     except SimulatorError:
         return None
-    network = AlphaBetaNetwork(topology)
-    network.start(flow, 0)
-    end_ps = network.next_completion_ps()
-    return 0.0 if end_ps is None else to_s(end_ps)
+    return lone_flow_s(flow, topology, "alpha-beta")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from simulator.analysis.usage import recorded_time
 from simulator.errors import TraceError
 from simulator.replay.changes_of_kernels import scale_kernels
-from simulator.replay.changes_of_links import alone_s, change_transfers, transfers
+from simulator.replay.changes_of_links import call_alone_s, change_transfers, transfers
 from simulator.replay.replayed import Replay
 from simulator.topology import Topology
 from simulator.trace_io.causes import RankPlan
@@ -360,8 +360,8 @@ def data_parallel(whole: Reconstruction, n_ranks: int, topology: Topology | None
         larger = size * n_ranks // old
         before = after = None
         if topology is not None:
-            before = alone_s(call, topology, everybody[: whole.trace.world_size])
-            after = alone_s(replace(call, ranks=grown(call.ranks, size, larger)), topology, everybody)
+            before = call_alone_s(call, topology, everybody[: whole.trace.world_size])
+            after = call_alone_s(replace(call, ranks=grown(call.ranks, size, larger)), topology, everybody)
         if before and after:
             priced += 1
             return round(duration_ns * after / before)

@@ -23,7 +23,7 @@ from simulator.analysis.recorded_transfers import (
 from simulator.analysis.trace_difference import Difference
 from simulator.analysis.usage import analyse
 from simulator.errors import TraceError
-from simulator.replay.changes_of_links import alone_s
+from simulator.replay.changes_of_links import call_alone_s
 from simulator.replay.replay_answer import path_pieces
 from simulator.replay.replayed import Replay, replay, step_spans
 from simulator.replay.straggler_slowdowns import SlowdownMap, slowdowns
@@ -91,7 +91,7 @@ def _with_expected(row: CommunicationTime, cluster: Topology, everybody: tuple[i
         return row
     ranks = everybody[: row["group_size"]]
     call = CollectiveCall(collective=row["collective"], n_bytes=row["bytes"], ranks=ranks)
-    found = alone_s(call, cluster, everybody)
+    found = call_alone_s(call, cluster, everybody)
     return CommunicationTime(**{**row, "expected_s": found})
 
 

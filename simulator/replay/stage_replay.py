@@ -13,7 +13,7 @@ from simulator.errors import TraceError
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.program.op import Kernel, Transfer
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
-from simulator.replay.changes_of_links import alone_s
+from simulator.replay.changes_of_links import call_alone_s
 from simulator.replay.changes_of_plan import PlanChange
 from simulator.replay.replayed import NoLinks, ReplayCosts
 from simulator.schedules import SCHEDULES, Action, Placement, Table, build_table, find_schedule, placement_of
@@ -82,7 +82,7 @@ class StageMessages:
         for pair in _pairs(times.pp):
             ends = (pair[0] * stride, pair[1] * stride)
             call = CollectiveCall(collective="send", n_bytes=self.n_bytes, ranks=ends, peer=ends[1])
-            found[pair] = alone_s(call, self.topology, ()) or 0.0
+            found[pair] = call_alone_s(call, self.topology, ()) or 0.0
         return found, f"{self.n_bytes} bytes on the links of {self.topology.name}"
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from simulator.collectives import ALGORITHMS, plan_collective, plan_transfer
-from simulator.collectives.benchmark import lone_flow_s
 from simulator.errors import ConfigError
-from simulator.network import NETWORKS
+from simulator.network import NETWORKS, lone_flow_s
 from simulator.topology.cluster_file import load_topology
 from simulator.units import to_s
 
@@ -20,25 +19,20 @@ NAMES = {"allreduce": "all_reduce", "reducescatter": "reduce_scatter", "ringshif
 MIB = 2**20
 
 
-def alone_s(flow, topology):
-    network = NETWORKS["flow"](topology)
-    network.start(flow, 0)
-    return to_s(network.next_completion_ps())
-
-
 def test_reduce_scatter_moves_twice_the_bytes_of_an_all_gather():
     topology = load_topology("emulated-1g", 4)
     group = ((0, 1, 2, 3),)
     gather, scatter = (
-        alone_s(plan_collective(name, 64 * MIB, group, topology), topology) for name in ("all_gather", "reduce_scatter")
+        lone_flow_s(plan_collective(name, 64 * MIB, group, topology), topology)
+        for name in ("all_gather", "reduce_scatter")
     )
     assert scatter == pytest.approx(2 * gather, rel=0.01)
 
 
 def test_a_broadcast_sends_to_all_children_at_once():
     topology = load_topology("emulated-1g", 8)
-    one = alone_s(plan_transfer(16 * MIB, ((0, 1),), topology), topology)
-    broadcast = alone_s(plan_collective("broadcast", 16 * MIB, (tuple(range(8)),), topology), topology)
+    one = lone_flow_s(plan_transfer(16 * MIB, ((0, 1),), topology), topology)
+    broadcast = lone_flow_s(plan_collective("broadcast", 16 * MIB, (tuple(range(8)),), topology), topology)
     assert broadcast == pytest.approx((3 + 2 + 1) * one, rel=0.01)
 
 
@@ -48,13 +42,13 @@ def test_who_comes_first_sends_half_of_its_messages_last(n):
     all-gather and 5 messages' times of four were measured."""
     topology = load_topology("emulated-1g", n)
     group = (tuple(range(n)),)
-    one = alone_s(plan_transfer(16 * MIB, ((0, 1),), topology), topology)
+    one = lone_flow_s(plan_transfer(16 * MIB, ((0, 1),), topology), topology)
     exchange = plan_collective("all_to_all", n * 16 * MIB, group, topology)
-    assert alone_s(exchange, topology) == pytest.approx((n - 1 + n // 2) * one, rel=0.01)
+    assert lone_flow_s(exchange, topology) == pytest.approx((n - 1 + n // 2) * one, rel=0.01)
     gather = plan_collective("all_gather", n * 16 * MIB, group, topology)
-    assert alone_s(gather, topology) == pytest.approx((1.5 if n == 2 else n - 1) * one, rel=0.01)
+    assert lone_flow_s(gather, topology) == pytest.approx((1.5 if n == 2 else n - 1) * one, rel=0.01)
     for flow in (exchange, gather):
-        assert lone_flow_s(flow, topology, "chunk") == pytest.approx(alone_s(flow, topology), rel=0.01)
+        assert lone_flow_s(flow, topology, "chunk") == pytest.approx(lone_flow_s(flow, topology), rel=0.01)
 
 
 def test_ranks_come_in_order():
@@ -73,7 +67,7 @@ def test_two_gathers_of_two_ranks_fill_the_links_that_one_leaves_idle():
     network.start(flow, 0)
     network.start(flow, 0)
     wire_s = 32 * MIB / topology.node.nics.bandwidth_bytes_per_s
-    assert alone_s(flow, topology) == pytest.approx(1.5 * wire_s, rel=0.01)
+    assert lone_flow_s(flow, topology) == pytest.approx(1.5 * wire_s, rel=0.01)
     while (now_ps := network.next_completion_ps()) is not None:
         end_ps = now_ps
         network.advance(now_ps)
@@ -97,7 +91,7 @@ def test_measured_times_from_one_mebibyte():
                 continue
             topology = load_topology(RATES[row["rate"]], n)
             flow = plan_collective(NAMES[row["job"]], size, (tuple(range(n)),), topology)
-            errors.append(abs(alone_s(flow, topology) / float(row["median_s"]) - 1.0))
+            errors.append(abs(lone_flow_s(flow, topology) / float(row["median_s"]) - 1.0))
     assert len(errors) >= 30
     assert sorted(errors)[len(errors) // 2] < 0.01
     assert sorted(errors)[int(0.9 * len(errors))] < 0.03

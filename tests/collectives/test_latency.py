@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simulator.collectives import plan_collective, plan_transfer
-from simulator.collectives.benchmark import lone_flow_s
 from simulator.config import Spec
-from simulator.network import NETWORKS
+from simulator.network import NETWORKS, lone_flow_s
 from simulator.topology import cluster_spec, fabrics, load_topology
 
 NODE = {

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from simulator.collectives import messages, plan_collective, plan_transfer
-from simulator.collectives.benchmark import lone_flow_s
 from simulator.errors import ConfigError
-from simulator.network import NETWORKS
+from simulator.network import NETWORKS, lone_flow_s
 from simulator.topology import load_topology
 from simulator.units import to_s
 

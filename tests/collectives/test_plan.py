@@ -14,7 +14,7 @@ from simulator.collectives.nccl import find_channels
 from simulator.collectives.shape import link_matrix, shape_of
 from simulator.collectives.tuner import candidates, choose, constants_of, describe_collective
 from simulator.errors import ConfigError, UnroutableError
-from simulator.network import NETWORKS
+from simulator.network import NETWORKS, lone_flow_s
 from simulator.topology.cluster_file import load_topology
 from simulator.topology.link import LINK_KINDS
 from simulator.units import to_s
@@ -26,18 +26,12 @@ COLLECTIVES += ["gather", "scatter", "send_recv"]
 MIB = 2**20
 
 
-def alone_s(flow, topology):
-    network = NETWORKS["flow"](topology)
-    network.start(flow, 0)
-    return to_s(network.next_completion_ps())
-
-
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(("name", "n_gpus"), CLUSTERS)
 def test_plans_are_sane_and_grow_with_size(name, n_gpus, collective):
     topology = load_topology(name, n_gpus)
     group = (tuple(range(n_gpus)),)
-    times = [alone_s(plan_collective(collective, size, group, topology), topology) for size in (1024, 2**27, 2**30)]
+    times = [lone_flow_s(plan_collective(collective, size, group, topology), topology) for size in (1024, 2**27, 2**30)]
     assert 0 < times[0] < times[1] < times[2]
     flow = plan_collective(collective, 2**30, group, topology)
     assert list(flow.links) == sorted(set(flow.links)) and min(flow.weights) > 0
@@ -51,7 +45,7 @@ def test_links_bound_the_flow_as_the_shape_says(name, n_gpus, collective):
     shape = shape_of(group, topology)
     expected = describe_collective(collective, 2**28, shape).terms.lone_time_s(2**28, shape)
     flow = plan_collective(collective, 2**28, (group,), topology)
-    assert alone_s(flow, topology) == pytest.approx(expected, rel=0.1)
+    assert lone_flow_s(flow, topology) == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +110,7 @@ def test_nics_that_gpus_do_not_divide_carry_as_much_as_each_other():
             weight for link, weight in zip(flow.links, flow.weights, strict=True) if topology.links[link].kind == "nic"
         ]
         assert max(at_nics) == pytest.approx(min(at_nics))
-        times.append(alone_s(flow, topology))
+        times.append(lone_flow_s(flow, topology))
     assert times == sorted(times, reverse=True)
 
 
@@ -129,7 +123,7 @@ def test_uplinks_of_an_oversubscribed_fabric_hold_up_what_nics_would_carry(tmp_p
     topology = load_topology(path, n_gpus)
     flow = plan_collective("all_gather", 2**30, (tuple(range(n_gpus)),), topology, algorithm="ring")
     sent = 2**30 * (n_gpus - 1) / n_gpus  # by every node to the next
-    assert alone_s(flow, topology) == pytest.approx(sent / 100e9, rel=0.05)
+    assert lone_flow_s(flow, topology) == pytest.approx(sent / 100e9, rel=0.05)
 
 
 def test_nics_hang_on_the_switches_of_the_gpus_that_use_them():
@@ -148,7 +142,7 @@ def test_groups_that_share_a_nic_halve_each_other():
     one = plan_collective("all_reduce", size, ((0, 4),), topology, algorithm="ring", protocol="simple")
     two = plan_collective("all_reduce", size, ((0, 4), (1, 5)), topology, algorithm="ring", protocol="simple")
     apart = plan_collective("all_reduce", size, ((0, 4), (2, 6)), topology, algorithm="ring", protocol="simple")
-    moving = [alone_s(flow, topology) - flow.latency_s for flow in (one, two, apart)]
+    moving = [lone_flow_s(flow, topology) - flow.latency_s for flow in (one, two, apart)]
     assert moving[1] == pytest.approx(2 * moving[0], rel=1e-6)
     assert moving[2] == pytest.approx(moving[0], rel=1e-6)
 
@@ -164,15 +158,15 @@ def test_two_jobs_on_one_nic_take_turns_fairly():
         ended |= set(network.advance(wake))
         last = wake
     assert ended == handles
-    assert to_s(last) == pytest.approx(2 * (alone_s(first, topology) - first.latency_s) + first.latency_s, rel=1e-3)
+    assert to_s(last) == pytest.approx(2 * (lone_flow_s(first, topology) - first.latency_s) + first.latency_s, rel=1e-3)
 
 
 def test_relabelled_ranks_take_the_same_time():
     topology = load_topology("dgx-a100-80g", 32)
     forward = plan_collective("all_reduce", 2**26, (tuple(range(32)),), topology)
     shuffled = tuple(sorted(range(32), key=lambda rank: (rank * 7) % 32))
-    assert alone_s(plan_collective("all_reduce", 2**26, (shuffled,), topology), topology) == pytest.approx(
-        alone_s(forward, topology), rel=1e-9
+    assert lone_flow_s(plan_collective("all_reduce", 2**26, (shuffled,), topology), topology) == pytest.approx(
+        lone_flow_s(forward, topology), rel=1e-9
     )
 
 
@@ -186,15 +180,15 @@ def test_transfers_over_one_nic_share_it():
     topology = load_topology("bigred200", 8)
     one = plan_transfer(2**26, ((0, 4),), topology)
     two = plan_transfer(2**26, ((0, 4), (1, 5)), topology)
-    assert alone_s(two, topology) - two.latency_s == pytest.approx(
-        2 * (alone_s(one, topology) - one.latency_s), rel=1e-6
+    assert lone_flow_s(two, topology) - two.latency_s == pytest.approx(
+        2 * (lone_flow_s(one, topology) - one.latency_s), rel=1e-6
     )
 
 
 def test_tcp_is_slower_than_rdma():
     topology = load_topology("polaris", 8)
     rdma, tcp = (
-        alone_s(plan_collective("all_reduce", 2**26, (tuple(range(8)),), topology, transport=name), topology)
+        lone_flow_s(plan_collective("all_reduce", 2**26, (tuple(range(8)),), topology, transport=name), topology)
         for name in ("rdma", "tcp")
     )
     assert tcp > 3 * rdma
@@ -249,7 +243,7 @@ def test_an_unknown_cluster_with_datasheet_links_works(tmp_path):
     )
     topology = load_topology(file, 32)
     flow = plan_collective("all_reduce", 2**30, (tuple(range(32)),), topology)
-    busbw = 2 * 31 / 32 * 2**30 / alone_s(flow, topology)
+    busbw = 2 * 31 / 32 * 2**30 / lone_flow_s(flow, topology)
     assert 200e9 < busbw < 900e9
 
 
@@ -289,7 +283,7 @@ def test_omni_path_under_verbs_carries_five_gigabytes_a_second_and_nic():
     """4 GB over one NIC of each of four nodes at 40.5 Gb/s: bigscience, experiments/bandwidth/all_reduce_bench-a100-n4.txt."""
     topology = load_topology("jean-zay-a100", 32)
     flow = plan_collective("all_reduce", 4 * 10**9, ((0, 8, 16, 24),), topology)
-    assert 1.5 * 4e9 / alone_s(flow, topology) == pytest.approx(40.5e9 / 8, rel=0.1)
+    assert 1.5 * 4e9 / lone_flow_s(flow, topology) == pytest.approx(40.5e9 / 8, rel=0.1)
 
 
 def test_eight_bit_floats_stay_off_long_rings():
@@ -327,7 +321,7 @@ def test_sockets_fill_a_slow_link(transport, link_bytes_per_s):
     topology = load_topology("pinnacles", 4)
     size = 2**30
     flow = plan_collective("all_reduce", size, ((0, 1, 2, 3),), topology, transport=transport)
-    busbw = 1.5 * size / alone_s(flow, topology)
+    busbw = 1.5 * size / lone_flow_s(flow, topology)
     assert 0.9 * link_bytes_per_s < busbw < link_bytes_per_s
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from simulator.collectives import ALGORITHMS, Algorithm, plan_collective
-from simulator.collectives.benchmark import lone_flow_s
+from simulator.network import lone_flow_s
 from simulator.topology import load_topology
 from tests.collectives import table_oracles as oracles
 from tests.collectives.table_oracles import makespan_s

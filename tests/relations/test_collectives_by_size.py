@@ -14,8 +14,8 @@ import pytest
 
 import simulator.config
 from simulator.collectives import plan_collective
-from simulator.collectives.benchmark import lone_flow_s
 from simulator.collectives.shape import shape_of
+from simulator.network import lone_flow_s
 from simulator.topology import load_topology
 
 CLUSTERS = sorted(

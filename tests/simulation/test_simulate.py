@@ -16,7 +16,7 @@ from simulator.answer import to_json
 from simulator.collectives import plan_collective
 from simulator.engine import Interference, run
 from simulator.interop import load_model
-from simulator.network import NETWORKS
+from simulator.network import NETWORKS, lone_flow_s
 from simulator.network.base import Flow
 from simulator.plan import ParallelPlan
 from simulator.program.op import KernelRun
@@ -24,7 +24,6 @@ from simulator.program.program import COMPUTE, Block
 from simulator.scenario import Scenario
 from simulator.simulation import lower_scenario, resolve, simulate
 from simulator.topology import load_topology
-from simulator.units import to_s
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden")
@@ -275,9 +274,7 @@ def test_big_red_communicates_much_more_from_four_to_eight_gpus():
 
 def big_red_all_reduce_s(gpus, n_bytes):
     topology = load_topology("bigred200", gpus)
-    network = NETWORKS["flow"](topology)
-    network.start(plan_collective("all_reduce", n_bytes, (tuple(range(gpus)),), topology), 0)
-    return to_s(network.next_completion_ps())
+    return lone_flow_s(plan_collective("all_reduce", n_bytes, (tuple(range(gpus)),), topology), topology)
 
 
 @pytest.mark.parametrize(("gpus", "low", "high"), [(4, 123e9, 205e9), (8, 9.3e9, 9.8e9)])

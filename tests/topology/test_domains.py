@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.collectives import plan_collective
-from simulator.collectives.benchmark import lone_flow_s
 from simulator.errors import ConfigError
 from simulator.faults import Faults
+from simulator.network import lone_flow_s
 from simulator.topology import Topology, describe, load_topology
 from simulator.topology.operation_spec import PowerSpec, StorageSpec
 from simulator.topology.storage import node_rate_bytes_per_s

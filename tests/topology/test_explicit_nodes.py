@@ -7,7 +7,7 @@ import json
 import pytest
 
 from simulator.collectives import plan_collective
-from simulator.collectives.benchmark import lone_flow_s
+from simulator.network import lone_flow_s
 from simulator.topology import describe, load_topology
 
 

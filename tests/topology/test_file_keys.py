@@ -10,7 +10,6 @@ import pytest
 from ruamel.yaml import YAML
 
 from simulator.collectives import plan_collective, plan_transfer
-from simulator.collectives.benchmark import lone_flow_s
 from simulator.config import Spec, resolve_name
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.checkpoint_policy import synchronous
@@ -22,6 +21,7 @@ from simulator.kernels import RooflineKernels
 from simulator.kernels.host import copy_bytes_per_s
 from simulator.memory import check_host_memory
 from simulator.models.layer import AttentionShape, GemmShape, Layer, Parameter, PointwiseShape
+from simulator.network import lone_flow_s
 from simulator.parallel.loading import loading_of
 from simulator.plan import ParallelPlan
 from simulator.topology import cluster_spec, load_topology, operation_spec

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from simulator.collectives import plan_collective, plan_transfer
-from simulator.collectives.benchmark import lone_flow_s
 from simulator.engine import Costs, Interference, run
 from simulator.errors import CalibrationError
 from simulator.models.layer import AttentionShape, GemmShape, KernelShape
+from simulator.network import lone_flow_s
 from simulator.network.base import Flow
 from simulator.network.flow import FlowNetwork
 from simulator.program.op import Collective, Kernel, Transfer

@@ -7,11 +7,12 @@ from functools import lru_cache
 from simulator.calibration.row_conditions import benchmark_conditions
 from simulator.collectives import collective_named, plan_collective
 from simulator.collectives.benchmark import DTYPE_BYTES as BENCHMARK_DTYPES
-from simulator.collectives.benchmark import launch_floor_s, lone_flow_s
+from simulator.collectives.benchmark import launch_floor_s
 from simulator.collectives.shape import shape_of
 from simulator.collectives.tuner import constants_of
 from simulator.errors import ConfigError
 from simulator.models.layer import DTYPE_BYTES
+from simulator.network import lone_flow_s
 from simulator.topology import Topology, load_topology
 from validation.tables.dispatch_rows import noted_exchange_s
 from validation.tables.outcome import one_by_one
