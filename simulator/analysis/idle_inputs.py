@@ -24,7 +24,7 @@ class IdleInput(NamedTuple):
     """What was asked for and changes nothing, or next to nothing."""
 
     name: str  #: Of the setting, or its dotted key; what is nearly idle has a name that no setting has.
-    subject: str  #: As the user wrote it: ``--virtual-pp``, ``cuda=12.1``.
+    subject: str  #: As the command line takes it: ``--virtual-pp 2``, ``--set cuda=12.1``, ``fabric.latency=9us``.
     reason: str = ""
     effect: str = "has no effect"
 
@@ -92,7 +92,7 @@ def idle_by_name(
     ]
     if not isinstance(spec, ModelSpec):
         found += _idle_of_modules(plan, given)
-    found += [IdleInput(name, flag_of(name, getattr(plan, name)), reason) for name, reason in idle]
+    found += [IdleInput(name, _spelled(name, plan, given), reason) for name, reason in idle]
     found += _nearly_idle(plan, topology.n_nodes, given, alone=is_alone(plan, has_experts=has_experts))
     for name, words, known in (
         ("cuda_graphs", plan.captured_modules, scopes), ("recompute_modules", plan.recomputed_modules, modules),
@@ -157,15 +157,12 @@ def idle_overrides(
     ]
 
 
-def flag_of(setting: str, value: object = None) -> str:
-    """Return a setting as the command line has it; one that is switched off by its own flag.
+def _spelled(name: str, plan: ParallelPlan, given: Collection[str] = ()) -> str:
+    """Return a setting as it was asked for, which is not always what ran."""
+    from simulator.plan import SETTINGS
 
-    Examples
-    --------
-    >>> flag_of("virtual_pp"), flag_of("overlap", False)
-    ('--virtual-pp', '--no-overlap')
-    """
-    return ("--no-" if value is False else "--") + setting.replace("_", "-")
+    value = given.get(name) if isinstance(given, Mapping) else None
+    return SETTINGS[name].spelled(getattr(plan, name) if value is None else value)
 
 
 def idle_choices(n_nodes: int, n_gpus: int, **chosen: str) -> list[IdleInput]:
@@ -178,7 +175,8 @@ def idle_choices(n_nodes: int, n_gpus: int, **chosen: str) -> list[IdleInput]:
     """
     if n_gpus == 1:
         effect = "has no effect on one GPU"
-        return [IdleInput(name, f"{flag_of(name)} {value}", effect=effect) for name, value in chosen.items() if value]
+        words = {name: f"--{name.replace('_', '-')} {value}" for name, value in chosen.items() if value}
+        return [IdleInput(name, said, effect=effect) for name, said in words.items()]
     if chosen.get("transport") and n_nodes == 1:
         return [IdleInput("transport", f"--transport {chosen['transport']}", "all GPUs are on one node")]
     return []
@@ -190,33 +188,37 @@ def _nearly_idle(plan: ParallelPlan, n_nodes: int, given: Collection[str], *, al
 
     has_default_group = plan.sharding == "hsdp" and not plan.sharding_group
     if has_default_group and n_nodes == 1 and "sharding" in given and plan.dp * plan.cp > 1:
-        yield nearly("--sharding hsdp", "is the same as zero3", "all GPUs are on one node")
+        yield nearly(_spelled("sharding", plan), "is the same as zero3", "all GPUs are on one node")
     is_outer = plan.outer_sharding != "none" and "outer_sharding" in given
     if is_outer and has_default_group and n_nodes == 1 and not alone:
         why = "all GPUs are on one node, whose shards have no copies (sharding_group)"
-        yield IdleInput("outer_sharding", f"outer_sharding={plan.outer_sharding}", why)
+        yield IdleInput("outer_sharding", _spelled("outer_sharding", plan), why)
     if "sharding" in given and plan.sharding != "none" and alone:
-        yield nearly(f"--sharding {plan.sharding}", "shards nothing", "there is one data-parallel rank")
+        yield nearly(_spelled("sharding", plan), "shards nothing", "there is one data-parallel rank")
     if "schedule" in given and plan.pp > 1 and plan.micro_batch and plan.n_micro_batches == 1:
-        yield nearly("--schedule", "makes little difference", "there is one micro-batch per step")
+        yield nearly(_spelled("schedule", plan), "makes little difference", "there is one micro-batch per step")
 
 
 def _idle_of_modules(plan: ParallelPlan, given: Collection[str]) -> Iterator[IdleInput]:
     """Name what a recorded module says itself."""
     why = "what a recorded module attends to is what it says itself"
     changed = {"document_length": plan.document_length, "document_spread": plan.document_spread}
-    yield from (IdleInput(name, flag_of(name), why) for name, value in changed.items() if value and name in given)
+    yield from (
+        IdleInput(name, _spelled(name, plan), why) for name, value in changed.items() if value and name in given
+    )
 
 
 def _absent_beside(
     setting: str, named: Collection[str], known: Collection[str], given: Collection[str]
 ) -> list[IdleInput]:
     """Name modules of a setting that the model does not have, beside others that it has."""
+    from simulator.plan import SETTINGS
+
     absent = [module for module in named if module not in known]
     if setting not in given or len(absent) in (0, len(named)):
         return []
     reason = f"the model has no module that is called {' or '.join(absent)}"
-    return [IdleInput(f"{setting} of absent modules", f"{setting}={'+'.join(absent)}", reason)]
+    return [IdleInput(f"{setting} of absent modules", SETTINGS[setting].spelled("+".join(absent)), reason)]
 
 
 def _idle_faults(faults: Faults, topology: Topology, link_busy_s: Mapping[int, float]) -> Iterator[IdleInput]:
@@ -238,13 +240,13 @@ def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str
     --------
     >>> from simulator.plan import ParallelPlan
     >>> idle_loading(ParallelPlan(loader_workers=8), has_storage=False, given={"loader_workers"})[0].sentence
-    '--loader-workers has no effect: reading data is not modelled without storage (--set storage.node_bandwidth=...)'
+    '--loader-workers 8 has no effect: reading data is not modelled without storage (--set storage.node_bandwidth=...)'
     """
     if has_storage:
         return []
     names = ["sample_bytes"] if plan.sample_time_s else ["sample_bytes", "loader_workers"]
     why = "reading data is not modelled without storage (--set storage.node_bandwidth=...)"
-    return [IdleInput(name, flag_of(name), why) for name in names if name in given]
+    return [IdleInput(name, _spelled(name, plan), why) for name in names if name in given]
 
 
 def idle_power(device: Device) -> list[IdleInput]:
@@ -261,11 +263,11 @@ def idle_release(plan: ParallelPlan, device: Device) -> list[IdleInput]:
     Examples
     --------
     >>> from simulator.plan import ParallelPlan
-    >>> from simulator.topology.device import load_device
+    >>> from simulator.topology.device_file import load_device
     >>> idle_release(ParallelPlan(cuda="12.1"), load_device("h100-sxm5-80g"))
     []
     >>> idle_release(ParallelPlan(cuda="12.1"), load_device("a100-sxm4-80g"))[0].sentence
-    'cuda=12.1 has no effect: the matrix libraries of a100-sxm4-80g are known at one speed (kernels.gemm.release_efficiency)'
+    '--set cuda=12.1 has no effect: the matrix libraries of a100-sxm4-80g are known at one speed (kernels.gemm.release_efficiency)'
     """
     from simulator.kernels.roofline import KernelConstants
 
@@ -280,4 +282,4 @@ def idle_release(plan: ParallelPlan, device: Device) -> list[IdleInput]:
         why = f"the matrix libraries of {device.name} are at full speed after {latest}"
     else:
         why = f"the matrix libraries of {device.name} are known at one speed (kernels.gemm.release_efficiency)"
-    return [IdleInput("cuda", f"cuda={plan.cuda}", why)]
+    return [IdleInput("cuda", _spelled("cuda", plan), why)]

@@ -187,7 +187,7 @@ def test_inputs_without_effect_are_named(simulate, files):
     assert code == 0 and json.loads(out)
     for words in (
         "--sequence-parallel has no effect: tp=1",
-        "--schedule has no effect: pp=1",
+        "--schedule gpipe has no effect: pp=1",
         "--transport tcp has no",
     ):
         assert words in err

@@ -102,7 +102,7 @@ def test_adapters_above_the_hidden_size_are_warned_of(simulate, rank, is_warned)
 
 DENSE = ("-t", "bigred200", "-m", "gpt2", "--micro-batch", 2)
 ONE_NODE = "all GPUs are on one node"
-NO_EXPERTS = "--moe-imbalance has no effect: the model has no experts"
+NO_EXPERTS = "--set moe_imbalance=1.2 has no effect: the model has no experts"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ NO_EXPERTS = "--moe-imbalance has no effect: the model has no experts"
         # with two stages each holds two chunks of layers; without stages there is nothing to divide
         (
             ("compare", "gpus=4,pp=2,global_batch=16", "gpus=4", "--virtual-pp", 2),
-            ["B: --virtual-pp has no effect: pp=1"],
+            ["B: --virtual-pp 2 has no effect: pp=1"],
         ),
         (("stragglers", "--gpus", 2, "--spread", 0.01, "--moe-imbalance", 1.2), [NO_EXPERTS]),
         (("stragglers", "--gpus", 2, "--slow-gpus", "0.1=1", "--spread", 0.01), ["--slow-gpus 0.1=1 has no effect"]),
@@ -159,7 +159,7 @@ def test_a_sweep_names_what_no_row_uses(simulate, tmp_path):
     _, _, err = simulate(*words, "--axis", "pp=1,2")
     assert f"warning: {NO_EXPERTS}" in err and "virtual-pp" not in err
     _, _, err = simulate(*words, "--axis", "gpus=1,4")
-    assert "warning: --virtual-pp has no effect: pp=1" in err and "warning: gpus=4 has no effect: an axis" in err
+    assert "warning: --virtual-pp 2 has no effect: pp=1" in err and "warning: gpus=4 has no effect: an axis" in err
 
 
 NIC = "node.nics.latency=9us"
@@ -280,4 +280,4 @@ def test_no_output_is_written_over_a_file_that_is_read(simulate, tmp_path, flag)
 def test_what_a_preset_sets_is_not_the_users(simulate):
     preset = ("--preset", "qwen3-30b-a3b-gb300-nvl72-8-mxfp8", "--json")
     assert "has no effect" not in simulate(*preset)[2]
-    assert "--moe-dispatcher-sms has no effect" in simulate(*preset, "--set", "moe_dispatcher_sms=12")[2]
+    assert "--set moe_dispatcher_sms=12 has no effect" in simulate(*preset, "--set", "moe_dispatcher_sms=12")[2]

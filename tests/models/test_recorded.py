@@ -136,7 +136,7 @@ def test_documents_have_no_effect_on_what_a_module_attends_to(code):
     )
     assert one.metrics == other.metrics
     why = "has no effect: what a recorded module attends to is what it says itself"
-    assert other.idle_inputs(documents) == [f"--document-length {why}", f"--document-spread {why}"]
+    assert other.idle_inputs(documents) == [f"--set document_length=4 {why}", f"--set document_spread=0.5 {why}"]
 
 
 def test_each_micro_batch_is_recorded_once(code):
