@@ -7,3 +7,6 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+#: numbers by which other arrays are indexed
+IndexArray = NDArray[np.intp]
+BoolArray = NDArray[np.bool_]

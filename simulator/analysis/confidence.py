@@ -18,8 +18,8 @@ from statistics import NormalDist
 from typing import Any, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray
 from simulator.plan import ParallelPlan
 from simulator.topology.device import DEFAULT_KERNEL_ERROR, Device
 from simulator.units import format_bytes
@@ -121,7 +121,7 @@ def features_of(plan: ParallelPlan, device: Device, *, experts: bool = False, fa
     )
 
 
-def weighted_quantile(values: NDArray[np.float64], weights: NDArray[np.float64], level: float) -> float:
+def weighted_quantile(values: FloatArray, weights: FloatArray, level: float) -> float:
     """Return a quantile of values that have different says, by linear interpolation between the centres of their weights.
 
     Examples
@@ -209,7 +209,7 @@ def for_communication(found: Interval, share: float, n_nodes: int) -> Interval:
     return replace(found, low=min(low, found.low), high=max(high, found.high), basis=basis)
 
 
-def _basis(rows: Sequence[Residual], weights: NDArray[np.float64], distances: NDArray[np.float64]) -> str:
+def _basis(rows: Sequence[Residual], weights: FloatArray, distances: FloatArray) -> str:
     shares: dict[str, float] = {}
     for row, weight in zip(rows, weights, strict=True):
         shares[row.source] = shares.get(row.source, 0.0) + float(weight)

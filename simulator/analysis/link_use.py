@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray
 from simulator.topology import LINK_KINDS, Topology
 
 
@@ -22,7 +23,7 @@ class LinkTraffic(NamedTuple):
     nic_bytes: float  #: That leave the NVLink domain, through network cards.
 
 
-def sent_bytes(kinds: NDArray[Any], n_bytes: NDArray[np.float64]) -> tuple[float, float]:
+def sent_bytes(kinds: NDArray[Any], n_bytes: FloatArray) -> tuple[float, float]:
     """Return the bytes sent over NVLink and through network cards, from those on links of these kinds.
 
     What goes through a switch is on two links, and what leaves through one card arrives through another.
@@ -51,7 +52,7 @@ class LinkClass(NamedTuple):
     busiest: str  #: The busiest one.
 
 
-def utilization(topology: Topology, link_busy_s: Mapping[int, float], iteration_time_s: float) -> NDArray[np.float64]:
+def utilization(topology: Topology, link_busy_s: Mapping[int, float], iteration_time_s: float) -> FloatArray:
     """Return the share of the iteration that each link needs for its bytes at its full rate ``[n_links]``."""
     shares = np.zeros(topology.layout.n_links)
     for index, busy_s in link_busy_s.items():
@@ -59,7 +60,7 @@ def utilization(topology: Topology, link_busy_s: Mapping[int, float], iteration_
     return shares
 
 
-def link_classes(topology: Topology, shares: NDArray[np.float64]) -> list[LinkClass]:
+def link_classes(topology: Topology, shares: FloatArray) -> list[LinkClass]:
     """Return one row per class of equal links, the fastest of each kind first."""
     arrays = topology.arrays
     groups: dict[tuple[int, float, float], list[int]] = defaultdict(list)
@@ -77,7 +78,7 @@ def link_classes(topology: Topology, shares: NDArray[np.float64]) -> list[LinkCl
     return rows
 
 
-def nic_shares(topology: Topology, shares: NDArray[np.float64]) -> NDArray[np.float64] | None:
+def nic_shares(topology: Topology, shares: FloatArray) -> FloatArray | None:
     """Return the utilization of every NIC of every node ``[n_nodes, n_nics]``; None where there is one node or no NIC."""
     nics = topology.node.nics
     if topology.n_nodes < 2 or nics is None:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.analysis.usage import covered, union
+from simulator.arrays import BoolArray
 from simulator.errors import TraceError
 from simulator.trace_io.selection import Chosen, Selection
 from simulator.trace_io.steps import phases
@@ -273,7 +273,7 @@ def launch_rows(selection: Selection) -> list[LaunchRow]:
     return rows
 
 
-def _launching(rank: RankTrace) -> NDArray[np.bool_]:
+def _launching(rank: RankTrace) -> BoolArray:
     """Whether each operation was launched by a call that starts one kernel or copy."""
     names = np.array([_LAUNCHES.search(name) is not None for name in rank.names], bool)
     result = np.zeros(len(rank.ops), bool)

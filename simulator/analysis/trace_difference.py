@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.analysis.side_by_side import Part, ranked
 from simulator.analysis.usage import Usage, analyse
+from simulator.arrays import BoolArray
 from simulator.errors import TraceError
 from simulator.trace_io.selection import select
 from simulator.trace_io.steps import phases
@@ -258,13 +258,13 @@ class _Occurrences(NamedTuple):
     durations_ns: Sequence[int]
 
 
-def _updates(rank: RankTrace) -> NDArray[np.bool_]:
+def _updates(rank: RankTrace) -> BoolArray:
     """Which operations compute for the optimizer."""
-    found: NDArray[np.bool_] = (np.array(phases(rank)) == _OPTIMIZER) & (rank.ops.kind == COMPUTE)
+    found: BoolArray = (np.array(phases(rank)) == _OPTIMIZER) & (rank.ops.kind == COMPUTE)
     return found
 
 
-def _durations(rank: RankTrace, step: Usage, updates: NDArray[np.bool_]) -> dict[str, _Occurrences]:
+def _durations(rank: RankTrace, step: Usage, updates: BoolArray) -> dict[str, _Occurrences]:
     """Device operations that start within a step, by name; what the optimizer launches is its work, whatever it is called."""
     ops = rank.ops
     inside = (ops.start_ns >= step.start_ns) & (ops.start_ns < step.end_ns) & (ops.kind != HOST_NODE)

@@ -12,9 +12,9 @@ from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.analysis.metrics import DeviceTime
+from simulator.arrays import BoolArray
 from simulator.trace_io.join import Joins, join
 from simulator.trace_io.steps import StepWindow, step_windows
 from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, COPY, HOST_NODE, Int64, RankTrace, Trace
@@ -233,7 +233,7 @@ class _Sets(NamedTuple):
 def _sets(rank: RankTrace) -> _Sets:
     ops = rank.ops
 
-    def of(mask: NDArray[np.bool_]) -> Intervals:
+    def of(mask: BoolArray) -> Intervals:
         return union(ops.start_ns[mask], ops.end_ns[mask])
 
     compute, communication, copy = ops.kind == COMPUTE, ops.kind == COMMUNICATION, ops.kind == COPY

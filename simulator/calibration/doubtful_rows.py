@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
+from simulator.arrays import FloatArray
 from simulator.calibration.kernel_rows import EXPERTS, TimedKernel
 from simulator.calibration.robust import Residuals
 from simulator.models.layer import SCALED_ELEMENTS
@@ -74,7 +72,7 @@ def contradictions(rows: Sequence[TimedKernel]) -> list[str]:
     return found
 
 
-def far_off(rows: Sequence[TimedKernel], predicted_s: npt.NDArray[np.float64]) -> list[str]:
+def far_off(rows: Sequence[TimedKernel], predicted_s: FloatArray) -> list[str]:
     """Name rows that are far from what was fitted to all of them."""
     found = []
     for row, fitted_s in zip(rows, predicted_s.tolist(), strict=True):

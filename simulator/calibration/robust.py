@@ -8,9 +8,8 @@ from math import log
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from simulator.arrays import FloatArray
+from simulator.arrays import BoolArray, FloatArray
 from simulator.errors import CalibrationError
 
 ConstantsT = TypeVar("ConstantsT")
@@ -135,9 +134,9 @@ def fit_constants(
     )
 
 
-def _undetermined(spread: FloatArray, best: FloatArray, low: FloatArray, high: FloatArray) -> npt.NDArray[np.bool_]:
+def _undetermined(spread: FloatArray, best: FloatArray, low: FloatArray, high: FloatArray) -> BoolArray:
     """Tell which constants the rows leave open: no curvature, or a value that ran into its bounds."""
-    undetermined: npt.NDArray[np.bool_] = ~np.isfinite(spread) | (best - low < AT_BOUND) | (high - best < AT_BOUND)
+    undetermined: BoolArray = ~np.isfinite(spread) | (best - low < AT_BOUND) | (high - best < AT_BOUND)
     return undetermined
 
 

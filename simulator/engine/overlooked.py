@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.arrays import FloatArray, IntArray
 from simulator.engine.costs import Costs
@@ -253,10 +252,10 @@ class _Times:
         self._edges_ps = merged.ravel()
         self._covered_ps = np.column_stack((np.concatenate(([0], lengths_ps[:-1])), lengths_ps)).ravel()
 
-    def covered_ps(self, intervals_ps: FloatArray) -> NDArray[np.float64]:
+    def covered_ps(self, intervals_ps: FloatArray) -> FloatArray:
         """Return how much of some intervals is covered, in sum over the second axis, shape ``[n_times, n_intervals, 2]``."""
         until_ps = np.interp(intervals_ps, self._edges_ps, self._covered_ps)
-        covered_ps: NDArray[np.float64] = (until_ps[:, :, 1] - until_ps[:, :, 0]).sum(axis=1)
+        covered_ps: FloatArray = (until_ps[:, :, 1] - until_ps[:, :, 0]).sum(axis=1)
         return covered_ps
 
 

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import BoolArray, FloatArray, IntArray
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.units import format_duration
 
-_Floats = NDArray[np.float64]
 #: failures in one history beyond which it is not played; a year of a job that fails every quarter of an hour has two thirds
 _MOST_FAILURES = 50_000
 #: histories, each with times of all its spare nodes
@@ -56,12 +55,12 @@ class Histories:
     """Seconds and counts of every history, arrays of one length."""
 
     #: ``waiting_s`` is spent until a node is repaired, ``lost_s`` on work that failures undid.
-    total_s: _Floats
-    checkpoint_s: _Floats
-    lost_s: _Floats
-    restart_s: _Floats
-    waiting_s: _Floats
-    n_failures: NDArray[np.int64]
+    total_s: FloatArray
+    checkpoint_s: FloatArray
+    lost_s: FloatArray
+    restart_s: FloatArray
+    waiting_s: FloatArray
+    n_failures: IntArray
 
     def quantile_s(self, share: float) -> float:
         """Return the time within which this share of the histories ended."""
@@ -75,9 +74,7 @@ class _Spares:
         self._process = process
         self._free_s = np.zeros((n_histories, process.n_spares or 0))
 
-    def wait_s(
-        self, who: NDArray[np.int64], now_s: _Floats, is_node: NDArray[np.bool_], is_domain: NDArray[np.bool_]
-    ) -> _Floats:
+    def wait_s(self, who: IntArray, now_s: FloatArray, is_node: BoolArray, is_domain: BoolArray) -> FloatArray:
         """Take spares for every history whose failure broke nodes; return how long each waits for the last of them."""
         process = self._process
         waits = np.zeros(len(who))
@@ -104,7 +101,7 @@ class _Failures:
         #: ``[link, history]``: when each link goes down first
         self._first_s = [rng.random(n_histories) * every_s for every_s in process.ended_every_s]
 
-    def next_s(self, who: NDArray[np.int64], now_s: _Floats) -> tuple[_Floats, NDArray[np.bool_]]:
+    def next_s(self, who: IntArray, now_s: FloatArray) -> tuple[FloatArray, BoolArray]:
         """Return how long each history has until something fails, and whether that is a link."""
         gap_s = self._rng.exponential(self._process.mtbf_s, len(who))
         is_link = np.zeros(len(who), dtype=bool)
@@ -115,7 +112,7 @@ class _Failures:
             gap_s = np.minimum(gap_s, down_s)
         return gap_s, is_link
 
-    def breaks(self, is_link: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def breaks(self, is_link: BoolArray) -> tuple[BoolArray, BoolArray]:
         """Tell which failures take a node, and which take a domain; links take neither."""
         process, n = self._process, len(is_link)
         is_domain, is_node = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)

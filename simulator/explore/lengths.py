@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray
 from simulator.config import load_yaml, read_text
 from simulator.errors import ConfigError
-
-Floats = NDArray[np.float64]
 
 #: sequences that a mix holds, from which micro-batches are drawn
 _N_SEQUENCES = 4096
@@ -24,17 +22,17 @@ class LengthMix:
     """Sequences of a batch, relative to full ones."""
 
     #: Of each sequence, over the sequence length.
-    tokens: Floats
+    tokens: FloatArray
     #: Sum of the squares of its documents' lengths over the square of the sequence length: attention stays in a
     #: document.
-    squares: Floats
+    squares: FloatArray
 
     @property
     def mean(self) -> tuple[float, float]:
         """Of tokens and squares."""
         return float(self.tokens.mean()), float(self.squares.mean())
 
-    def draw(self, n: int, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Floats, Floats]:
+    def draw(self, n: int, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
         """Return tokens and squares of micro-batches of ``n`` sequences, drawn with replacement."""
         which = rng.integers(len(self.tokens), size=(*shape, n))
         return self.tokens[which].mean(axis=-1), self.squares[which].mean(axis=-1)
@@ -72,7 +70,7 @@ class Lengths:
             return cls(text=text, kind=kind, values=values, is_packed=is_packed)
         return cls(text=text, kind="file", values=_of_file(text), is_packed=is_packed)
 
-    def draw(self, n: int, rng: np.random.Generator) -> Floats:
+    def draw(self, n: int, rng: np.random.Generator) -> FloatArray:
         """Draw lengths of ``n`` documents, in tokens, at least 1."""
         if self.kind == "file":
             return rng.choice(np.array(self.values), n)

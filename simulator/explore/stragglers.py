@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.analysis.critical_path import kind_of
 from simulator.analysis.passes import passes_of, table_of
 from simulator.answer import Result
+from simulator.arrays import BoolArray, FloatArray, IntArray
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.lengths import LengthMix, Lengths
 from simulator.explore.run_request import parse_time
@@ -32,8 +32,6 @@ from simulator.program.program import COMPUTE
 from simulator.schedules import Table, Turn, placement_of, turns
 from simulator.simulation import simulate_on
 from simulator.units import format_time, to_s
-
-Floats = NDArray[np.float64]
 
 #: steps of replicas whose times are kept: 400 MiB
 _MOST_PLAYED = 50_000_000
@@ -239,12 +237,12 @@ class Straggling(TypedDict):
 class Played:
     """Seconds of played passes, ``[job, step, replica]``: from the start of a step until a replica's last pass has ended."""
 
-    replica_s: Floats
+    replica_s: FloatArray
 
     @property
-    def step_s(self) -> Floats:
+    def step_s(self) -> FloatArray:
         """``[job, step]``: the slowest replica, for which the others wait at the gradients' reduction."""
-        slowest: Floats = self.replica_s.max(axis=2)
+        slowest: FloatArray = self.replica_s.max(axis=2)
         return slowest
 
 
@@ -253,9 +251,9 @@ class _Drawn:
     """What was drawn of some jobs."""
 
     #: Seconds of every action of every stage, ``[job, step, replica]``, before replicas wait for one another.
-    passes_s: list[list[Floats]]
+    passes_s: list[list[FloatArray]]
     #: ``[job]``: whether a node of it has slow NICs.
-    has_slow_link: NDArray[np.bool_]
+    has_slow_link: BoolArray
 
 
 class StepModel:
@@ -298,9 +296,9 @@ class StepModel:
         #: replicas that wait for one another in every pass
         self.coupled = [np.array(group) for group in mesh.coupled_replicas() if len(group) > 1]
 
-    def _play(self, durations: list[list[Floats]], width: int) -> Floats:
+    def _play(self, durations: list[list[FloatArray]], width: int) -> FloatArray:
         """Return when the last pass ends, for ``width`` sets of durations."""
-        ends: dict[tuple[int, int], Floats] = {}
+        ends: dict[tuple[int, int], FloatArray] = {}
         uses = self._n_uses()
         last = np.zeros(width)
         for turn in self.turns:
@@ -416,7 +414,9 @@ class StepModel:
         slow = simulate_on(scenario, faults.apply(result.topology), result.spec)
         return slow.metrics.iteration_time_s - self.iteration_s
 
-    def _pass_s(self, stage: int, index: int, tokens: Floats | float, squares: Floats | float, slow: Floats) -> Floats:
+    def _pass_s(
+        self, stage: int, index: int, tokens: FloatArray | float, squares: FloatArray | float, slow: FloatArray
+    ) -> FloatArray:
         """Seconds of a pass with these shares of its tokens and of their squares, on GPUs so many times as slow.
 
         Slow kernels first fill the gaps in which the GPU waits for its host, which launches as fast as ever, and fast ones widen
@@ -427,7 +427,7 @@ class StepModel:
         factor = np.maximum(_SHORTEST, scaled / compute if compute else np.ones_like(scaled))
         steps = _N_BETWEEN * np.log2(factor)
         known = range(math.floor(steps.min()), math.ceil(steps.max()) + 1)
-        lasting: Floats = np.interp(
+        lasting: FloatArray = np.interp(
             factor, [2.0 ** (n / _N_BETWEEN) for n in known], [self._uniform_s(n)[stage][index] for n in known]
         )
         return lasting
@@ -449,7 +449,7 @@ class StepModel:
         """Seconds of a step whose micro-batches all have the mean length."""
         return float(self._play(self._even(lengths, seed), 1)[0]) + self.rest_s
 
-    def _even(self, lengths: Lengths | None, seed: int) -> list[list[Floats]]:
+    def _even(self, lengths: Lengths | None, seed: int) -> list[list[FloatArray]]:
         """Seconds of the passes of such a step."""
         mix = lengths.mix(self.plan.sequence_length, np.random.default_rng(seed)) if lengths else None
         tokens, squares = mix.mean if mix else (1.0, 1.0)
@@ -459,7 +459,7 @@ class StepModel:
             for stage, row in enumerate(self.table)
         ]
 
-    def _met(self, times: Floats) -> Floats:
+    def _met(self, times: FloatArray) -> FloatArray:
         """Let replicas that meet inside a pass take as long as the slowest of them."""
         for group in self.coupled:
             times[..., group] = times[..., group].max(axis=-1, keepdims=True)
@@ -503,8 +503,8 @@ def _shares(result: Result, stages: dict[int, int]) -> tuple[list[float], list[f
 
 
 def _gpu_factors(
-    causes: Causes, shape: tuple[int, int, int, int], nodes: NDArray[np.int64], rng: np.random.Generator
-) -> Floats:
+    causes: Causes, shape: tuple[int, int, int, int], nodes: IntArray, rng: np.random.Generator
+) -> FloatArray:
     """Return ``[job, replica, stage]``: how many times as long kernels take on the slowest of a stage's ranks."""
     share, factor = causes.slow_gpus
     slow = np.ones(shape)
@@ -515,7 +515,7 @@ def _gpu_factors(
     if causes.slow_nodes[0] > 0:
         is_slow = rng.random((shape[0], nodes.max() + 1)) < causes.slow_nodes[0]
         slow *= np.where(is_slow[:, nodes], causes.slow_nodes[1], 1.0)
-    slowest: Floats = slow.max(axis=3)
+    slowest: FloatArray = slow.max(axis=3)
     return slowest
 
 
@@ -533,7 +533,7 @@ class _Delays:
         often = 1.0 / causes.pause_every_steps
         self._pause_s = causes.pause_s
         self._first = np.zeros(shape)
-        self._where: list[NDArray[np.int64]] = []
+        self._where: list[IntArray] = []
         if causes.pause_s and causes.plans_pauses:  # all stop at once: the first pass of the first stage says it
             self._first += causes.pause_s * (rng.random(shape[:2]) < often)[:, :, None]
         elif causes.pause_s:
@@ -543,9 +543,9 @@ class _Delays:
         if causes.stall_s:
             self._first += rng.exponential(causes.stall_s, shape) * (rng.random(shape) < causes.stall_share)
 
-    def of(self, stage: int, index: int) -> Floats | float:
+    def of(self, stage: int, index: int) -> FloatArray | float:
         """Return how late a pass begins."""
-        late: Floats | float = self._pause_s * (self._where[stage] == index) if self._where else 0.0
+        late: FloatArray | float = self._pause_s * (self._where[stage] == index) if self._where else 0.0
         return late + self._first if stage == index == 0 else late
 
 

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from simulator.arrays import FloatArray
+from simulator.arrays import FloatArray, IndexArray
 from simulator.errors import ConfigError
 from simulator.kernels.base import peak_flops_per_s
 from simulator.kernels.conditions import Conditions
@@ -230,7 +229,7 @@ def _of_library(factors: Mapping[str, float], shape: GemmShape) -> float:
 
 
 @lru_cache(maxsize=64)  # the same for all products of a device
-def _candidates(tiles: tuple[str, ...]) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.intp]]:
+def _candidates(tiles: tuple[str, ...]) -> tuple[FloatArray, FloatArray, FloatArray, IndexArray]:
     """Tile rows, tile columns, splits and index of the tile of every candidate kernel."""
     rows = []
     for index, tile in enumerate(tiles):

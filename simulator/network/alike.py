@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import FloatArray
-from simulator.network.maxmin import IntArray
+from simulator.arrays import FloatArray, IndexArray
 
 
 class _Load(NamedTuple):
@@ -23,7 +22,7 @@ class _Load(NamedTuple):
     links: tuple[int, ...]
     weights: tuple[float, ...]
     n_classes: int  #: That there were when it was put together.
-    folded: tuple[IntArray, FloatArray]
+    folded: tuple[IndexArray, FloatArray]
 
 
 class AlikeLinks:
@@ -44,11 +43,11 @@ class AlikeLinks:
         self.capacity_bytes_per_s, classes, sizes = np.unique(
             capacity_bytes_per_s, return_inverse=True, return_counts=True
         )
-        self._classes: IntArray = classes
-        self._sizes: IntArray = sizes
+        self._classes: IndexArray = classes
+        self._sizes: IndexArray = sizes
         self._loads: dict[tuple[int, int], _Load] = {}  # by the identity of links and weights, which are long
 
-    def fold(self, links: tuple[int, ...], weights: tuple[float, ...]) -> tuple[IntArray, FloatArray]:
+    def fold(self, links: tuple[int, ...], weights: tuple[float, ...]) -> tuple[IndexArray, FloatArray]:
         """Return classes of links and the weight on each link of them, after :meth:`meet`."""
         load = self._loads[id(links), id(weights)]
         if load.n_classes != len(self._sizes):

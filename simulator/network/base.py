@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+
+from simulator.arrays import BoolArray, FloatArray
 
 
 class CapacityLink(Protocol):
@@ -111,7 +112,7 @@ class Flow:
         return (whole,)
 
 
-def capacities(topology: LinkSource) -> NDArray[np.float64]:
+def capacities(topology: LinkSource) -> FloatArray:
     """Capacity of every link in bytes per second, from the topology's arrays where it has them."""
     arrays = getattr(topology, "arrays", None)
     if arrays is not None:
@@ -119,7 +120,7 @@ def capacities(topology: LinkSource) -> NDArray[np.float64]:
     return np.array([link.bandwidth_bytes_per_s for link in topology.links], dtype=np.float64)
 
 
-def rate_alone(flow: Flow, capacity: NDArray[np.float64]) -> float:
+def rate_alone(flow: Flow, capacity: FloatArray) -> float:
     """Return the rate of a flow where nothing else loads its links, which have so much capacity."""
     if flow.alone_bytes_per_s:
         return flow.alone_bytes_per_s
@@ -127,7 +128,7 @@ def rate_alone(flow: Flow, capacity: NDArray[np.float64]) -> float:
     return min(flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf)))
 
 
-def ample_links(topology: LinkSource) -> NDArray[np.bool_]:
+def ample_links(topology: LinkSource) -> BoolArray:
     """Which links can never be full, as far as the topology says so."""
     known = getattr(topology, "ample_links", None)
     return np.zeros(len(topology.links), dtype=np.bool_) if known is None else np.asarray(known, dtype=np.bool_)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.arrays import FloatArray
+from simulator.arrays import FloatArray, IndexArray
 from simulator.identity import ByIdentity
 from simulator.network.base import ChunkMessage, Flow, LinkSource, NetworkModel, Rounds, capacities
 from simulator.network.crowd import Crowd
@@ -29,7 +28,7 @@ class _Plan:
 
     flow: Flow
     steps: tuple[ChunkMessage, ...]
-    loads: list[tuple[NDArray[np.intp], FloatArray]]
+    loads: list[tuple[IndexArray, FloatArray]]
     latency_ps: list[int]
     n_before: list[int]
     n_behind: list[int]
@@ -339,7 +338,7 @@ def _plan_of(flow: Flow) -> _Plan:
     then: list[list[int]] = [[] for _ in steps]
     passed_to: list[list[int]] = [[] for _ in steps]
     next_in_line: list[list[int]] = [[] for _ in steps]
-    arrays: dict[tuple[tuple[int, ...], tuple[float, ...]], tuple[NDArray[np.intp], FloatArray]] = {}
+    arrays: dict[tuple[tuple[int, ...], tuple[float, ...]], tuple[IndexArray, FloatArray]] = {}
     for index, step in enumerate(steps):
         for earlier in step.after:
             then[earlier].append(index)

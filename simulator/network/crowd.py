@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.arrays import FloatArray
-from simulator.network.maxmin import IntArray, max_min_rates
+from simulator.arrays import FloatArray, IndexArray
+from simulator.network.maxmin import max_min_rates
 from simulator.units import PS_PER_S
 
 #: messages that end within so many picoseconds of each other end together
@@ -30,7 +29,7 @@ class Crowd:
         self._used_capacity = np.zeros(0)
         self._n_used = 0
         self._names: list[tuple[int, int]] = []
-        self._new: list[tuple[tuple[int, int], float, IntArray, FloatArray, float, float]] = []
+        self._new: list[tuple[tuple[int, int], float, IndexArray, FloatArray, float, float]] = []
         self._remaining = np.zeros(0)
         self._caps = np.zeros(0)
         self._factors = np.zeros(0)
@@ -49,7 +48,7 @@ class Crowd:
         self,
         name: tuple[int, int],
         n_bytes: float,
-        load: tuple[IntArray, FloatArray],
+        load: tuple[IndexArray, FloatArray],
         *,
         cap_bytes_per_s: float,
         factor: float,
@@ -153,7 +152,7 @@ class Crowd:
         self._links = np.concatenate([self._links, numbered])
         self._weights = np.concatenate([self._weights, *weights])
 
-    def _numbers(self, links: NDArray[np.intp]) -> NDArray[np.intp]:
+    def _numbers(self, links: IndexArray) -> IndexArray:
         if len(met := links[self._number[links] < 0]):
             is_unknown = np.zeros(len(self._number), dtype=bool)
             is_unknown[met] = True

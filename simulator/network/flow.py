@@ -10,9 +10,8 @@ from itertools import compress
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.arrays import FloatArray
+from simulator.arrays import FloatArray, IndexArray
 from simulator.identity import ByIdentity
 from simulator.network.alike import AlikeLinks
 from simulator.network.base import Flow, LinkSource, NetworkModel, ample_links, capacities, rate_alone
@@ -46,12 +45,12 @@ class Profile:
     #: By link that may be full, the handles of all flows in flight that load it; None where these are many links.
     loaders: tuple[set[int], ...] | None
     #: Those of the flow, once asked for.
-    links: NDArray[np.intp] | None = None
+    links: IndexArray | None = None
     weights: FloatArray | None = None
     #: Whether it shares a link with another profile, by that one's index.
     sharing: dict[int, bool] = field(default_factory=dict)
 
-    def arrays(self) -> tuple[NDArray[np.intp], FloatArray]:
+    def arrays(self) -> tuple[IndexArray, FloatArray]:
         """Return links and weights, both of shape [n_links of the flow]."""
         if self.links is None or self.weights is None:
             self.links = np.asarray(self.flow.links, dtype=np.intp)
@@ -490,7 +489,7 @@ class FlowNetwork:
             self._evenness.look([self._active[h].profile.flow for h in members], factors, rates)
         return rates
 
-    def _loads(self, profiles: Sequence[Profile]) -> tuple[FloatArray, list[tuple[NDArray[np.intp], FloatArray]]]:
+    def _loads(self, profiles: Sequence[Profile]) -> tuple[FloatArray, list[tuple[IndexArray, FloatArray]]]:
         """Return capacities, and which of them each flow loads and how: of links, or of classes of them where they are many."""
         if sum(len(profile.flow.links) for profile in profiles) <= MANY_LINKS:
             return self._capacity, [profile.arrays() for profile in profiles]

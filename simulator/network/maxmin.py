@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.arrays import FloatArray
-
-IntArray = NDArray[np.intp]
+from simulator.arrays import FloatArray, IndexArray
 
 #: Two bottlenecks whose levels differ by less than this relative amount saturate together.
 _TIE = 1e-12
 
 
 def max_min_rates(
-    entry_flow: IntArray,
-    entry_link: IntArray,
+    entry_flow: IndexArray,
+    entry_link: IndexArray,
     entry_weight: FloatArray,
     capacity_bytes_per_s: FloatArray,
     cap_bytes_per_s: FloatArray,
@@ -82,7 +79,7 @@ def _levels(remaining: FloatArray, load: FloatArray) -> FloatArray:
     return level
 
 
-def _reach(entry_flow: IntArray, entry_level: FloatArray, cap_bytes_per_s: FloatArray) -> FloatArray:
+def _reach(entry_flow: IndexArray, entry_level: FloatArray, cap_bytes_per_s: FloatArray) -> FloatArray:
     """Return the least of its cap and its links' levels for each flow; entries of a flow lie side by side."""
     reach = cap_bytes_per_s.astype(np.float64, copy=True)
     if len(entry_flow):

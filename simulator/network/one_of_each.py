@@ -16,9 +16,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.arrays import FloatArray
+from simulator.arrays import FloatArray, IndexArray
 from simulator.network.base import Rounds
-from simulator.network.maxmin import IntArray
 
 _Colours = NDArray[np.uint64]
 
@@ -52,7 +51,7 @@ def one_of_each(rounds: Rounds, capacity_bytes_per_s: FloatArray) -> Rounds:
 
 
 def _quotient(
-    rounds: Rounds, of_lane: list[int], of_link: list[int], loads: tuple[IntArray, IntArray, FloatArray]
+    rounds: Rounds, of_lane: list[int], of_link: list[int], loads: tuple[IndexArray, IndexArray, FloatArray]
 ) -> Rounds:
     """Return the rounds of the first lane of each class, on the first link of each."""
     numbers: dict[int, int] = {}
@@ -83,7 +82,7 @@ def _mixed(colours: _Colours) -> _Colours:
     return colours ^ (colours >> np.uint64(31))
 
 
-def _sums(parts: _Colours, places: IntArray, n_places: int) -> _Colours:
+def _sums(parts: _Colours, places: IndexArray, n_places: int) -> _Colours:
     """Add up, at each place, what belongs there: the same for the same ones in any order."""
     sums = np.zeros(n_places, dtype=np.uint64)
     np.add.at(sums, places, parts)

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.arrays import FloatArray
+from simulator.arrays import FloatArray, IndexArray
 from simulator.errors import ConfigError
 from simulator.identity import ByIdentity
 from simulator.network.base import Rounds
@@ -36,7 +35,7 @@ class RoundPlan:
     def __init__(self, rounds: Rounds) -> None:
         self.rounds = rounds
         self.n_lanes = len(rounds.lanes)
-        links: ByIdentity[tuple[int, ...], NDArray[np.intp]] = ByIdentity()
+        links: ByIdentity[tuple[int, ...], IndexArray] = ByIdentity()
         weights: ByIdentity[tuple[float, ...], FloatArray] = ByIdentity()
         self.loads = [
             (

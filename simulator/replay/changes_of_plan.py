@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.analysis.confidence import Confidence
 from simulator.analysis.usage import Usage, analyse
+from simulator.arrays import BoolArray
 from simulator.errors import ConfigError, TraceError
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
@@ -352,7 +352,7 @@ def repeat(whole: Reconstruction, what: str, recorded: int, wanted: int) -> Reco
     return noted(whole, text, plans=tuple(plans), transfer_ns=tuple(transfers))
 
 
-def _repeats(plan: RankPlan, recorded: int, *, with_layers: bool) -> NDArray[np.bool_]:
+def _repeats(plan: RankPlan, recorded: int, *, with_layers: bool) -> BoolArray:
     """Which operations belong to the repeated part of a step."""
     ops = plan.rank.ops
     windows = step_windows(plan.rank)

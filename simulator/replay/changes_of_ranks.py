@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.analysis.usage import recorded_time
+from simulator.arrays import BoolArray
 from simulator.errors import TraceError
 from simulator.replay.changes_of_kernels import scale_kernels
 from simulator.replay.changes_of_links import call_alone_s, change_transfers, transfers
@@ -245,7 +245,7 @@ def _by_type(whole: Reconstruction, values: Sequence[Int64], *, are_delays: bool
     return [np.where(found[own] > 0, typical[own], column) for own, column in zip(peers, values, strict=True)]
 
 
-def _warms_up(plan: RankPlan) -> NDArray[np.bool_]:
+def _warms_up(plan: RankPlan) -> BoolArray:
     """Which operations are of the first of several profiled steps."""
     steps = operation_steps(plan.rank)
     first = plan.first[0][0] if len(plan.first) > 1 and plan.rank.has_launches else None

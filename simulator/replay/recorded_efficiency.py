@@ -14,10 +14,10 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.analysis.trace_difference import work_of
 from simulator.analysis.usage import Usage
+from simulator.arrays import BoolArray
 from simulator.costs import ModelCosts
 from simulator.identity import ByIdentity
 from simulator.models.layer import AttentionShape, GemmShape, KernelShape, Layer, PointwiseShape
@@ -85,7 +85,7 @@ def dispatches_in_python(ranks: tuple[RankTrace, ...]) -> bool:
 
 class _Own(NamedTuple):
     time_ns: Int64  #: Of each host event without the operators within it; 0 for other events. Shape [n].
-    computes: NDArray[np.bool_]  #: Whether it computes itself. Shape [n].
+    computes: BoolArray  #: Whether it computes itself. Shape [n].
 
 
 def _own_times(rank: RankTrace) -> _Own:
@@ -290,7 +290,7 @@ def recorded_spent(whole: Reconstruction, usages: Mapping[int, list[Usage]]) -> 
 
 
 def _messages_of(
-    whole: Reconstruction, plan: RankPlan, inside: NDArray[np.bool_], *, beside: bool
+    whole: Reconstruction, plan: RankPlan, inside: BoolArray, *, beside: bool
 ) -> Iterator[tuple[MessageKey, float]]:
     """What each communication of a rank takes once the last one has arrived.
 
@@ -339,7 +339,7 @@ def _shortest_messages(whole: Reconstruction) -> dict[int, int]:
     return found
 
 
-def _kernels_of(plan: RankPlan, inside: NDArray[np.bool_]) -> Iterator[tuple[KernelKey, int]]:
+def _kernels_of(plan: RankPlan, inside: BoolArray) -> Iterator[tuple[KernelKey, int]]:
     works = [{PRODUCTS: PRODUCTS, ATTENTION: ATTENTION}.get(work_of(n, COMPUTE), OTHER) for n in plan.rank.names]
     for software, (copies, pattern) in _COPIES.items():
         if software in plan.rank.names:

@@ -17,8 +17,8 @@ from math import ceil
 from typing import TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import BoolArray
 from simulator.engine import run
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.replay.changes_of_ranks import ideal, types_of
@@ -73,11 +73,11 @@ class _Study:
     even: Reconstruction
     steps: Collection[int]
 
-    def time_s(self, keep: Callable[[RankPlan], NDArray[np.bool_]]) -> float:
+    def time_s(self, keep: Callable[[RankPlan], BoolArray]) -> float:
         """Seconds per step where the operations of each rank that ``keep`` marks take their own times."""
         return _mean(self.steps_s(keep))
 
-    def steps_s(self, keep: Callable[[RankPlan], NDArray[np.bool_]]) -> dict[int, float]:
+    def steps_s(self, keep: Callable[[RankPlan], BoolArray]) -> dict[int, float]:
         """Seconds of each step of the same."""
         plans = []
         kept: set[int] = set()
@@ -159,11 +159,11 @@ def slowdowns(whole: Reconstruction, *, steps: Collection[int], looked_at: Colle
     )
 
 
-def _everything(plan: RankPlan) -> NDArray[np.bool_]:
+def _everything(plan: RankPlan) -> BoolArray:
     return np.ones(len(plan.duration_ns), bool)
 
 
-def _of_kind(plan: RankPlan, kind: str) -> NDArray[np.bool_]:
+def _of_kind(plan: RankPlan, kind: str) -> BoolArray:
     """Which operations are of a kind."""
     return np.array([one == kind for one in types_of(plan)], bool)[plan.rank.ops.name]
 

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Unpack, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from simulator.analysis.critical_path import path_rows
 from simulator.analysis.explain import Explanation
 from simulator.analysis.link_use import domain_word, link_classes, utilization
@@ -28,6 +25,7 @@ from simulator.answer import (
     describe_support,
     memory_over_time,
 )
+from simulator.arrays import FloatArray
 from simulator.explore.answer_form import Document, Extras, Scaling, ScalingRow
 from simulator.explore.full_answer import document
 from simulator.explore.local_steps import in_words
@@ -78,7 +76,7 @@ class Shown:
         return {rank: mesh.stage_of(rank) for rank in self.result.timeline.members}
 
     @cached_property
-    def link_shares(self) -> NDArray[np.float64]:
+    def link_shares(self) -> FloatArray:
         """Share of the iteration that each link needs for its bytes at full rate ``[n_links]``."""
         return utilization(self.result.topology, self.result.link_busy_s, self.answer["iteration_time_s"])
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from simulator.answer import describe_plan
-from simulator.explore.stragglers import MOST_STEPS, Floats, Played, Straggling, in_words
+from simulator.arrays import FloatArray
+from simulator.explore.stragglers import MOST_STEPS, Played, Straggling, in_words
 from simulator.report.answer_tables import causes
 from simulator.report.charts import BLUE, Chart, axis, layout, line, slowdown_map
 from simulator.report.markup import element
@@ -32,7 +33,7 @@ def straggler_page(scenario: Scenario, found: Straggling, played: Played) -> Rep
     return make_page(title, head, sections, document=found)
 
 
-def _jobs_chart(jobs: Floats) -> Chart:
+def _jobs_chart(jobs: FloatArray) -> Chart:
     ordered = np.sort(jobs)
     shares = (np.arange(len(ordered)) + 1) / len(ordered)
     x, y, hover = ordered.round(4).tolist(), shares.round(4).tolist(), "%{y:.0%} of the jobs: at most %{x:.3f}"
@@ -84,7 +85,7 @@ def _name(ranks: Sequence[int]) -> str:
     return f"{first}-{last}" if last - first == len(ranks) - 1 else f"{first}, {ranks[1]} ... {last}"
 
 
-def _map(replica_s: Floats, found: Straggling) -> Chart:
+def _map(replica_s: FloatArray, found: Straggling) -> Chart:
     """Return the steps of the job in the middle, replica by replica."""
     shown = (replica_s[found["job"], :MOST_STEPS, :_MOST_REPLICAS] / found["even_s"]).T
     n_replicas, n_steps = shown.shape

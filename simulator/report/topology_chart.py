@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.analysis.link_use import domain_word, nic_shares
+from simulator.arrays import FloatArray
 from simulator.report.charts import Chart, layout, line
 from simulator.topology import LINK_KINDS, Topology
 from simulator.topology.link import FABRIC_KINDS
@@ -51,7 +51,7 @@ class _Drawing:
     loads: dict[tuple[str, str], Load] = field(default_factory=dict)
 
 
-def topology_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart:
+def topology_chart(topology: Topology, shares: FloatArray) -> Chart:
     """Return the drawing of the busiest node and the fabric above it, coloured by utilisation."""
     node = _busiest_node(topology, shares)
     drawing = _Drawing()
@@ -87,7 +87,7 @@ def topology_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart:
     )
 
 
-def _busiest_node(topology: Topology, shares: NDArray[np.float64]) -> int:
+def _busiest_node(topology: Topology, shares: FloatArray) -> int:
     """Return the node that touches the busiest NIC link, or the busiest link of all where no NIC carries anything."""
     arrays = topology.arrays
     owner = np.full(topology.layout.n_vertices, -1, dtype=np.int64)
@@ -127,7 +127,7 @@ def _class_of(name: str) -> str:
     return re.sub(r"\.+", ".", re.sub(r"\d+", "", name)).strip(".") or name
 
 
-def _add_loads(drawing: _Drawing, topology: Topology, shares: NDArray[np.float64], node: int) -> None:
+def _add_loads(drawing: _Drawing, topology: Topology, shares: FloatArray, node: int) -> None:
     """Add the node's switches one by one, the rest of the fabric by class, and the loads between all of them."""
     arrays, layout = topology.arrays, topology.layout
     inside = set(drawing.places)
@@ -327,7 +327,7 @@ _MOST_NAMED = 18
 _SCALE = [[i / (len(_STOPS) - 1), _hex(stop)] for i, stop in enumerate(_STOPS)]
 
 
-def nic_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart | None:
+def nic_chart(topology: Topology, shares: FloatArray) -> Chart | None:
     """Return the utilization of every NIC of every node as a heat map; None where there is nothing to compare."""
     values = nic_shares(topology, shares)
     if values is None or values.size < _FEW_NICS or np.ptp(values) < _ALIKE:

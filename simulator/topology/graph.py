@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import BoolArray
 from simulator.errors import ConfigError
 from simulator.topology.cluster_spec import PREFERENCE, ClusterSpec, NodeSpec, TransportSpec
 from simulator.topology.device import LEAST_SHARE, Device
@@ -203,7 +203,7 @@ class Topology:
         return replace(plain, bandwidth_bytes_per_s=bandwidth)
 
     @cached_property
-    def ample_links(self) -> NDArray[np.bool_]:
+    def ample_links(self) -> BoolArray:
         """Of all links, which can never be full; see :meth:`LinkArrays.ample`."""
         return self.arrays.ample()
 

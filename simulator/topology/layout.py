@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import IntArray
 from simulator.errors import UnroutableError
 from simulator.topology.cluster_spec import ClusterSpec
 from simulator.topology.fabrics import FabricGraph, FabricSize
@@ -140,7 +141,7 @@ class RegularLayout:
             n_lanes=repeat(fabric.n_lanes, node.n_lanes).astype(np.int64),
         )
 
-    def _switches(self) -> NDArray[np.int64]:
+    def _switches(self) -> IntArray:
         """Switch of each NIC ``[n_nodes, n_nics]``."""
         attach, n_nics = self.fabric.attach, self.node.n_nics
         found = [[attach(node, nic) for nic in range(n_nics)] for node in range(self.n_nodes)]

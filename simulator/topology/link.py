@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args, overload
 
 import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
+
+from simulator.arrays import BoolArray, FloatArray, IntArray
 
 #: kinds of links, from the inside of a node outwards
 LinkKind = Literal["nvlink", "nvswitch", "pcie", "socket", "nic", "fabric", "wan"]
@@ -43,19 +44,19 @@ class LinkArrays:
     """All links as arrays of length ``n_links``."""
 
     #: Vertex numbers.
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
-    kind: NDArray[np.int64]  #: Positions in :data:`LINK_KINDS`.
+    source: IntArray
+    target: IntArray
+    kind: IntArray  #: Positions in :data:`LINK_KINDS`.
     #: Of each direction.
-    bandwidth_bytes_per_s: NDArray[np.float64]
-    latency_s: NDArray[np.float64]
-    n_lanes: NDArray[np.int64]  #: Parallel physical links in each.
+    bandwidth_bytes_per_s: FloatArray
+    latency_s: FloatArray
+    n_lanes: IntArray  #: Parallel physical links in each.
 
-    def is_of(self, *kinds: str) -> NDArray[np.bool_]:
+    def is_of(self, *kinds: str) -> BoolArray:
         """Return which links are of one of some kinds."""
         return np.isin(self.kind, [LINK_KINDS.index(kind) for kind in kinds])
 
-    def ample(self) -> NDArray[np.bool_]:
+    def ample(self) -> BoolArray:
         """Return which links can never be full: the only way from a switch onwards, as wide as all that hangs on the switch.
 
         What such a link carries comes from NICs below it, or goes to them. In a tree whose switches have all uplinks that they ask
@@ -65,7 +66,7 @@ class LinkArrays:
         source, target, rate = self.source, self.target, self.bandwidth_bytes_per_s
         n_vertices = int(max(source.max(initial=-1), target.max(initial=-1))) + 1
 
-        def total(ends: NDArray[np.int64], of: NDArray[np.bool_], amounts: NDArray[np.float64]) -> NDArray[np.float64]:
+        def total(ends: IntArray, of: BoolArray, amounts: FloatArray) -> FloatArray:
             return np.asarray(np.bincount(ends[of], amounts[of], minlength=n_vertices), dtype=np.float64)
 
         one, ample = np.ones(len(rate)), np.zeros(len(rate), dtype=np.bool_)

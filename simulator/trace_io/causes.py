@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import BoolArray
 from simulator.program.op import Phase
 from simulator.trace_io.steps import phases, step_starts
 from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, RUNTIME, CollectiveCall, Int64, RankTrace
@@ -238,7 +238,7 @@ def _issue_order(start: Int64, ready: Int64, lanes: list[list[int]], origin_ns: 
     return order, result
 
 
-def _named(rank: RankTrace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+def _named(rank: RankTrace, pattern: re.Pattern[str]) -> BoolArray:
     """Return which host events have a name that matches."""
     wanted = [i for i, name in enumerate(rank.names) if pattern.search(name)]
     return np.isin(rank.host.name, np.array(wanted, np.int32))

@@ -23,8 +23,8 @@ from typing import IO, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray
 from simulator.errors import TraceError
 from simulator.trace_io.collective_names import CommunicationNames, kernel_name, kernel_operation, merge_calls
 from simulator.trace_io.json_stream import JsonDocument, read_documents
@@ -212,7 +212,7 @@ def _operator_call(name: str, args: Args) -> OperatorCall:
     return OperatorCall(name, tuple(shapes), first if isinstance(first, str) else "")
 
 
-def to_ns(microseconds: NDArray[np.float64]) -> Int64:
+def to_ns(microseconds: FloatArray) -> Int64:
     """Convert microseconds to integer nanoseconds without losing what float64 holds."""
     whole = np.floor(microseconds)
     fraction = np.rint((microseconds - whole) * 1000).astype(np.int64)

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import BoolArray
 from simulator.errors import TraceError
 from simulator.trace_io.steps import StepWindow, step_windows
 from simulator.trace_io.trace_record import Int64, RankTrace, Trace
@@ -20,7 +20,7 @@ class Chosen:
     index: int  #: Into ``trace.ranks``.
     rank: RankTrace
     windows: tuple[StepWindow, ...]  #: The chosen steps.
-    ops: NDArray[np.bool_]  #: Which device operations belong to them. Shape [n].
+    ops: BoolArray  #: Which device operations belong to them. Shape [n].
 
     @property
     def length_ns(self) -> int:

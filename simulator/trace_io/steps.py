@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import BoolArray
 from simulator.program.op import Phase
 from simulator.trace_io.trace_record import ANNOTATION, COMMUNICATION, COMPUTE, OPERATOR, Int64, RankTrace, Step
 
@@ -197,7 +197,7 @@ def _ranges(rank: RankTrace, names: set[int], kinds: tuple[int, ...]) -> dict[in
     return result
 
 
-def _launched_within(rank: RankTrace, ranges: dict[int, tuple[Int64, Int64]]) -> NDArray[np.bool_]:
+def _launched_within(rank: RankTrace, ranges: dict[int, tuple[Int64, Int64]]) -> BoolArray:
     """Whether each operation's launch lies in one of the ranges of its thread; without launches, whether it does."""
     ops = rank.ops
     result = np.zeros(len(ops), bool)

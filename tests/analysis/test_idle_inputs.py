@@ -70,7 +70,11 @@ def test_settings_whose_degree_leaves_them_nothing_to_do(settings, words):
     ("model", "modules", "words"),
     [
         ("qwen3-30b-a3b", "mlp", "--set recompute_modules=mlp has no effect: the model has no module that is called mlp"),
-        ("qwen3-30b-a3b", "mla_up_proj", "--set recompute_modules=mla_up_proj has no effect: the model has no module that is called mla_up_proj"),
+        (
+            "qwen3-30b-a3b",
+            "mla_up_proj",
+            "--set recompute_modules=mla_up_proj has no effect: the model has no module that is called mla_up_proj",
+        ),
         (
             "qwen3-30b-a3b",
             "moe_act+shared_experts",

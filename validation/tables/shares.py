@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray
 from simulator.errors import CalibrationError
 from validation.tables.outcome import Outcome
 from validation.tables.statistics import describe
@@ -30,8 +31,6 @@ _PRIOR = 0.3
 #: relative errors beyond this count linearly (Huber)
 _OUTLIER = 0.1
 _ROUNDS = 20
-
-_Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,7 @@ def fit_shares(outcomes: Sequence[Outcome], split: str = "fit") -> SharesFit:
     )
 
 
-def _left_out(name: str, shares: _Floats, factors: _Floats) -> LeftOut:
+def _left_out(name: str, shares: FloatArray, factors: FloatArray) -> LeftOut:
     now, then = describe((shares.sum(axis=1) - 1.0).tolist()), describe((shares @ factors - 1.0).tolist())
     return LeftOut(
         source=name,
@@ -112,13 +111,13 @@ def _left_out(name: str, shares: _Floats, factors: _Floats) -> LeftOut:
     )
 
 
-def _weights(sources: NDArray[np.str_]) -> _Floats:
+def _weights(sources: NDArray[np.str_]) -> FloatArray:
     """Return weights that add up to 1, the same for every source."""
     _, inverse, counts = np.unique(sources, return_inverse=True, return_counts=True)
     return np.asarray(1.0 / counts[inverse] / len(counts), dtype=np.float64)
 
 
-def _solve(shares: _Floats, sources: NDArray[np.str_]) -> _Floats:
+def _solve(shares: FloatArray, sources: NDArray[np.str_]) -> FloatArray:
     """Return factors that bring ``shares @ factors`` to 1: least squares, robust, drawn to 1 by the prior."""
     n_parts = shares.shape[1]
     weights = _weights(sources)

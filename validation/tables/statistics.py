@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import FloatArray
 from validation.tables.kinds import names_of
 from validation.tables.outcome import Outcome
 from validation.tables.reader import Row
@@ -228,7 +228,7 @@ def assumptions_of(outcomes: Sequence[Outcome]) -> list[Assumptions]:
     return found
 
 
-def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
+def _ranks(values: Sequence[float]) -> FloatArray:
     """Return ranks from 0, ties sharing their mean rank."""
     array = np.asarray(values, dtype=float)
     below = (array[:, None] > array[None, :]).sum(axis=1)
