@@ -14,9 +14,6 @@ from simulator.replay.recorded_efficiency import (
     OTHER,
     PRODUCTS,
     SHARDS,
-    VIEWS_PER_PROJECTION,
-    VIEWS_PER_SHARD,
-    VIEWS_PER_TENSOR,
     Spent,
     dispatch_of,
     recorded_spent,
@@ -111,7 +108,11 @@ def test_copies_for_communication_are_told_by_the_software(tmp_path):
 
 
 def test_distributed_tensors_take_what_their_dispatches_take():
-    """Two views of 1 us: a layer of two sharded tensors and one whole one; 6 recorded projections for 4 simulated ones."""
+    """Views of 1 us: a layer of two sharded tensors and one whole one; 6 recorded projections for 4 simulated ones.
+
+    Torch 2.13 recorded by this project, two ranks, gpt2-micro and gpt2-tiny: a projection takes 716 and 1030 dispatches, a tensor
+    117 to 131, a parameter of ``fully_shard`` 674 and 457.
+    """
     names = (("a", True), ("b", True), ("c", False))
     tensors = tuple(Parameter(name=name, n_elements=4, is_tensor_parallel=sharded) for name, sharded in names)
     layer = Layer(name="block", forward=(), backward=(), parameters=tensors, output_bytes=0)
@@ -119,12 +120,13 @@ def test_distributed_tensors_take_what_their_dispatches_take():
     seen = Spent(counts={backward: 6.0}, view_s=1e-6)
     modelled = Spent(counts={backward: 8.0})
     tp = dispatch_of(ParallelPlan(framework="torch-tp", tp=2), [layer], seen, modelled)
-    assert tp[optimizer] == pytest.approx(2 * VIEWS_PER_TENSOR * 1e-6)
+    assert 2 * 117e-6 <= tp[optimizer] <= 2 * 131e-6
     # three products of each of 4 projections share what the 6 recorded ones take
-    assert 12 * tp[backward] == pytest.approx(6 * VIEWS_PER_PROJECTION * 1e-6)
+    assert 6 * 716e-6 <= 12 * tp[backward] <= 6 * 1030e-6
     assert tp[PRODUCTS, "forward"] == tp[backward]
     sharded = dispatch_of(ParallelPlan(framework="torch-fsdp2", pp=2), [layer], seen, modelled)
-    assert sharded == {optimizer: pytest.approx(3 * VIEWS_PER_SHARD * 1e-6 / 2)}
+    assert list(sharded) == [optimizer]
+    assert 3 * 457e-6 / 2 <= sharded[optimizer] <= 3 * 674e-6 / 2
     assert dispatch_of(ParallelPlan(framework="torch-ddp"), [layer], seen, modelled) == {}
 
 
