@@ -39,6 +39,8 @@ KIND_NAMES = {COMPUTE: "compute", COMMUNICATION: "communication", COPY: "copy", 
 KERNEL_GAP_NS = 30_000
 #: launches that a CUDA stream takes before the host blocks; NVIDIA documents no figure, 1024 is what is observed
 QUEUE_LENGTH = 1024
+#: kernels of a sequence that is worth a row
+_SHORTEST_PATTERN = 3
 _LONG_AGO = np.iinfo(np.int64).min
 _LAUNCHES = re.compile(KERNEL_LAUNCH + r"|^cuda(Memcpy|Memset)Async|^hip(Memcpy|Memset)Async")
 
@@ -282,7 +284,7 @@ def _launching(rank: RankTrace) -> BoolArray:
     return result
 
 
-def pattern_rows(selection: Selection, operator: str = "", *, shortest: int = 3, most: int = 50) -> list[PatternRow]:
+def pattern_rows(selection: Selection, operator: str = "", *, most: int = 50) -> list[PatternRow]:
     """Find sequences of kernels that an operator launches again and again, the most device time first.
 
     Parameters
@@ -303,7 +305,7 @@ def pattern_rows(selection: Selection, operator: str = "", *, shortest: int = 3,
             if event >= 0 and chosen.ops[op]:
                 inside[event].append(op)
         for event, ops in inside.items():
-            if len(ops) >= shortest:
+            if len(ops) >= _SHORTEST_PATTERN:
                 key = (rank.names[rank.host.name[event]], *(rank.names[rank.ops.name[op]] for op in ops))
                 entry = found[key]
                 entry[0] += 1

@@ -57,12 +57,11 @@ class Measured:
     protocol: str | None = None
 
 
-def read_measured(path: Path, splits: Iterable[str] = ("fit", "test")) -> list[Measured]:
+def read_measured(path: Path) -> list[Measured]:
     """Read a table in the columns of ``collectives.csv``; what is no collective, such as expert dispatch, is left out."""
-    wanted = set(splits)
-    rows = [row for row in read_table(path) if row["split"] in wanted and row["collective"] in COLLECTIVES]
+    rows = [row for row in read_table(path) if row["split"] in ("fit", "test") and row["collective"] in COLLECTIVES]
     if not rows:
-        raise CalibrationError(f"{path} has no rows with split in {sorted(wanted)}")
+        raise CalibrationError(f"{path} has no rows with split=fit or split=test")
     return measured_of(rows, str(path))
 
 
@@ -308,23 +307,23 @@ def write_table(table: Mapping[str, Any], path: Path, header: str) -> None:
     lines.append(f"source: {_flow(str(table['source']))}")
     for part in ("inside", "between"):
         lines.append(f"{part}:")
-        lines += _section_lines(table[part], 2)
+        lines += _section_lines(table[part])
     write_file(path, "\n".join(lines) + "\n")
     if "uncertainty" in table:
         lines = [
             f"# One standard deviation of what was fitted in {path.name}, as a share of the value; null: not fitted."
         ]
         for part, sections in table["uncertainty"].items():
-            lines += [f"{part}:", *_section_lines(sections, 2)]
+            lines += [f"{part}:", *_section_lines(sections)]
         write_file(path.with_name(f"{path.stem}-uncertainty{path.suffix}"), "\n".join(lines) + "\n")
 
 
-def _section_lines(sections: Mapping[str, Any], indent: int) -> list[str]:
+def _section_lines(sections: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, section in sections.items():
         quoted = f'"{name}"' if "<" in name or "@" in name else name
-        lines.append(" " * indent + f"{quoted}:")
-        lines += [" " * (indent + 2) + f"{key}: {_flow(value)}" for key, value in rounded(section).items()]
+        lines.append(f"  {quoted}:")
+        lines += [f"    {key}: {_flow(value)}" for key, value in rounded(section).items()]
     return lines
 
 

@@ -573,7 +573,7 @@ def undetermined_kernels(csv: str | Path, device: Device, fit: KernelFit) -> dic
     return found
 
 
-def write_kernels(path: str | Path, fit: KernelFit, *, source: str, basis: str = "measured") -> None:
+def write_kernels(path: str | Path, fit: KernelFit, *, source: str) -> None:
     """Write a fit into a device file, in place; comments, other sections and unmeasured kinds of attention stay as they are.
 
     Parameters
@@ -582,8 +582,6 @@ def write_kernels(path: str | Path, fit: KernelFit, *, source: str, basis: str =
         The device file.
     source : str
         Where the rows come from.
-    basis : str
-        ``kernel_basis`` of the device from now on.
     """
     yaml = plain_yaml()
     data = yaml.load(Path(path).read_text(encoding="utf-8"))
@@ -606,7 +604,7 @@ def write_kernels(path: str | Path, fit: KernelFit, *, source: str, basis: str =
         said = f"{', '.join(kept)}: {before.get('source', 'not stated')}; others: {source}" if kept else source
         notes = {"source": said, "fit": {"held_out": errors, "one_standard_deviation": sure}}
         kernels[family] = {**kept, **section, **notes}
-    data["kernel_basis"] = basis
+    data["kernel_basis"] = "measured"
     data["kernel_error"] = round(max(fit.relative_error, 0.03), 3)
     with Path(path).open("w", encoding="utf-8") as file:
         yaml.dump(data, file)

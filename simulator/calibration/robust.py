@@ -18,6 +18,8 @@ ConstantsT = TypeVar("ConstantsT")
 INSIDE = 1e-6  # starts keep so far away from bounds, where the minimiser could not move
 AT_BOUND = 1e-3  # nearer to a bound than this, a constant has run into it
 START_SPREAD = 0.2  # standard deviation of the further starts about the first
+#: difference of logarithms up to which a row pulls the more, the further it is off
+SCALE = 0.05
 PRIOR_WEIGHT = 0.1  # of the pull towards start values beside all rows together, at the scale of the loss
 
 
@@ -90,12 +92,11 @@ def fit_constants(
     *,
     weights: FloatArray | None = None,
     n_starts: int = 3,
-    scale: float = 0.05,
     max_evaluations: int = 40,
 ) -> Fitted[ConstantsT]:
     """Fit constants so that the logarithm of the predicted times is near that of the measured ones.
 
-    The loss is quadratic below ``scale`` and linear above (soft L1), so that rows where a library chose badly
+    The loss is quadratic below :data:`SCALE` and linear above (soft L1), so that rows where a library chose badly
     do not pull the constants. Several starts guard against local minima; they are drawn with a fixed seed.
 
     Parameters
@@ -116,7 +117,7 @@ def fit_constants(
         raise CalibrationError(f"{len(measured_s)} rows cannot determine {len(free)} constants")
     names, low, high = [f.name for f in free], np.log([f.low for f in free]), np.log([f.high for f in free])
     origin = np.clip([log(max(get_value(start, name), 1e-30)) for name in names], low + INSIDE, high - INSIDE)
-    pull = np.array([1.0 / f.prior for f in free]) * scale * np.sqrt(len(measured_s)) * PRIOR_WEIGHT
+    pull = np.array([1.0 / f.prior for f in free]) * SCALE * np.sqrt(len(measured_s)) * PRIOR_WEIGHT
     root = np.sqrt(weights) if weights is not None else 1.0
     log_measured = np.log(measured_s)
 
@@ -124,7 +125,7 @@ def fit_constants(
         constants = with_values(start, dict(zip(names, np.exp(x).tolist(), strict=True)))
         return np.concatenate([root * (np.log(predict(constants)) - log_measured), pull * (x - origin)])
 
-    best, best_cost, slopes = _best_of(residuals, origin, (low, high), n_starts, scale, max_evaluations)
+    best, best_cost, slopes = _best_of(residuals, origin, (low, high), n_starts, max_evaluations)
     n_left = len(measured_s) - len(free)
     spread = standard_deviations(slopes, 2.0 * best_cost / n_left if n_left else float("inf"))
     spread[_undetermined(spread, best, low, high)] = np.inf
@@ -145,7 +146,6 @@ def _best_of(
     origin: FloatArray,
     bounds: tuple[FloatArray, FloatArray],
     n_starts: int,
-    scale: float,
     max_evaluations: int,
 ) -> tuple[FloatArray, float, FloatArray]:
     """Minimise from several starts; return the best parameters, their cost and the slopes there."""
@@ -153,7 +153,7 @@ def _best_of(
     best, best_cost, slopes = origin, float("inf"), np.zeros((0, len(origin)))
     for attempt in range(n_starts):
         x0 = origin + (START_SPREAD * rng.standard_normal(len(origin)) if attempt else 0.0)
-        found = minimise(residuals, x0, bounds, scale=scale, max_evaluations=max_evaluations)
+        found = minimise(residuals, x0, bounds, scale=SCALE, max_evaluations=max_evaluations)
         if found[1] < best_cost:
             best, best_cost, slopes = found
     return best, best_cost, slopes

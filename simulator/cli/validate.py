@@ -100,7 +100,7 @@ def _here_cpu(threshold: float | None, report: str | None, json_output: bool) ->
     from validation.jobs.here import HERE, check_here, compare_here, document
     from validation.jobs.shown import print_comparisons, write_page
 
-    found = compare_here(quiet=False)
+    found = compare_here()
     if json_output:
         print_json(document(found))
     else:

@@ -160,9 +160,9 @@ def cast(tape: Tape, x: Tensor, dtype: str) -> Tensor:
     )
 
 
-def scale(tape: Tape, x: Tensor, name: str = "mul") -> Tensor:
+def scale(tape: Tape, x: Tensor) -> Tensor:
     """Append a multiplication by a constant."""
-    return pointwise(tape, name, [x])
+    return pointwise(tape, "mul", [x])
 
 
 def shift(tape: Tape, x: Tensor) -> Tensor:
@@ -227,9 +227,9 @@ def copy(tape: Tape, x: Tensor, *, copies_back: bool = True) -> Tensor:
     )
 
 
-def dropout(tape: Tape, x: Tensor, probability: float, *, name: str = "dropout") -> Tensor:
+def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
     """Append dropout with a saved mask of one byte per element; nothing where the probability is zero."""
-    return pointwise(tape, name, [x], saved_bytes=x.n_elements) if probability else x
+    return pointwise(tape, "dropout", [x], saved_bytes=x.n_elements) if probability else x
 
 
 #: bytes of statistics that a fused norm saves for every row

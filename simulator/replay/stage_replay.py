@@ -25,6 +25,8 @@ from simulator.units import to_s
 
 #: the schedule that the measured iterations are taken to have run
 MEASURED = "1f1b"
+#: iterations left out at the beginning
+_SKIPPED = 2
 #: (sending stage, receiving stage) -> seconds
 MessageTimes = Mapping[tuple[int, int], float]
 
@@ -194,7 +196,6 @@ def replay_stages(
     *,
     schedule: str = "1f1b",
     messages: StageMessages | None = None,
-    skip: int = 2,
     changed: StageTimes | None = None,
 ) -> StageReplay:
     """Run every iteration of a pipelined job through a schedule.
@@ -209,13 +210,11 @@ def replay_stages(
         What a message costs. Left out, it is inferred from every second iteration: stage times do not hold it, and
         the iteration times of the others are then a prediction with one fitted number. Measured iterations are taken
         to have run 1F1B, whatever schedule is asked for.
-    skip : int
-        Iterations left out at the beginning.
     changed : StageTimes, optional
         What runs instead of what was recorded, see :func:`regrouped`.
     """
     n_iterations = len(times.forward_s[0])
-    chosen = tuple(range(min(skip, n_iterations - 1), n_iterations))
+    chosen = tuple(range(min(_SKIPPED, n_iterations - 1), n_iterations))
     if any(len(row) < n_iterations for row in times.iteration_s):
         raise TraceError("the iteration times of some ranks are missing")
     measured = tuple(max(row[i] for row in times.iteration_s) for i in chosen)

@@ -122,11 +122,10 @@ def _align(is_text: bool) -> str:
     return "" if is_text else ' class="num"'
 
 
-def section(key: str, title: str, body: str, intro: str = "") -> Markup:
+def section(key: str, title: str, body: str) -> Markup:
     """Return a section with a heading that can be linked to."""
-    lead = element("p", intro) if intro else ""
     heading = element("h2", title, id=f"h-{key}")
-    return element("section", heading, lead, Markup(body), id=key, aria_labelledby=f"h-{key}")
+    return element("section", heading, Markup(body), id=key, aria_labelledby=f"h-{key}")
 
 
 def embedded_json(key: str, data: Any) -> Markup:

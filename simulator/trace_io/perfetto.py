@@ -35,8 +35,6 @@ def write(
     timeline: Timeline,
     path: str | Path,
     *,
-    labels: Mapping[int, str] | None = None,
-    counters: Iterable[Counter] = (),
     memory: Mapping[int, Iterable[Counter]] | None = None,
     device: str = "",
 ) -> None:
@@ -48,17 +46,13 @@ def write(
         ``*.json`` or ``*.json.gz`` gives Chrome JSON, ``*.pftrace`` Perfetto protobuf, ``*.et`` a Chakra trace of
         each rank; a name without suffix is a folder of Kineto files, which Holistic Trace Analysis reads. All hold every
         rank, those that others stood for included.
-    labels : mapping of int to str, optional
-        Text added to the name of a rank.
-    counters : iterable of Counter
-        Shown as a process of its own named ``fabric``.
     memory : mapping of int to iterable of Counter, optional
         Shown below the tracks of a rank.
     """
     check_length(timeline, path)
     name = str(path)
     if name.endswith(SHOWN_ENDINGS):
-        write_shown(_with_counters(timeline_processes(timeline, labels=labels), counters, memory or {}), path)
+        write_shown(_with_counters(timeline_processes(timeline), memory or {}), path)
     elif name.endswith(".et"):
         trace = from_timeline(timeline, device=device, all_members=True)
         chakra.write(trace, Path(path).parent, prefix=Path(path).stem)
@@ -87,14 +81,8 @@ def check_length(timeline: Timeline, path: str | Path) -> None:
         )
 
 
-def _with_counters(
-    processes: tuple[Process, ...], counters: Iterable[Counter], memory: Mapping[int, Iterable[Counter]]
-) -> tuple[Process, ...]:
-    counters = tuple(counters)
-    processes = tuple(
-        replace(process, counters=(*process.counters, *memory.get(process.rank, ()))) for process in processes
-    )
-    return (*processes, Process(name="fabric", counters=counters)) if counters else processes
+def _with_counters(processes: tuple[Process, ...], memory: Mapping[int, Iterable[Counter]]) -> tuple[Process, ...]:
+    return tuple(replace(process, counters=(*process.counters, *memory.get(process.rank, ()))) for process in processes)
 
 
 def write_shown(processes: Iterable[Process], path: str | Path) -> None:

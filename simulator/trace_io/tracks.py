@@ -140,9 +140,7 @@ def memory_counters(points: Sequence[MemoryPoint]) -> tuple[Counter, ...]:
     )
 
 
-def timeline_processes(
-    timeline: Timeline, *, prefix: str = "", labels: Mapping[int, str] | None = None
-) -> tuple[Process, ...]:
+def timeline_processes(timeline: Timeline) -> tuple[Process, ...]:
     """Lay a simulated timeline out as one process per simulated rank; labels are added to the names of ranks."""
     by_rank: dict[int, list[Span]] = {}
     for span in timeline.spans:
@@ -150,9 +148,7 @@ def timeline_processes(
     processes = []
     for rank, spans in sorted(by_rank.items()):
         members = timeline.members.get(rank, (rank,))
-        name = f"{prefix}rank {rank}" + (f" (stands for {len(members)} ranks)" if len(members) > 1 else "")
-        if labels and rank in labels:
-            name += f" · {labels[rank]}"
+        name = f"rank {rank}" + (f" (stands for {len(members)} ranks)" if len(members) > 1 else "")
         processes.append(Process(name=name, rank=rank, tracks=_tracks(spans)))
     return tuple(processes)
 

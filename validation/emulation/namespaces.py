@@ -59,9 +59,9 @@ def name_process() -> None:
     _libc.prctl(_PR_SET_NAME, PROCESS_NAME.encode(), 0, 0, 0)
 
 
-def set_timer_slack_ns(slack_ns: int) -> None:
-    """Let timers of this thread fire as late as ``slack_ns`` after they are due."""
-    _call("prctl", _PR_SET_TIMERSLACK, slack_ns)
+def let_timers_be_punctual() -> None:
+    """Let timers of this thread fire no more than a nanosecond after they are due."""
+    _call("prctl", _PR_SET_TIMERSLACK, 1)
 
 
 def new_namespace() -> int:

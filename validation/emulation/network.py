@@ -31,10 +31,10 @@ from validation.emulation.namespaces import (
     call_inside,
     die_with_parent,
     enter,
+    let_timers_be_punctual,
     name_process,
     namespaces,
     run_inside,
-    set_timer_slack_ns,
     why_unavailable,
     write_sysctls,
 )
@@ -77,7 +77,7 @@ class DelaySwitch:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 name_process()
-                set_timer_slack_ns(1)
+                let_timers_be_punctual()
                 with contextlib.suppress(PermissionError):
                     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
                 enter(self.switch)

@@ -25,8 +25,8 @@ from validation.emulation.namespaces import (
     PROCESS_NAME,
     EmulationError,
     die_with_parent,
+    let_timers_be_punctual,
     name_process,
-    set_timer_slack_ns,
 )
 
 _REAL_TIME_PRIORITY = 1
@@ -106,7 +106,7 @@ def _fork(rank: int, body: Callable[[int], Any], enter_host: Callable[[int], Non
         die_with_parent(parent)
         name_process()
         enter_host(rank)
-        set_timer_slack_ns(1)
+        let_timers_be_punctual()
         if real_time:
             with contextlib.suppress(PermissionError):
                 os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))

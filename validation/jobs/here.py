@@ -39,7 +39,7 @@ def gpus_here() -> int:
 
 
 def compare_here(
-    settings: Settings = HERE, counts: Sequence[int] = COUNTS, *, jobs: Sequence[str] = (), quiet: bool = True
+    settings: Settings = HERE, counts: Sequence[int] = COUNTS, *, jobs: Sequence[str] = ()
 ) -> list[Comparison]:
     """Calibrate, run and simulate a training step on so many processes of this machine each.
 
@@ -52,9 +52,8 @@ def compare_here(
     found = []
     with ending_cleanly():
         for n_ranks in counts:
-            if not quiet:
-                said = f"{n_ranks} process{'es' if n_ranks > 1 else ''}"
-                print(f"{settings.model} on {said}: calibrating, running, simulating", file=sys.stderr, flush=True)
+            said = f"{n_ranks} process{'es' if n_ranks > 1 else ''}"
+            print(f"{settings.model} on {said}: calibrating, running, simulating", file=sys.stderr, flush=True)
             found.append(_compare(settings, n_ranks, jobs if n_ranks > 1 else ()))
     return found
 
@@ -142,7 +141,7 @@ def compare(
         HERE, model=model, layers=layers, micro_batch=micro_batch, schedule=schedule, n_repeats=repeats,
         n_warm_up=warm_up, timeout_s=timeout,
     )  # fmt: skip
-    found = compare_here(settings, [int(text) for text in counts], jobs=_jobs_of(jobs), quiet=False)
+    found = compare_here(settings, [int(text) for text in counts], jobs=_jobs_of(jobs))
     if json_:
         print(json.dumps(document(found)))
     else:

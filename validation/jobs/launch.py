@@ -64,7 +64,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
             world_size=_number(environment, "WORLD_SIZE"),
             local_rank=_number(environment, "LOCAL_RANK", 0),
             local_world_size=_number(environment, "LOCAL_WORLD_SIZE", 1),
-            address=_required(environment, "MASTER_ADDR", "torchrun"),
+            address=_address(environment, "torchrun"),
             port=_number(environment, "MASTER_PORT", _DEFAULT_PORT),
             launcher="torchrun",
         )
@@ -77,7 +77,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
             world_size=world,
             local_rank=_number(environment, "SLURM_LOCALID", 0),
             local_world_size=int(per_node) if per_node.isdigit() else -(-world // nodes),
-            address=_required(environment, "MASTER_ADDR", "validation/jobs/slurm.sh"),
+            address=_address(environment, "validation/jobs/slurm.sh"),
             port=_number(environment, "MASTER_PORT", _DEFAULT_PORT),
             launcher="slurm",
         )
@@ -88,17 +88,17 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
                 world_size=_number(environment, world_size),
                 local_rank=_number(environment, local_rank),
                 local_world_size=_number(environment, local_world_size),
-                address=_required(environment, "MASTER_ADDR", "validation/jobs/pbs.sh"),
+                address=_address(environment, "validation/jobs/pbs.sh"),
                 port=_number(environment, "MASTER_PORT", _DEFAULT_PORT),
                 launcher="mpi",
             )
     return None
 
 
-def _required(environment: Mapping[str, str], name: str, who: str) -> str:
-    if name not in environment:
-        raise ConfigError(f"{name} is not set", hint=f"{who} sets it: start the job with that")
-    return environment[name]
+def _address(environment: Mapping[str, str], who: str) -> str:
+    if "MASTER_ADDR" not in environment:
+        raise ConfigError("MASTER_ADDR is not set", hint=f"{who} sets it: start the job with that")
+    return environment["MASTER_ADDR"]
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
