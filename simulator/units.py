@@ -216,6 +216,17 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:,.4g}"
 
 
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """Print a number of things; a plural that is more than the noun and an s is given.
+
+    Examples
+    --------
+    >>> count_of(1, "row"), count_of(2, "row"), count_of(1024, "GPU"), count_of(0, "process", "processes")
+    ('1 row', '2 rows', '1,024 GPUs', '0 processes')
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def format_time(duration_s: float) -> str:
     """Print a duration with the prefix that keeps it readable.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import PLAIN_JSON, Text, Texts, option
+from simulator.cli.options import PLAIN_JSON, PROCESSES_HELP, WHERE_HELP, Text, Texts, option
 from simulator.cli.shared import print_json, say_written, write_warnings
 
 if TYPE_CHECKING:
@@ -100,12 +100,12 @@ def kernels(
 @calibrate.command("training")
 def training(
     file: Annotated[str, typer.Argument(help="Training measurements (CSV), of several sources.", show_default=False)],
-    where: Annotated[Texts, option("Keep rows with column=value, column!=value or column~text; repeatable.")] = None,
+    where: Annotated[Texts, option(WHERE_HELP)] = None,
     split: Annotated[str, typer.Option(help="Rows to fit: those of this split; empty takes all.")] = "fit",
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="Also predict each source with what the others say.")
     ] = False,
-    processes: Annotated[int, typer.Option(min=0, help="Processes; 0 means one per core.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help=PROCESSES_HELP)] = 0,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Fit a factor to each part of predicted iterations: what shipped constants leave, and how sure that is.

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import PLAIN_JSON, Number, Text, Texts, option, report_option
+from simulator.cli.options import CLUSTER_HELP, PLAIN_JSON, TRANSPORT_HELP, Number, Text, Texts, option, report_option
 from simulator.cli.shared import print_json, say_written
+from simulator.units import count_of
 
 if TYPE_CHECKING:
     from simulator.collectives.benchmark import BenchmarkRow
@@ -30,14 +31,14 @@ _OWN_FLAGS = {
 
 def collective(
     name: Annotated[str, typer.Argument(metavar="COLLECTIVE", help=_COLLECTIVES, show_default=False)],
-    topology: Annotated[str, option("Cluster: a file or a shipped name.", "--topology", "-t")],
+    topology: Annotated[str, option(CLUSTER_HELP, "--topology", "-t")],
     gpus: Annotated[Number, option("Use the first N GPUs; all by default.")] = None,
     gpus_per_node: Annotated[Number, option("Use N GPUs of each node.")] = None,
     smallest: Annotated[str, typer.Option("--min", help="Smallest size.")] = "1KiB",
     largest: Annotated[str, typer.Option("--max", help="Largest size.")] = "1GiB",
     factor: Annotated[int, typer.Option(help="Ratio of each size to the one before.")] = 2,
     dtype: Annotated[str, typer.Option(help="Type of the elements, as nccl-tests calls it.")] = "float",
-    transport: Annotated[Text, option("Transport across nodes, e.g. rdma, tcp, ipoib.")] = None,
+    transport: Annotated[Text, option(TRANSPORT_HELP)] = None,
     nccl_algo: Annotated[Text, option("Force the algorithm.")] = None,
     nccl_proto: Annotated[Text, option("Force the protocol: ll, ll128, simple.")] = None,
     set_: Annotated[Texts, option("Change a value of the cluster file: key=value; repeatable.", "--set")] = None,
@@ -243,7 +244,7 @@ def _where(name: str, machine: Topology, transport: str) -> str:
     from simulator.analysis.link_use import domain_word
 
     program = name.replace("all_to_all", "alltoall").replace("send_recv", "sendrecv")
-    where = f"{machine.n_gpus} GPUs on {machine.n_nodes} {domain_word(machine)}{'s' if machine.n_nodes > 1 else ''}"
+    where = f"{count_of(machine.n_gpus, 'GPU')} on {count_of(machine.n_nodes, domain_word(machine))}"
     return f"{program}_perf as predicted for {machine.name}: {where}{f' over {transport}' if transport else ''}"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.completion import objectives
-from simulator.cli.options import MEMORY_MARGIN_HELP, PLAIN_JSON, Text, Texts, option, report_option
+from simulator.cli.options import MEMORY_MARGIN_HELP, PLAIN_JSON, PROCESSES_HELP, Text, Texts, option, report_option
 from simulator.cli.shared import (
     after_the_answer,
     as_far_as_written,
@@ -23,6 +23,7 @@ from simulator.cli.shared import (
     write_warnings,
 )
 from simulator.report.progress import Progress, progress_line
+from simulator.units import count_of
 
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from simulator.explore.space import Space
     from simulator.plan import ParallelPlan
 
-Jobs = Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)]
+Jobs = Annotated[int, typer.Option(help=PROCESSES_HELP, min=0)]
 Scheduler = Annotated[str, option("Dask scheduler that does the work: tcp://..., or a Slurm file.")]
 Margin = Annotated[Text, option(MEMORY_MARGIN_HELP)]
 Formats = Annotated[str, typer.Option("--format", help="Tables to write: csv, jsonl, parquet.")]
@@ -117,12 +118,12 @@ def _stream(asked: Sweep, out: str, formats: str, plot: str | None, workers: dic
         print_json({**figures, "files": list(map(str, parts))})
     else:
         done = counted(counts.n_computed, counts.n_stored, counts.n_failed)
-        print(f"{counts.n_rows} rows: {done}; {len(parts)} files in {parts[0].parent}")
+        print(f"{count_of(counts.n_rows, 'row')}: {done}; {count_of(len(parts), 'file')} in {parts[0].parent}")
     write_warnings(counts.idle.messages)
     with after_the_answer(is_json=is_json):
         if counts.n_failed == counts.n_rows:
             raise InfeasiblePlanError(
-                f"none of {counts.n_rows} scenarios can run", hint="the tables give the reason for each"
+                f"none of {count_of(counts.n_rows, 'scenario')} can run", hint="the tables give the reason for each"
             )
 
 
@@ -310,12 +311,12 @@ def gallery(
     with keeping(store, out), progress_line() as say:
         found = run_sweep(Sweep(axes={"preset": wanted}), store, n_jobs=jobs, observe=Progress(say).sweep)
     files = write_gallery(known, found.rows, out)
-    print(f"{len(wanted)} run{'s' * (len(wanted) > 1)}: open {files[0]}")
+    print(f"{count_of(len(wanted), 'run')}: open {files[0]}")
 
 
 def requirements(
     target: Annotated[
-        float, typer.Option(help="Share of the throughput that a free network between nodes gives.")
+        float, typer.Option(help="Target: share of the throughput with an infinitely fast network between nodes.")
     ] = 0.9,
     plot: Annotated[Text, report_option("Draw efficiency by bandwidth and GPUs: .html, .png, .svg or .pdf.")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,

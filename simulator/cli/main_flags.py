@@ -14,12 +14,22 @@ from simulator.cli.completion import (
     protocols,
     topologies,
 )
-from simulator.cli.options import MEMORY_MARGIN_HELP, Flag, Number, Real, Text, Texts
+from simulator.cli.options import (
+    CLUSTER_HELP,
+    JSON_HELP,
+    MEMORY_MARGIN_HELP,
+    TRANSPORT_HELP,
+    Flag,
+    Number,
+    Real,
+    Text,
+    Texts,
+)
 
 #: heading of ``--help`` -> the options below it by name
 FLAGS: dict[str | None, dict[str, Flag]] = {
     "What to run": {
-        "topology": Flag(Text, "Cluster: a file or a shipped name.", "--topology", "-t", words=topologies),
+        "topology": Flag(Text, CLUSTER_HELP, "--topology", "-t", words=topologies),
         "model": Flag(Text, "Model: a catalogue name, a config.json, hf:NAME.", "--model", "-m", words=models),
         "module": Flag(Text, "Your torch module instead: package.module:name or file.py:name."),
         "batch": Flag(Texts, "Shape of an input of its forward(), e.g. BxS:int64; repeatable."),
@@ -39,7 +49,7 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
     },
     "Cost models": {
         "network": Flag(str, "flow (max-min sharing), alpha-beta or chunk (every message).", words=networks, default="flow"),
-        "transport": Flag(Text, "Transport across nodes, e.g. rdma, tcp, ipoib."),
+        "transport": Flag(Text, TRANSPORT_HELP),
         "nccl_algo": Flag(Text, "Force the collective algorithm.", words=algorithms),
         "nccl_proto": Flag(Text, "Force the protocol: ll, ll128, simple.", words=protocols),
         "seed": Flag(int, "Seed of everything random.", default=0),
@@ -77,7 +87,7 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         ),
         "restart_time": Flag(Text, "Time from a failure until the checkpoint is read; or 'detection=5 min, allocation=3 min ...'."),
         "pue": Flag(Real, "Energy of the building over that of its computers; 1.1 by default."),
-        "kg_co2_per_kwh": Flag(Real, "Emissions of the electricity; 0.473 by default, the world average."),
+        "kg_co2_per_kwh": Flag(Real, "Emissions of electricity in kg CO2 per kWh; 0.473 by default, the world average."),
         "histories": Flag(Number, "Play the run this many times, to show how much single runs vary."),
         "spare_nodes": Flag(Number, "Spare nodes in played runs; by default as many as needed."),
         "failure_domain": Flag(Text, "Nodes that fail at once, and in which share of the failures: '8 nodes=0.08', rack=0.08 ..."),
@@ -91,7 +101,7 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         "neighbours": Flag(Number, "With --report: simulate up to N answers around this one, to choose from on the page."),
         "trace": Flag(Text, "Write a timeline: .pftrace or .json for Perfetto, .et for ASTRA-sim, a folder for HTA."),
         "memory_trace": Flag(Text, "Write memory over the step (.csv or .json)."),
-        "json_output": Flag(bool, "Print one JSON document and nothing else.", "--json"),
+        "json_output": Flag(bool, JSON_HELP, "--json"),
         "max_memory": Flag(Text, "Stop with a message rather than use more memory: 4GiB, or 50% of the machine; 90% by default."),
     },
 }  # fmt: skip

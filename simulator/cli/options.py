@@ -20,7 +20,12 @@ Texts = Optional[list[str]]  # noqa: UP045
 Ranks = Optional[list[int]]  # noqa: UP045
 
 MEMORY_MARGIN_HELP = "Share of the memory that should stay free: plans that leave less are marked tight; 0.05."
-PLAIN_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
+JSON_HELP = "Print one JSON document and nothing else."
+PLAIN_JSON = typer.Option("--json", help=JSON_HELP)
+CLUSTER_HELP = "Cluster: a file or a shipped name."
+PROCESSES_HELP = "Processes; 0 means one per core."
+TRANSPORT_HELP = "Transport across nodes, e.g. rdma, tcp, ipoib."
+WHERE_HELP = "Keep rows with column=value, column!=value or column~text; repeatable."
 
 
 def option(help_text: str, *names: str, panel: str | None = None) -> Any:

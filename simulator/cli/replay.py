@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.cli.completion import devices, models, schedules, topologies
-from simulator.cli.options import Flag, Number, Ranks, Switch, Text, Texts, with_flags
+from simulator.cli.options import JSON_HELP, Flag, Number, Ranks, Switch, Text, Texts, with_flags
 from simulator.cli.shared import after_the_answer, print_json, say_written
 from simulator.cli.trace import Paths, reading
+from simulator.units import count_of
 
 if TYPE_CHECKING:
     from simulator.replay.changes_of_plan import PlanChange
@@ -42,7 +43,7 @@ _FLAGS: dict[str | None, dict[str, Flag]] = {
         "as_format": Flag(Text, "Read the files as this format.", "--as"),
         "trace": Flag(Text, "Write simulated beside measured (.pftrace, .json, .tar) or alone (.et, folder)."),
         "report": Flag(Text, "Write a page with pictures (.html), or the pictures alone (.svg, .png).", "--report", "--plot"),
-        "json_output": Flag(bool, "Print one JSON document and nothing else.", "--json"),
+        "json_output": Flag(bool, JSON_HELP, "--json"),
     },
     "Another plan or model": {
         "tp": Flag(Number, "Tensor-parallel degree."),
@@ -282,7 +283,7 @@ def _print(document: Mapping[str, Any]) -> None:
 
     ranks = document.get("recorded_ranks")
     recorded = "" if ranks is None else f", {len(ranks)} recorded"
-    print(f"{document['format']} trace of {document['world_size']} ranks{recorded}")
+    print(f"{document['format']} trace of {count_of(document['world_size'], 'rank')}{recorded}")
     for label, text in headline(document):
         say(f"{label} {text}")
     for grid in replay_tables(document):

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from simulator.calibration.cells import SPLITS
-from simulator.cli.options import Real, Text, Texts, report_option
+from simulator.cli.options import PLAIN_JSON, PROCESSES_HELP, WHERE_HELP, Real, Text, Texts, report_option
 from simulator.cli.shared import after_the_answer, print_json, say_written, write_warnings
 
 _WORST = 20
@@ -24,7 +24,7 @@ def validate(
     ] = False,
     where: Annotated[
         Texts,
-        typer.Option(help="Keep rows with column=value, column!=value or column~text; repeatable."),
+        typer.Option(help=WHERE_HELP),
     ] = None,
     split: Annotated[str, typer.Option(help=f"Keep one split: {', '.join(SPLITS)}.", show_default=False)] = "",
     by: Annotated[str, typer.Option(help="Columns to group by: topology,metric.", show_default=False)] = "",
@@ -38,8 +38,8 @@ def validate(
     ] = None,
     worst: Annotated[int, typer.Option(min=0, help="Rows to show, worst first.")] = _WORST,
     report: Annotated[Text, report_option("Write an HTML page with plots.")] = None,
-    processes: Annotated[int, typer.Option(min=0, help="Processes; 0 means one per core.")] = 0,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    processes: Annotated[int, typer.Option(min=0, help=PROCESSES_HELP)] = 0,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Predict every row of measurement files and print errors per group and per row.
 

@@ -38,9 +38,7 @@ def load_plan(path: str | Path) -> dict[str, Any]:
             faults.append(Fault(place=locator.key(at), path=at, message=f"unknown key.{guess}", hint=known))
         elif one.key in settings:
             faults.append(
-                Fault(
-                    place=locator.key(at), path=at, message=f"{one.key} is set twice", hint="leave one of both keys out"
-                )
+                Fault(place=locator.key(at), path=at, message=f"{one.key} is set twice", hint="remove one of the two")
             )
         elif value is None and one.takes_none and locator.value(at) == locator.key(at):
             hint = f"leave the key out, or write null for {one.unset or 'its default'}"

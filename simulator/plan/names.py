@@ -79,7 +79,7 @@ def switched(name: str, value: object, beside: Mapping[str, Any]) -> dict[str, A
     is_on = Setting(key=name, group="", doc="", kind=bool, default=True).parse(value)
     if key in beside and (beside[key] == meant) != is_on:
         means = f"true is {key}={meant}" if is_on else f"false is any other {key}"
-        raise ConfigError(f"{name}={means}, but {key}={beside[key]} is said, too", hint="leave one of both out")
+        raise ConfigError(f"{name}={means}, but {key}={beside[key]} is also given", hint="remove one of the two")
     return {key: meant} if is_on else {}
 
 

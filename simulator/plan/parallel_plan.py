@@ -122,8 +122,20 @@ class ParallelPlan:
         "`linear_proj` in Megatron-Core's `quant_recipe`), `mlp`, `experts`, `latent` (`fc1_latent_proj`, `fc2_latent_proj`), `mtp`.",
         unset="nothing but router and output projection", words=parts.BF16_MODULES, takes_several=True, changes=_EVERYTHING,
     )  # fmt: skip
-    bf16_first_layers: int = setting("precision", "First blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING)  # fmt: skip
-    bf16_last_layers: int = setting("precision", "Last blocks that it leaves so.", default=0, least=0, changes=_EVERYTHING)  # fmt: skip
+    bf16_first_layers: int = setting(
+        "precision",
+        "Blocks at the start of the model whose products stay in 16 bits.",
+        default=0,
+        least=0,
+        changes=_EVERYTHING,
+    )
+    bf16_last_layers: int = setting(
+        "precision",
+        "Blocks at the end of the model whose products stay in 16 bits.",
+        default=0,
+        least=0,
+        changes=_EVERYTHING,
+    )
     recompute: terms.Recompute = setting(
         "recompute", "Activation recomputation: none, selective (core attention, or every second matrix product) or full.",
         default="none", is_common=True, changes=_BOTH, aliases=("recompute_granularity",),
@@ -140,7 +152,7 @@ class ParallelPlan:
         "one input for so many blocks.", default="uniform", changes=_BOTH,
     )  # fmt: skip
     recompute_layers: int | None = setting(
-        "recompute", "How many blocks that are; see recompute_method. 0 with block: none.", least=0, changes=_BOTH,
+        "recompute", "Blocks to recompute per stage (`block`; 0: none), or per stored input (`uniform`).", least=0, changes=_BOTH,
         unset="every block is recomputed from an input of its own",
     )  # fmt: skip
     attention: terms.Attention = setting(
@@ -150,7 +162,7 @@ class ParallelPlan:
         "or `flash_attention` (the device's best: cuDNN or FlashAttention 3 on Hopper, FlashAttention 2 before); of eager attention, "
         "`fused_softmax` (Megatron's mask and softmax in one).", unset="the framework's own",
     )  # fmt: skip
-    rope_fusion: bool = setting("software", "Whether one kernel each rotates Megatron's queries and keys.", default=True)  # fmt: skip
+    rope_fusion: bool = setting("software", "Use Megatron's fused rotary-embedding kernel.", default=True)  # fmt: skip
     sequence_parallel: bool = setting(
         "degrees", "Megatron sequence parallelism.", default=False, is_common=True, changes=_BOTH
     )  # fmt: skip
@@ -302,7 +314,7 @@ class ParallelPlan:
     )  # fmt: skip
     cp_load_balance: bool = setting(
         "overlap", "Whether each context-parallel rank holds a chunk of the beginning and one of the end, so that a causal mask "
-        "costs all the same.", default=True,
+        "costs every rank the same.", default=True,
     )  # fmt: skip
     moe_dispatcher: str = setting(
         "experts", "`alltoall`, `allgather` (every rank sees all tokens), `deepep` (one copy of a token per node and rank) or "

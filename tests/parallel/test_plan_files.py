@@ -57,12 +57,12 @@ def test_a_switch_that_contradicts_a_setting_is_refused_in_either_order(tmp_path
         path.write_text("\n".join(lines) + "\n")
         line = 1 + lines.index(f"{SWITCH}: true")
         with pytest.raises(
-            ConfigError, match=rf"plan.yaml:{line}:1: {SWITCH}=true is .*, but schedule=gpipe is said, too"
+            ConfigError, match=rf"plan.yaml:{line}:1: {SWITCH}=true is .*, but schedule=gpipe is also given"
         ):
             load_plan(path)
-        with pytest.raises(ConfigError, match="but schedule=gpipe is said, too"):
+        with pytest.raises(ConfigError, match="but schedule=gpipe is also given"):
             settings_of({"set_": [line.replace(": ", "=") for line in lines]})
-    with pytest.raises(ConfigError, match="but schedule=gpipe is said, too"):
+    with pytest.raises(ConfigError, match="but schedule=gpipe is also given"):
         settings_of({"set_": [f"{SWITCH}=true"], "schedule": "gpipe"})
     above = settings_of({"set_": [f"{SWITCH}=true"], "plan": str(path)})[0]
     assert above["schedule"] == "1f1b-combined"  # a file stands below

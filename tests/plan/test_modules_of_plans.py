@@ -160,7 +160,7 @@ def test_switches_of_other_tools_set_one_value_and_agree_with_what_is_said(name)
     assert parse_settings(name, "true", {}) == parse_settings(name, True, {key: meant}) == {key: meant}
     assert parse_settings(name, "false", {}) == parse_settings(name, False, {key: CONTRADICTED[name]}) == {}
     for value, said in ((True, CONTRADICTED[name]), (False, meant)):
-        with pytest.raises(ConfigError, match=f"{name}={str(value).lower()} is .*, but {key}={said} is said, too"):
+        with pytest.raises(ConfigError, match=f"{name}={str(value).lower()} is .*, but {key}={said} is also given"):
             parse_settings(name, value, {key: said})
     with pytest.raises(ConfigError, match="write true or false"):
         parse_settings(name, "1f1b", {})
