@@ -46,6 +46,7 @@ from simulator.replay.straggler_slowdowns import SlowdownRow
 from simulator.topology.cluster_spec import ClusterSpec
 from simulator.topology.device_file import DeviceFile, load_device
 from simulator.topology.given_graph import EdgeSpec, GraphSpec, VertexSpec
+from simulator.units import count_of
 
 FOLDER = Path(__file__).parent
 NOTE = "<!-- written by docs/generate.py; do not edit -->\n"
@@ -519,7 +520,7 @@ def _support_cell(family: str, name: str, is_narrow: bool, kind: str) -> str:
     mine = [row for row in rows if cell_of(row.features) == cell_of(asked)]
     if len(mine) >= ENOUGH:
         return f"**validated**: {len(mine)} rows, {mean_error(mine):.1%}, {span(mine)}"
-    few = f"{len(mine)} row{'s' * (len(mine) > 1)}, {mean_error(mine):.1%}; " if mine else ""
+    few = f"{count_of(len(mine), 'row')}, {mean_error(mine):.1%}; " if mine else ""
     there = nearest(asked, [row for row in rows if row not in mine])[0].features
     return f"*extrapolated*: {few}from {in_words(there)}"
 

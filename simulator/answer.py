@@ -44,7 +44,7 @@ from simulator.scenario import Scenario
 from simulator.schedules import find_schedule, placement_of
 from simulator.timeline import MemoryPoint, Timeline
 from simulator.topology import Topology
-from simulator.units import format_bandwidth, format_bytes, format_number, format_time
+from simulator.units import count_of, format_bandwidth, format_bytes, format_number, format_time
 
 Category = Literal[
     "parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "transient_bytes", "buffers_bytes",
@@ -385,7 +385,7 @@ def _said(plan: ParallelPlan) -> list[tuple[str, str]]:
     degrees = {name: getattr(plan, name) for name in ("tp", "pp", "cp", "ep") if getattr(plan, name) > 1}
     if plan.etp not in (None, plan.tp):
         degrees["etp"] = plan.etp
-    said = [(f"{plan.gpus} GPU{'s' * (plan.gpus != 1)}", ""), (f"dp={plan.dp}" * (plan.dp > 1), f"dp{plan.dp}")]
+    said = [(count_of(plan.gpus, "GPU"), ""), (f"dp={plan.dp}" * (plan.dp > 1), f"dp{plan.dp}")]
     said += [(f"{name}={degree}", f"{name}{degree}") for name, degree in degrees.items()]
     if plan.virtual_pp > 1:
         said.append((f"virtual_pp={plan.virtual_pp}", f"v{plan.virtual_pp}"))

@@ -22,7 +22,7 @@ import numpy as np
 from simulator.arrays import FloatArray
 from simulator.plan import ParallelPlan
 from simulator.topology.device import DEFAULT_KERNEL_ERROR, Device
-from simulator.units import format_bytes
+from simulator.units import count_of, format_bytes
 
 LEVEL = 0.8
 # estimates, no source: what intervals hold is set by :attr:`ResidualTable.widening`, whatever these are
@@ -216,7 +216,7 @@ def _basis(rows: Sequence[Residual], weights: FloatArray, distances: FloatArray)
     nearest = rows[int(np.argmin(distances))].features
     comparable = int((distances - distances.min() < _REACH).sum())
     leading = sorted(shares, key=lambda source: (-shares[source], source))[: min(2, comparable)]
-    said = f"residuals of {comparable} comparable measured run{'s' if comparable > 1 else ''}, mostly {' and '.join(leading)}"
+    said = f"residuals of {count_of(comparable, 'comparable measured run')}, mostly {' and '.join(leading)}"
     if distances.min() > _FAR:
         return f"far from anything measured (nearest: {nearest.kind} on {nearest.gpus} {nearest.device}); {said}"
     return said

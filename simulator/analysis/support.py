@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Literal, TypedDict
 
 from simulator.analysis.confidence import Features, Residual, ResidualTable, shipped_table
+from simulator.units import count_of
 
 #: measured runs from which on a cell counts as validated
 ENOUGH = 3
@@ -82,7 +83,7 @@ def span(rows: Sequence[Residual]) -> str:
     least, most = gpus_of(rows)
     if not most:
         return "on no GPUs"
-    return f"on {least:,} GPU{'s' * (most > 1)}" if least == most else f"on {least:,} to {most:,} GPUs"
+    return f"on {count_of(least, 'GPU')}" if least == most else f"on {least:,} to {most:,} GPUs"
 
 
 def nearest(features: Features, rows: Sequence[Residual]) -> list[Residual]:

@@ -38,6 +38,7 @@ from simulator.errors import CalibrationError, ConfigError
 from simulator.interop import import_topology, is_foreign
 from simulator.interop.nccl_tests import import_nccl_tests, is_nccl_tests
 from simulator.topology.graph import Topology
+from simulator.units import count_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -380,7 +381,9 @@ def _check_names(rows: Iterable[Mapping[str, str]], file: str, topology: Topolog
         if n_gpus > topology.n_gpus:
             raise CalibrationError(f"{place}: {n_gpus} GPUs ran, {topology.name} has {topology.n_gpus}")
         if n_gpus == 1 or n_nodes > n_gpus > 0:
-            raise CalibrationError(f"{place}: no collective runs on {n_gpus} GPUs of {n_nodes or 1} nodes")
+            raise CalibrationError(
+                f"{place}: no collective runs on {count_of(n_gpus, 'GPU')} of {count_of(n_nodes or 1, 'node')}"
+            )
         if row["split"] not in ("", "fit", "test"):
             raise CalibrationError(f"{place}: split {row['split']!r}", hint="fit, test, or blank")
 

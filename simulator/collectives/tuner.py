@@ -16,6 +16,7 @@ from simulator.collectives.nccl import PROTOCOLS, NcclQuestion, find_channels, h
 from simulator.collectives.shape import GroupShape
 from simulator.config import check_word
 from simulator.errors import ConfigError
+from simulator.units import count_of
 
 Pair = tuple[Algorithm, str]
 
@@ -165,7 +166,7 @@ def _refusal(
             hint=f"one of {', '.join(names)}",
         )
     return ConfigError(
-        f"{collective} over {shape.n_ranks} ranks on {shape.n_nodes} node{'s' * (shape.n_nodes != 1)} "
+        f"{collective} over {count_of(shape.n_ranks, 'rank')} on {count_of(shape.n_nodes, 'node')} "
         f"cannot use {' with '.join(f'{what} {name}' for what, name in asked.items() if name)}",
         hint=f"one of {', '.join(f'{a.name}/{p}' for a, p in every)}",
     )

@@ -29,7 +29,7 @@ from simulator.memory import MemoryReport
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.topology import Topology
-from simulator.units import format_bytes, format_time
+from simulator.units import count_of, format_bytes, format_time
 
 
 def _order(values: array[float]) -> array[int]:
@@ -569,7 +569,7 @@ def _nothing(unfit: Unfit) -> InfeasiblePlanError:
             hint="choose a --global-batch that is a multiple of the GPUs, or allow more values",
         )
     return InfeasiblePlanError(
-        f"none of {unfit.n} plans fits; the smallest: {unfit.least.explain()}", hint="use more GPUs"
+        f"none of {count_of(unfit.n, 'plan')} fits; the smallest: {unfit.least.explain()}", hint="use more GPUs"
     )
 
 

@@ -18,7 +18,7 @@ from simulator.memory import MemoryReport
 from simulator.network import NETWORKS
 from simulator.plan import ParallelPlan
 from simulator.program.allowance import Allowance, TooMuchWorkError
-from simulator.units import format_bytes, format_time
+from simulator.units import count_of, format_bytes, format_time
 
 #: ways out that are simulated: those of the lowest bounds
 MOST_SIMULATED = 12
@@ -125,7 +125,7 @@ def in_words(rows: Sequence[WayOut]) -> str:
     tight = ", tight," if best["is_tight"] else ""
     time = f", {format_time(best['iteration_time_s'])} per iteration" if best["iteration_time_s"] else ""
     n_others = sum(row["fits"] for row in rows) - 1
-    others = f"; {n_others} other way{'s' if n_others > 1 else ''} out with --json" if n_others else ""
+    others = f"; {count_of(n_others, 'other way')} out with --json" if n_others else ""
     n_untimed = sum(row["fits"] and row["iteration_time_s"] is None for row in rows)
     untimed = f", {n_untimed} of all not simulated" if n_untimed else ""
     return f"{best['change']} fits{tight} with {format_bytes(best['peak_bytes'])}{time}{others}{untimed}"

@@ -31,7 +31,7 @@ from simulator.program.op import COMMUNICATIONS
 from simulator.program.program import COMPUTE
 from simulator.schedules import Table, Turn, placement_of, turns
 from simulator.simulation import simulate_on
-from simulator.units import format_time, to_s
+from simulator.units import count_of, format_time, to_s
 
 #: steps of replicas whose times are kept: 400 MiB
 _MOST_PLAYED = 50_000_000
@@ -597,7 +597,7 @@ def in_words(found: Straggling) -> str:
         f"; {jobs:.0%} of the jobs are at least {STRAGGLES - 1:.0%} slower, 80% lie between {low:.3f} and {high:.3f}"
     )
     return (
-        f"{format_time(found['mean_s'])} per step on average over {n_jobs} job{'s' * (n_jobs > 1)} of {n_steps} "
-        f"step{'s' * (n_steps > 1)}, {found['slowdown']:.3f} times the even {format_time(found['even_s'])}"
+        f"{format_time(found['mean_s'])} per step on average over {count_of(n_jobs, 'job')} of "
+        f"{count_of(n_steps, 'step')}, {found['slowdown']:.3f} times the even {format_time(found['even_s'])}"
         f"{among if n_jobs > 1 else ''}; a replica waits {found['waiting_share']:.1%} of its time for the slowest"
     )

@@ -26,7 +26,7 @@ from simulator.explore.spending import Spending, spending
 from simulator.explore.workers import Pool
 from simulator.plan import ParallelPlan
 from simulator.simulation import topology_of
-from simulator.units import format_bytes, format_time
+from simulator.units import count_of, format_bytes, format_time
 
 #: settings that a plan may leave open, as they were resolved
 RESOLVED = ("gpus", "dp", "tp", "pp", "micro_batch", "global_batch", "sequence_length")
@@ -78,7 +78,7 @@ class SweepResult:
         return sum(row["status"] != "ok" for row in self.rows)
 
     def __repr__(self) -> str:
-        return f"sweep over {', '.join(self.sweep.axes)}: {len(self.rows)} rows, {self.n_failed} without an answer"
+        return f"sweep over {', '.join(self.sweep.axes)}: {count_of(len(self.rows), 'row')}, {self.n_failed} without an answer"
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
@@ -265,7 +265,7 @@ def usable(result: SweepResult) -> None:
     if result.rows and result.n_failed == len(result.rows):
         reasons = {row["reason"] for row in result.rows}
         raise InfeasiblePlanError(
-            f"none of {len(result.rows)} scenarios can run; the first: {result.rows[0]['reason']}",
+            f"none of {count_of(len(result.rows), 'scenario')} can run; the first: {result.rows[0]['reason']}",
             hint="the table gives the reason for each" if len(reasons) > 1 else "the reason is the same for all",
         )
 

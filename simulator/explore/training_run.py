@@ -37,7 +37,7 @@ from simulator.plan.rank_order import data_parallel_share
 from simulator.topology import Topology
 from simulator.topology.operation_spec import operation_defaults
 from simulator.topology.storage import total_rate_bytes_per_s
-from simulator.units import S_PER_DAY, S_PER_HOUR, format_bytes, format_duration
+from simulator.units import S_PER_DAY, S_PER_HOUR, count_of, format_bytes, format_duration
 
 #: checkpoints in peers' memory per one in storage where nothing is said to take a node and its peer at once
 _SELDOM = 100
@@ -162,7 +162,7 @@ def _operated(
         *_link_assumptions(request.links),
         ("restart", f"{format_duration(process.restart_s)}: {in_words(restart)}", restart_source),
         ("checkpoint", f"{format_bytes(checkpoint.n_bytes)} in {format_duration(checkpoint.write_s)}", write_source),
-        ("checkpoint interval", f"{per_checkpoint:,} iteration{'s' if per_checkpoint > 1 else ''}", interval_source),
+        ("checkpoint interval", count_of(per_checkpoint, "iteration"), interval_source),
     )
     return _Operated(
         process=process, policy=replace(policy, checkpoint=checkpoint), per_checkpoint=per_checkpoint, mtbf=mtbf,

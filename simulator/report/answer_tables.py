@@ -15,7 +15,7 @@ from simulator.explore.restarts import in_words
 from simulator.explore.shared_cluster import ContendingJobs, PlacementRow
 from simulator.plan import ParallelPlan
 from simulator.report.grid import Grid, Number, Quantity, Share
-from simulator.units import S_PER_DAY, format_bytes, format_duration
+from simulator.units import S_PER_DAY, count_of, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from simulator.explore.objectives import CountAnswer, NoPlan, PlanRow
@@ -200,7 +200,7 @@ def contending_jobs(found: ContendingJobs) -> Grid:
     """Return what jobs beside each other lose against running alone."""
     cells = [
         (
-            job["model"], f"{job['gpus']} GPUs, nodes {_by_leaf(job['on_leaves'])}", Quantity(job["alone_s"]),
+            job["model"], f"{count_of(job['gpus'], 'GPU')}, nodes {_by_leaf(job['on_leaves'])}", Quantity(job["alone_s"]),
             Quantity(job["beside_s"]), f"{job['slowdown']:.3f}",
             f"{job['slowdown_low']:.3f} to {job['slowdown_high']:.3f}",
         )

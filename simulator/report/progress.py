@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from simulator.units import format_time
+from simulator.units import count_of, format_time
 
 
 @contextmanager
@@ -59,9 +59,9 @@ class Progress:
         """Say how many plans are judged by rules and memory, then how many are simulated, and how many are left."""
         elapsed = clock(time.monotonic() - self._started_s)
         if not n_simulated:
-            self.show(f"{n_judged:,} plans judged in {elapsed}, {n_left:,} of them fit")
+            self.show(f"{count_of(n_judged, 'plan')} judged in {elapsed}, {n_left:,} of them fit")
             return
-        plans = f"{n_simulated:,} plan{'s' * (n_simulated != 1)} of {n_judged:,} judged"
+        plans = f"{count_of(n_simulated, 'plan')} of {n_judged:,} judged"
         self.show(
             f"{plans} simulated in {elapsed}, best {format_time(best_s)}, {n_left:,} not ruled out yet",
             is_last=not n_left,

@@ -13,7 +13,7 @@ from simulator.report.page import Part, Report, Section, ZoomedPicture, make_pag
 from simulator.report.recorded_view import row_chart
 from simulator.report.timeline_chart import timeline_data
 from simulator.timeline import Timeline
-from simulator.units import format_time
+from simulator.units import count_of, format_time
 
 #: steps of a page's table
 _STEPS = 200
@@ -121,7 +121,7 @@ def replay_page(document: Mapping[str, Any], timeline: Timeline, source: str) ->
         Name of the trace.
     """
     known = document.get("recorded_ranks")
-    what = f"{document['format']} trace of {document['world_size']:,} ranks" + (
+    what = f"{document['format']} trace of {count_of(document['world_size'], 'rank')}" + (
         "" if known is None else f", {len(known)} recorded"
     )
     facts, long = headline(document), ("between", "check")

@@ -17,7 +17,7 @@ from simulator.report.topology_chart import topology_chart
 from simulator.schedules import Placement, Table
 from simulator.schedules.check import unit_time_execution
 from simulator.topology import Topology
-from simulator.units import PS_PER_S
+from simulator.units import PS_PER_S, count_of
 
 
 def topology_page(topology: Topology) -> Report:
@@ -25,7 +25,9 @@ def topology_page(topology: Topology) -> Report:
     idle = np.zeros(topology.layout.n_links)
     domain = domain_word(topology)
     head = element(
-        "p", f"{topology.n_gpus:,} GPUs on {topology.n_nodes:,} {domain}s: {topology.device(0).name}", class_="plan"
+        "p",
+        f"{count_of(topology.n_gpus, 'GPU')} on {count_of(topology.n_nodes, domain)}: {topology.device(0).name}",
+        class_="plan",
     )
     classes = link_classes(topology, idle)
     whole = answer_tables.links(classes)

@@ -28,7 +28,7 @@ from simulator.report.charts import (
     round_values,
 )
 from simulator.schedules import SCHEDULES
-from simulator.units import S_PER_HOUR, format_bytes, format_time
+from simulator.units import S_PER_HOUR, count_of, format_bytes, format_time
 
 Row = Mapping[str, Any]
 Axes = Mapping[str, Sequence[Any]]
@@ -75,7 +75,7 @@ def name_of(axis: str) -> str:
 
 def _words(name: str, value: Any) -> str:
     if name == "gpus":
-        return f"{value:,} GPU{'s' if value != 1 else ''}"
+        return count_of(value, "GPU")
     is_plain = name in _NAMED or (isinstance(value, str) and value in _PLAIN_WORDS)
     return str(value) if is_plain else f"{name_of(name)} {value}"
 

@@ -33,7 +33,7 @@ from simulator.report import answer_tables
 from simulator.report.answer_tables import figures, money_columns, whole_run_rows
 from simulator.report.grid import Grid, Quantity, Share
 from simulator.scenario import Scenario
-from simulator.units import format_time
+from simulator.units import count_of, format_time
 
 if TYPE_CHECKING:
     from simulator.answer import Result
@@ -268,7 +268,8 @@ def print_ways_out(rows: Sequence[WayOut]) -> None:
 def print_whole_run(run: Mapping[str, Any], *, gpus: int = 0) -> None:
     """Print the whole run and what it assumes; GPUs are named where there are several numbers of them."""
     out = make_console()
-    out.print(f"\n[bold]the whole run{f' on {gpus} GPUs' if gpus else ''}[/bold]")
+    where = f" on {count_of(gpus, 'GPU')}" if gpus else ""
+    out.print(f"\n[bold]the whole run{where}[/bold]")
     lines = Table(box=None, pad_edge=False, show_header=False)
     for what, _, _, words in whole_run_rows(run):
         lines.add_row(what, escape(words))
@@ -303,7 +304,7 @@ def print_sweep(result: SweepResult, files: Sequence[Path] = ()) -> None:
         out.print(reason, markup=False)
     counts = counted(result.n_computed, result.n_stored, result.n_failed)
     where = "".join(f"; {file}" if i == 0 else f", {file}" for i, file in enumerate(files))
-    out.print(f"\n{len(result.rows)} rows: {counts}{where}", markup=False)
+    out.print(f"\n{count_of(len(result.rows), 'row')}: {counts}{where}", markup=False)
 
 
 def counted(n_computed: int, n_stored: int, n_failed: int) -> str:
@@ -328,7 +329,7 @@ def print_search(answer: SearchAnswer) -> None:
     searches, shared = answer["searches"], answer["scenario"]
     for one in searches:
         batch = "" if "reason" in one else f", global batch {one['global_batch']}"
-        where = f"{shared['model']} on {one['gpus']} GPUs of {one['topology']}{batch}\n"
+        where = f"{shared['model']} on {count_of(one['gpus'], 'GPU')} of {one['topology']}{batch}\n"
         out.print(where, style="bold", markup=False)
         if "reason" in one:
             out.print(one["reason"] + "\n", markup=False)
@@ -342,7 +343,8 @@ def print_search(answer: SearchAnswer) -> None:
         costs = choice["cost_per_billion_tokens"]
         cost = f", a cost of {costs:,.4g} {choice['currency']}".rstrip() if costs is not None else ""
         out.print(
-            f"best by {choice['objective']}: {choice['gpus']} GPUs of {choice['topology']}, {choice['summary']}; a billion tokens take "
+            f"best by {choice['objective']}: {count_of(choice['gpus'], 'GPU')} of {choice['topology']}, {choice['summary']}; "
+            f"a billion tokens take "
             f"{format_time(choice['s_per_billion_tokens'])}, {choice['gpu_hours_per_billion_tokens']:,.4g} GPU hours{cost}, "
             f"{choice['kwh_per_billion_tokens']:,.4g} kWh, {choice['kg_co2_per_billion_tokens']:,.4g} kg of CO2"
         )
@@ -414,7 +416,7 @@ def print_requirements(found: Sequence[Requirement]) -> None:
         print_grid(grid, out)
         out.print()
     for one in found:
-        gpus = f"{one.scenario.plan.gpus} GPUs"
+        gpus = count_of(one.scenario.plan.gpus, "GPU")
         if one.loader_workers:
             workers = f"{one.loader_workers} loader workers per GPU; there are {one.scenario.plan.loader_workers}"
             out.print(f"{gpus} need {workers}")
@@ -432,7 +434,7 @@ def _verdicts(found: Sequence[Requirement]) -> list[str]:
     for one in found:
         words, _, reason = one.verdict.partition(": ")
         if words:
-            told.setdefault(reason, []).append(f"{one.scenario.plan.gpus} GPUs: {words}")
+            told.setdefault(reason, []).append(f"{count_of(one.scenario.plan.gpus, 'GPU')}: {words}")
     return [". ".join(["; ".join(sizes), *([f"Why: {reason}"] if reason else [])]) for reason, sizes in told.items()]
 
 

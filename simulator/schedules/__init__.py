@@ -42,6 +42,7 @@ from simulator.schedules.one_f_one_b import one_f_one_b
 from simulator.schedules.render import render
 from simulator.schedules.vee import v_half, v_min, zb_v
 from simulator.schedules.zero_bubble import zb_1p, zb_2p
+from simulator.units import count_of
 
 __all__ = [
     "PAIR_NAME",
@@ -134,7 +135,7 @@ class Schedule:
         """
         if self.n_chunks and virtual_pp not in (1, self.n_chunks):
             raise InfeasiblePlanError(
-                f"schedule {self.name} has {self.n_chunks} chunk{'s' * (self.n_chunks > 1)} per stage, but virtual_pp is {virtual_pp}",
+                f"schedule {self.name} has {count_of(self.n_chunks, 'chunk')} per stage, but virtual_pp is {virtual_pp}",
                 hint="use --schedule 1f1b-interleaved, or leave --virtual-pp out",
             )
         if not self.n_chunks and self.needs_chunks and virtual_pp < 2:

@@ -14,7 +14,7 @@ from simulator.topology.layout import PlacedLayout, RegularLayout
 from simulator.topology.link import HOST_KINDS, LINK_KINDS, NVLINK_KINDS
 from simulator.topology.routing import maximum_flow_bytes_per_s
 from simulator.topology.storage import node_rate_bytes_per_s, total_rate_bytes_per_s
-from simulator.units import format_bandwidth, format_time
+from simulator.units import count_of, format_bandwidth, format_time
 
 UNCERTAIN = ("assumed", "taken", "not certain", "not published", "only a limit")
 
@@ -77,7 +77,7 @@ class TopologySummary:
         ]
         lines += [
             f"    {group.kind:<9} {group.n_links:>8} of {format_bandwidth(group.bandwidth_bytes_per_s):>11}"
-            f" ({group.n_lanes} lanes, {format_time(group.latency_s)})"
+            f" ({count_of(group.n_lanes, 'lane')}, {format_time(group.latency_s)})"
             for group in self.links
         ]
         return "\n".join([*lines, *(f"  not certain: {caveat}" for caveat in self.caveats)])

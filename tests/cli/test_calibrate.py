@@ -237,7 +237,7 @@ LOG = "collective,gpus,nodes,size_bytes,time_us,split\n"
         (TIMED, KERNELS + "h100-sxm5-80g,gemm,8,256,512,4096,bf16,9\n", ":2: 8 cells where the header names 7"),
         (TIMED, KERNELS.replace("m,", "m,m,"), ":1: the column m is there more than once"),
         (("collectives", "-t", "polaris"), LOG + "all_reduce,8,9,1024,5,fit\n", ":2: no collective runs on 8 GPUs of 9 nodes"),
-        (("collectives", "-t", "polaris"), LOG + "all_reduce,1,1,1024,5,fit\n", ":2: no collective runs on 1 GPUs of 1 nodes"),
+        (("collectives", "-t", "polaris"), LOG + "all_reduce,1,1,1024,5,fit\n", ":2: no collective runs on 1 GPU of 1 node"),
         (("collectives", "-t", "polaris"), LOG + "all_reduce,8,2,1024,5,foo\n", ":2: split 'foo'"),
         (("collectives", "-t", "polaris"), LOG + "all_reduce,8,2,1e30,5,fit\n", ":2:size_bytes: '1e30' is more than 1e+15"),
         (("collectives", "-t", "polaris"), LOG + "all_reduce,8,2,1.5,5,fit\n", ":2:size_bytes: '1.5' is not a whole number"),

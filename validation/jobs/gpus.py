@@ -15,6 +15,7 @@ from typing import Any
 from simulator.analysis.side_by_side import Part, causes_of
 from simulator.errors import CalibrationError, ThresholdError
 from simulator.interop.cluster import ImportedCluster
+from simulator.units import count_of
 from validation.jobs.job_settings import Settings
 from validation.jobs.launch import start_here
 from validation.tables.kinds import KINDS
@@ -60,8 +61,7 @@ class GpuComparison:
 
 
 def _gpus(outcome: Outcome) -> str:
-    count = outcome.row.text("gpus")
-    return f"{count} GPU{'' if count == '1' else 's'}"
+    return count_of(int(outcome.row.text("gpus")), "GPU")
 
 
 def run_on_gpus(settings: Settings, n_gpus: int) -> list[Row]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.errors import ConfigError, ThresholdError
+from simulator.units import count_of
 from validation.emulation.ranks import ending_cleanly
 from validation.jobs.job_settings import COMPARED, Settings
 from validation.jobs.launch import Launch, process_group, require_torch, start_here
@@ -52,7 +53,7 @@ def compare_here(
     found = []
     with ending_cleanly():
         for n_ranks in counts:
-            said = f"{n_ranks} process{'es' if n_ranks > 1 else ''}"
+            said = count_of(n_ranks, "process", "processes")
             print(f"{settings.model} on {said}: calibrating, running, simulating", file=sys.stderr, flush=True)
             found.append(_compare(settings, n_ranks, jobs if n_ranks > 1 else ()))
     return found
@@ -104,7 +105,9 @@ def check_here(found: Sequence[Comparison], threshold: float) -> None:
     far = []
     for one in found:
         if not one.is_judged:
-            print(f"{one.n_ranks} processes: not judged, {lost_words(one.lost)}", file=sys.stderr)
+            print(
+                f"{count_of(one.n_ranks, 'process', 'processes')}: not judged, {lost_words(one.lost)}", file=sys.stderr
+            )
             continue
         errors = [(str(one.n_ranks), one.relative_error)]
         judged = [job for job in one.jobs if not job.note]

@@ -13,6 +13,7 @@ from rich.console import Console
 from simulator.analysis.side_by_side import relative_error
 from simulator.report.agreement import MeasuredPoint
 from simulator.report.grid import Grid
+from simulator.units import count_of
 from validation.tables.error_tables import percent, print_spaced, write_agreement
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def lost_words(lost: float) -> str:
 
 
 def _processes(n_ranks: int) -> str:
-    return f"{n_ranks} process{'es' if n_ranks > 1 else ''}"
+    return count_of(n_ranks, "process", "processes")
 
 
 def _calls(operators: Iterable[Part]) -> list[Side]:

@@ -14,6 +14,7 @@ from simulator.report.grid import Grid
 from simulator.report.markup import element
 from simulator.report.page import Section, make_page
 from simulator.report.terminal import print_grid
+from simulator.units import count_of
 from validation.tables.kinds import KINDS, WORDS
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation
@@ -123,7 +124,7 @@ def reasons_table(outcomes: Sequence[Outcome], limit: int = _REASON_ROWS) -> Gri
     rows = [(kind, reason, str(len(ids)), ", ".join(ids[:3])) for (kind, reason), ids in ranked[:limit]]
     if len(ranked) > limit:
         rows.append(("", f"... and {len(ranked) - limit} more reasons (all of them in --json)", "", ""))
-    title = f"{n_rows} rows without a prediction"
+    title = f"{count_of(n_rows, 'row')} without a prediction"
     return Grid(title, ("kind", "why", "rows", "such as"), rows, words=(1, 3))
 
 
@@ -181,7 +182,7 @@ def print_tables(
     predicted = sum(1 for outcome in outcomes if outcome.relative_error is not None)
     inside = coverage(outcomes)
     said = f"; {inside:.0%} of the measurements lie in their 80 % interval" if inside is not None else ""
-    out.print(f"{predicted} of {len(outcomes)} rows predicted{said}", highlight=False)
+    out.print(f"{predicted} of {count_of(len(outcomes), 'row')} predicted{said}", highlight=False)
 
 
 def _points(outcomes: Sequence[Outcome]) -> list[MeasuredPoint]:
@@ -212,7 +213,7 @@ def write_page(path: str | Path, validation: Validation) -> None:
     tables += [rows_table(outcomes, _PAGE_ROWS), assumed_table(outcomes), reasons_table(outcomes, _PAGE_ROWS)]
     files = ", ".join(dict.fromkeys(Path(outcome.row.file).name for outcome in outcomes))
     predicted = sum(1 for outcome in outcomes if outcome.relative_error is not None)
-    note = f"{predicted} of {len(outcomes)} rows of {files} predicted. Error is predicted / measured - 1."
+    note = f"{predicted} of {count_of(len(outcomes), 'row')} of {files} predicted. Error is predicted / measured - 1."
     write_agreement(path, "Predicted against measured", note, _points(outcomes), [t for t in tables if t.rows])
 
 

@@ -12,6 +12,7 @@ from simulator.analysis.confidence import shipped_table
 from simulator.calibration.cells import SPLITS
 from simulator.errors import InfeasiblePlanError, ThresholdError
 from simulator.report.progress import Progress, progress_line
+from simulator.units import count_of
 from validation.tables.kinds import KINDS
 from validation.tables.many_jobs import processes_here
 from validation.tables.models import is_known_architecture
@@ -108,7 +109,7 @@ def check_predicted(validation: Validation) -> None:
         first = outcomes[0]
         others = {one.reason for one in outcomes} - {first.reason}
         raise InfeasiblePlanError(
-            f"none of {len(outcomes)} rows could be predicted; {first.row.file}:{first.row.line}: {first.reason}",
+            f"none of {count_of(len(outcomes), 'row')} could be predicted; {first.row.file}:{first.row.line}: {first.reason}",
             hint="the list gives the reason for each" if others else "the reason is the same for all",
         )
 

@@ -16,6 +16,7 @@ from simulator.models.catalog import CATALOG
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
+from simulator.units import count_of
 from validation.tables.cases import Case, case_of
 from validation.tables.reader import MEASUREMENTS, Row, read_table
 
@@ -46,7 +47,7 @@ def preset_of(row: Row) -> tuple[str, dict[str, Any]]:
     settings |= {"transport": case.transport} if case.transport else {}
     settings |= dict(case.overrides)
     narrow = str(plan["precision"]) if case.plan.precision_spec.quantisation else ""
-    title = f"{model} on {case.plan.gpus:,} GPU{'s' * (case.plan.gpus > 1)} of {case.topology}"
+    title = f"{model} on {count_of(case.plan.gpus, 'GPU')} of {case.topology}"
     measured = {
         "iteration_time_s": row.measured, "source": row.text("source"), "row": row.text("row_id"), "split": row.text("split"),
     }  # fmt: skip

@@ -13,6 +13,7 @@ from simulator.calibration.cells import SPLITS, Cells, fault_of
 from simulator.calibration.tables import check_header, table_of
 from simulator.config import read_text
 from simulator.errors import ConfigError
+from simulator.units import count_of
 from validation.tables.kinds import INTEGERS, KINDS, NUMBERS
 
 _MAX_FAULTS = 20
@@ -218,5 +219,5 @@ def select(rows: Sequence[Row], where: Sequence[str] = (), split: str = "") -> l
     if not left:
         shown = " and ".join(f"{column}{operator}{wanted}" for column, operator, wanted in conditions)
         known = f"split: one of {', '.join(SPLITS)}" if split not in ("", "all", *SPLITS) else ""
-        raise ConfigError(f"{rows[0].file}: none of {len(rows)} rows has {shown}", hint=known)
+        raise ConfigError(f"{rows[0].file}: none of {count_of(len(rows), 'row')} has {shown}", hint=known)
     return left
