@@ -6,10 +6,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from simulator.arrays import FloatArray
+
+#: one value, or an array of them
+Values = TypeVar("Values", float, FloatArray)
+
+
+def excess(predicted: Values, measured: Values) -> Values:
+    """Return predicted over measured, minus one, of what was measured.
+
+    Examples
+    --------
+    >>> excess(1.5, 1.0)
+    0.5
+    """
+    return predicted / measured - 1.0
+
 
 def relative_error(predicted: float, measured: float) -> float | None:
     """Return predicted over measured, minus one; None where nothing was measured."""
-    return predicted / measured - 1.0 if measured > 0 else None
+    return excess(predicted, measured) if measured > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

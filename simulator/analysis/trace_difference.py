@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.analysis.side_by_side import Part, ranked
+from simulator.analysis.side_by_side import Part, ranked, relative_error
 from simulator.analysis.usage import Usage, analyse
 from simulator.arrays import BoolArray
 from simulator.errors import TraceError
@@ -53,7 +53,7 @@ class StepDifference:
     @property
     def relative(self) -> float:
         """Simulated over measured, minus one."""
-        return self.simulated_s / self.measured_s - 1 if self.measured_s else 0.0
+        return relative_error(self.simulated_s, self.measured_s) or 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from simulator.analysis.side_by_side import excess
 from simulator.arrays import FloatArray
 from simulator.calibration.doubtful_rows import contradictions, far_off, hopeless, possible, shortened
 from simulator.calibration.kernel_rows import ALL_TOKENS, EXPERTS, TimedKernel, quantise_name, read_kernel_rows
@@ -284,7 +285,7 @@ def residuals_of(rows: Sequence[TimedKernel], device: Device, constants: KernelC
         groups.setdefault(family, []).append(row)
         groups.setdefault(f"{family} / {row.source} {row.implementation}".rstrip(), []).append(row)
     return {
-        name: Residuals.of(predict_rows_s(members, device, constants) / _measured(members) - 1.0)
+        name: Residuals.of(excess(predict_rows_s(members, device, constants), _measured(members)))
         for name, members in sorted(groups.items())
     }
 

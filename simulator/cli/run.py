@@ -127,13 +127,14 @@ def _measured(options: dict[str, Any], result: Result, *, is_as_published: bool)
     """Say what the run of a preset took, and how far the answer is from it where it is about that run."""
     if not options["preset"]:
         return []
+    from simulator.analysis.side_by_side import excess
     from simulator.explore.presets import read_preset
 
     preset, seconds = read_preset(options["preset"]), result.metrics.iteration_time_s
     if preset.measured is None:
         return []
     took = f"{preset.title} took {format_time(preset.measured.iteration_time_s)} ({preset.measured.source})"
-    error = seconds / preset.measured.iteration_time_s - 1.0
+    error = excess(seconds, preset.measured.iteration_time_s)
     return [
         f"{took}: the answer is {abs(error):.1%} {'slower' if error > 0 else 'faster'}" if is_as_published else took
     ]

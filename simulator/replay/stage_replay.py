@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from simulator.analysis.side_by_side import excess
 from simulator.engine import run
 from simulator.errors import TraceError
 from simulator.network.alpha_beta import AlphaBetaNetwork
@@ -49,7 +50,7 @@ class StageReplay:
     @property
     def error(self) -> float:
         """Mean simulated over mean measured time, minus one."""
-        return sum(self.simulated_s) / sum(self.measured_s) - 1
+        return excess(sum(self.simulated_s), sum(self.measured_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.analysis.metrics import PARTS
+from simulator.analysis.side_by_side import excess
 from simulator.explore.presets import MeasuredRun, Preset
 from simulator.report.agreement import MeasuredPoint, agreement_chart
 from simulator.report.grid import Grid, Quantity, Share
@@ -76,7 +77,7 @@ def _measured(preset: Preset) -> MeasuredRun:
 
 
 def _error(preset: Preset, row: Row) -> float:
-    return float(row["iteration_time_s"]) / _measured(preset).iteration_time_s - 1.0
+    return excess(float(row["iteration_time_s"]), _measured(preset).iteration_time_s)
 
 
 def _is_inside(preset: Preset, row: Row) -> bool:
@@ -130,7 +131,7 @@ def _beside(measured: MeasuredRun, row: Row) -> list[Part]:
     cells = [
         (what, Share(s, longest, "" if what == "simulated" else "talk"), Quantity(s)) for what, s in seconds.items()
     ]
-    off = row["iteration_time_s"] / measured.iteration_time_s - 1
+    off = excess(row["iteration_time_s"], measured.iteration_time_s)
     holds = row["low_s"] <= measured.iteration_time_s <= row["high_s"]
     words = (
         f"The simulated iteration is {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than the measured one, which is "

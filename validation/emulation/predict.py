@@ -13,6 +13,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from simulator.analysis.side_by_side import excess
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.config import load_yaml
 from simulator.engine import Costs, run
@@ -258,5 +259,5 @@ def with_prediction(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **row,
         "predicted_s": round(seconds, 7),
-        "relative_error": round(seconds / float(text["median_s"]) - 1.0, 5),
+        "relative_error": round(excess(seconds, float(text["median_s"])), 5),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from simulator.analysis.side_by_side import Part, causes_of
+from simulator.analysis.side_by_side import Part, causes_of, excess
 from simulator.collectives import gloo
 from simulator.models.layer import Model
 from simulator.program.program import COMPUTE
@@ -90,7 +90,7 @@ class Comparison:
     @property
     def relative_error(self) -> float:
         """Of the iteration time."""
-        return self.iteration[0] / self.iteration[1] - 1.0
+        return excess(*self.iteration)
 
     def causes(self) -> list[tuple[str, float]]:
         """Parts by how much they add to the difference of the iteration, largest first."""

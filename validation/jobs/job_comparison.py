@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from simulator.analysis.side_by_side import Part, causes_of
+from simulator.analysis.side_by_side import Part, causes_of, excess
 from simulator.errors import SimulatorError
 from simulator.models.layer import KernelShape
 from simulator.program.program import COMPUTE
@@ -119,7 +119,7 @@ class JobComparison:
     @property
     def relative_error(self) -> float | None:
         """Of the iteration time; None where it is not predicted."""
-        return self.iteration[0] / self.iteration[1] - 1.0 if self.iteration else None
+        return excess(*self.iteration) if self.iteration else None
 
     def causes(self) -> list[tuple[str, float]]:
         """Parts by how much they add to the difference of the iteration, largest first."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulator.analysis.side_by_side import relative_error
 from simulator.errors import SimulatorError
 from validation.tables.many_jobs import Tell
 from validation.tables.reader import Row
@@ -34,7 +35,7 @@ class Outcome:
         measured = self.row.measured
         if self.row.metric == "fits":
             return self.predicted - measured
-        return self.predicted / measured - 1.0 if measured else None
+        return relative_error(self.predicted, measured)
 
     @property
     def covered(self) -> bool | None:
