@@ -123,19 +123,11 @@ class ParallelPlan:
         unset="nothing but router and output projection", words=parts.BF16_MODULES, takes_several=True, changes=_EVERYTHING,
     )  # fmt: skip
     bf16_first_layers: int = setting(
-        "precision",
-        "Blocks at the start of the model whose products stay in 16 bits.",
-        default=0,
-        least=0,
-        changes=_EVERYTHING,
-    )
+        "precision", "Blocks at the start of the model whose products stay in 16 bits.", default=0, least=0, changes=_EVERYTHING
+    )  # fmt: skip
     bf16_last_layers: int = setting(
-        "precision",
-        "Blocks at the end of the model whose products stay in 16 bits.",
-        default=0,
-        least=0,
-        changes=_EVERYTHING,
-    )
+        "precision", "Blocks at the end of the model whose products stay in 16 bits.", default=0, least=0, changes=_EVERYTHING
+    )  # fmt: skip
     recompute: terms.Recompute = setting(
         "recompute", "Activation recomputation: none, selective (core attention, or every second matrix product) or full.",
         default="none", is_common=True, changes=_BOTH, aliases=("recompute_granularity",),
@@ -164,8 +156,7 @@ class ParallelPlan:
     )  # fmt: skip
     rope_fusion: bool = setting("software", "Use Megatron's fused rotary-embedding kernel.", default=True)  # fmt: skip
     sequence_parallel: bool = setting(
-        "degrees", "Megatron sequence parallelism.", default=False, is_common=True, changes=_BOTH
-    )  # fmt: skip
+        "degrees", "Megatron sequence parallelism.", default=False, is_common=True, changes=_BOTH)  # fmt: skip
     framework: str = setting(
         "software", "megatron, megatron-deepspeed, fsdp, hf-eager, torchtitan-compile ...", default="megatron",
         words=FRAMEWORKS, synonyms=FRAMEWORK_ALIASES, is_common=True, changes=_BOTH,
@@ -194,11 +185,9 @@ class ParallelPlan:
         unset="the framework's default: Megatron-LM and DeepSpeed do, Megatron-Core does not",
     )  # fmt: skip
     first_stage_layers: int | None = setting(
-        "pipeline", "Layers on the first pipeline stage.", unset="an even split", least=1, changes=_BOTH
-    )  # fmt: skip
+        "pipeline", "Layers on the first pipeline stage.", unset="an even split", least=1, changes=_BOTH)  # fmt: skip
     last_stage_layers: int | None = setting(
-        "pipeline", "Layers on the last pipeline stage.", unset="an even split", least=1, changes=_BOTH
-    )  # fmt: skip
+        "pipeline", "Layers on the last pipeline stage.", unset="an even split", least=1, changes=_BOTH)  # fmt: skip
     account_for_embedding: bool = setting(
         "pipeline", "Count the embedding as a layer of the first stage: layers, and what is counted with them, divide over pp x "
         "virtual_pp.", default=False, changes=_BOTH, aliases=("account_for_embedding_in_pipeline_split",),
@@ -306,8 +295,7 @@ class ParallelPlan:
         "`expert_fc1`, `moe_act`.", unset="none", words=parts.OFFLOAD_MODULES, takes_several=True, changes=_BOTH,
     )  # fmt: skip
     offload_parameters: terms.Offload = setting(
-        "recompute", "`cpu` keeps sharded parameters in host memory.", default="none", changes=_BOTH
-    )  # fmt: skip
+        "recompute", "`cpu` keeps sharded parameters in host memory.", default="none", changes=_BOTH)  # fmt: skip
     cp_comm_type: terms.ContextExchange | None = setting(
         "overlap", "How context parallelism exchanges keys and values: `p2p` (ring attention), `all_gather` or `a2a` (Ulysses).",
         unset="the framework's own", aliases=("cp_type",),
