@@ -221,17 +221,20 @@ def read_flags(
     settings |= _stages(found, settings, spec.layers if spec is not None else 0, stages)
     if is_partial:
         settings = _said_only(found, settings)
+    elif settings["precision"] == "fp32":
+        reader.assume("precision", "fp32", "neither --bf16 nor --fp16 is given")
     KEYS.finish(found)
     return Imported(kind="megatron", file=reader.file, spec=spec, settings=settings, report=reader.account.report())
 
 
 #: what several keys decide -> those that say it
 _SAID_BY = {
-    "precision": ("bf16", "fp16", "fp8-format"),
+    "precision": ("bf16", "fp16", "fp8-format", "fp4-format"),
     "gradient_bytes": (
         "bf16",
         "fp16",
         "fp8-format",
+        "fp4-format",
         "grad-reduce-in-bf16",
         "accumulate-allreduce-grads-in-fp32",
         "main-grads-dtype",
@@ -335,7 +338,8 @@ def _states(found: FoundKeys) -> dict[str, Any]:
         found.reader.fault(
             "exp-avg-sq-dtype", "moments of two widths are not modelled", hint=str(found["exp-avg-dtype"])
         )
-    return {"moment_bytes": mean} | ({"master_bytes": 2} if found["bf16"] else {})
+    is_half = found["bf16"] or KEYS.named("main-params-dtype").ours(found["main-params-dtype"]) == 2
+    return {"moment_bytes": mean} | ({"master_bytes": 2} if is_half else {})
 
 
 def _graphs(found: FoundKeys) -> dict[str, Any]:
@@ -381,21 +385,20 @@ def _recompute(found: FoundKeys) -> dict[str, Any]:
 
 def _precision(found: FoundKeys) -> dict[str, Any]:
     precision = next((name for name in ("bf16", "fp16") if found[name]), "fp32")
-    if precision == "fp32":
-        found.reader.assume("precision", "fp32", "neither --bf16 nor --fp16 is given")
     is_fp32 = precision != "fp16" or found["accumulate-allreduce-grads-in-fp32"]
     is_bf16 = KEYS.named("main-grads-dtype").ours(found["main-grads-dtype"]) == 2
     if is_bf16 and found["accumulate-allreduce-grads-in-fp32"]:
         why = "accumulate-allreduce-grads-in-fp32 is taken, beside which Megatron-LM asserts fp32"
         found.reader.miss("main-grads-dtype", why)
         is_bf16 = False
-    is_fp8 = found["fp8-format"] is not None
-    if is_fp8 and found["fp8-recipe"] != "delayed":
-        why = "delayed scaling is taken: give --precision fp8_current, fp8_block or mxfp8"
-        found.reader.miss("fp8-recipe", f"{found['fp8-recipe']:.20}: {why}")
+    formats = [bits for bits in ("fp8", "fp4") if found[f"{bits}-format"] is not None]
+    if len(formats) > 1:
+        found.reader.fault("fp4-format", "FP4 and FP8 together, which Megatron-Core refuses", hint="one of the two")
+    recipes = (f"{bits}-recipe" for bits in formats)
+    quantised = next((KEYS.named(recipe).ours(found[recipe]) for recipe in recipes), "")
     ends = (("bf16_first_layers", "start"), ("bf16_last_layers", "end")) if found["first-last-layers-bf16"] else ()
     return {name: found[f"num-layers-at-{end}-in-bf16"] for name, end in ends} | {
-        "precision": "fp8" if is_fp8 else precision,
+        "precision": quantised or precision,
         "gradient_bytes": 4 if is_fp32 and not (is_bf16 or found["grad-reduce-in-bf16"]) else 2,
     }
 

@@ -43,7 +43,7 @@ def write_megatron(request: Request) -> Emission:
     is_deepspeed = plan.framework_spec.data_parallel.has_config
     refuse_to_write("Megatron-LM", {
         f"rank_order {plan.rank_order}": KEYS.named("use-tp-pp-dp-mapping").theirs(plan.rank_order) is None,
-        f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32", "fp8"),
+        f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32") and not _few_bits(plan.precision),
         f"sharding {plan.sharding}": plan.sharding not in _SHARDING and not is_deepspeed,
         f"sharding {plan.sharding} of groups": plan.sharding == "hsdp",
         f"schedule {plan.schedule}": plan.schedule not in ("1f1b", "1f1b-interleaved", "1f1b-combined"),
@@ -116,26 +116,36 @@ def _runs(marks: Iterable[bool]) -> str:
     return "'({})'".format("+".join(f"[{int(mark)}]*{len(list(run))}" for mark, run in groupby(marks)))
 
 
+def _few_bits(precision: str) -> dict[str, Any]:
+    """Return the flags of a precision whose products run in fewer than 16 bits; none where Megatron has no recipe of it."""
+    for bits, form in (("fp8", "e4m3" if precision == "mxfp8" else "hybrid"), ("fp4", "e2m1")):
+        recipe = KEYS.named(f"{bits}-recipe")
+        word = recipe.theirs(precision)
+        if word is not None:
+            return {f"{bits}-format": form, **({recipe.names[0]: word} if word != recipe.default else {})}
+    return {}
+
+
 def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     """Return what several settings say together."""
     is_deepspeed, is_local = plan.framework_spec.data_parallel.has_config, not plan.framework_spec.calls_modules
+    is_bf16, quantised = plan.precision == "bf16", _few_bits(plan.precision)
     flags: dict[str, Any] = {
         "no-rope-fusion": not plan.rope_fusion,
         "no-overlap-p2p-communication": plan.virtual_pp > 1 and sends_block(plan) and not is_local,
         "overlap-moe-expert-parallel-comm": plan.schedule == COMBINED,
         "delay-wgrad-compute": plan.schedule == COMBINED and plan.delay_wgrad,
-        "grad-reduce-in-bf16": plan.precision in ("bf16", "fp8") and plan.reduced_bytes == 2,
+        "grad-reduce-in-bf16": (is_bf16 or bool(quantised)) and plan.reduced_bytes == 2,
         "accumulate-allreduce-grads-in-fp32": plan.precision == "fp16" and plan.reduced_bytes == 4,
-        "bf16": plan.precision in ("bf16", "fp8"),
+        "bf16": is_bf16 or bool(quantised),
         "fp16": plan.precision == "fp16",
+        **quantised,
     }
     if plan.pipeline_layout is not None:  # quoted, for the shell
         flags |= {
             "pipeline-model-parallel-layout": f"'{plan.pipeline_layout}'",
             "num-virtual-stages-per-pipeline-rank": False,
         }
-    if plan.precision == "fp8":
-        flags["fp8-format"] = "hybrid"
     if is_deepspeed:
         flags |= {
             "deepspeed": True,

@@ -246,7 +246,7 @@ def test_blocks_that_megatron_leaves_in_16_bits(more, ends):
 @pytest.mark.parametrize(
     ("more", "key"),
     [
-        ("--fp8-format hybrid --fp8-recipe mxfp8", "fp8-recipe"),
+        ("--fp4-format e2m1 --fp4-param-gather", "fp4-param-gather"),
         ("--decoder-seq-length 3200", "decoder-seq-length"),
         ("--language-model-type yi-34b --img-h 448", "language-model-type"),
         ("--grpo-group-size 16", "grpo-group-size"),
@@ -320,6 +320,36 @@ def test_main_gradients_in_bf16_are_not_summed_in_fp32():
     """Megatron-LM, ``arguments.py``: an assertion."""
     found = parse_megatron(LLAMA + " --main-grads-dtype bf16 --accumulate-allreduce-grads-in-fp32")
     assert found.settings["gradient_bytes"] == 4 and any("main-grads-dtype" in text for text in found.report.unknown)
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [
+        ("", "bf16"),
+        ("--fp8-recipe mxfp8", "bf16"),  # without a format nothing is quantised
+        ("--fp8-format hybrid", "fp8"),
+        ("--fp8-format hybrid --fp8-recipe delayed", "fp8"),
+        ("--fp8-format hybrid --fp8-recipe tensorwise", "fp8_current"),
+        ("--fp8-format e4m3 --fp8-recipe blockwise", "fp8_block"),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", "mxfp8"),
+        ("--fp4-format e2m1", "nvfp4"),
+        ("--fp4-format e2m1 --fp4-recipe nvfp4", "nvfp4"),
+    ],
+)
+def test_recipes_of_few_bits(flags, precision):
+    """Megatron-LM, ``arguments.py`` (choices and defaults of both recipes) and ``core/enums.py``, ``Fp8Recipe``: current
+    scaling of whole tensors, DeepSeek's blocks, and the blocks of MX and of NVFP4."""
+    found = parse_megatron(f"{LLAMA} {flags}")
+    assert (found.settings["precision"], found.settings["gradient_bytes"]) == (precision, 4)
+    assert found.report.unknown == ()
+
+
+def test_few_bits_of_two_formats_are_refused():
+    """Megatron-Core, ``transformer_config.py``: an error."""
+    with pytest.raises(ConfigError, match="fp4-format: FP4 and FP8 together"):
+        parse_megatron(f"{LLAMA} --fp8-format hybrid --fp4-format e2m1")
+    with pytest.raises(ConfigError, match="fp8-recipe: 'custom' is not modelled"):
+        parse_megatron(f"{LLAMA} --fp8-format hybrid --fp8-recipe custom")
 
 
 FULL = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
@@ -465,6 +495,8 @@ def test_megatron_delays_weights_gradients_only_beside_the_overlap_of_experts():
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", (2, 2, None)),
         ("--use-precision-aware-optimizer", (4, 2, None)),
         ("--exp-avg-dtype bf16", (4, 4, None)),
+        ("--main-params-dtype fp32 --main-grads-dtype fp32 --exp-avg-dtype fp32 --exp-avg-sq-dtype fp32", (4, 4, None)),
+        ("--use-precision-aware-optimizer --main-params-dtype fp16", (4, 2, None)),
         ("--cpu-offloading-num-layers 4", (4, 4, 4)),
     ],
 )

@@ -95,6 +95,24 @@ def test_instances_of_megatron_fsdp_come_back(outer):
         emit("torchtitan", request(plan))
 
 
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [
+        ("fp8", "--fp8-format hybrid"),
+        ("fp8_current", "--fp8-recipe tensorwise"),
+        ("fp8_block", "--fp8-recipe blockwise"),
+        ("mxfp8", "--fp8-format e4m3"),
+        ("nvfp4", "--fp4-format e2m1"),
+    ],
+)
+def test_precisions_of_few_bits_come_back(precision, said):
+    """Megatron-LM, ``arguments.py``: choices of its formats and recipes."""
+    plan = ParallelPlan(gpus=16, micro_batch=1, global_batch=48, sequence_length=512, framework="megatron-core", precision=precision)
+    assert said in emit("megatron", request(plan.resolve(16))).text  # which compares what it reads back
+    with pytest.raises(InfeasiblePlanError, match="precision fp8_rowwise"):
+        emit("megatron", request(replace(plan, precision="fp8_rowwise").resolve(16)))
+
+
 @pytest.mark.parametrize("kind", NATIVE)
 def test_most_native_plans_can_be_said(kind):
     framework = NATIVE[kind][0]
