@@ -14,6 +14,7 @@ from simulator.errors import ConfigError
 from simulator.interop.deepspeed import read_deepspeed
 from simulator.interop.format import Format, Imported
 from simulator.interop.key_table import FoundKeys, flattened
+from simulator.interop.megatron_bridge import is_bridge
 from simulator.interop.megatron_model import KEYS, LAYERS, expert_counts, is_deepspeed, model_of, take_pattern
 from simulator.interop.megatron_script import BACKENDS, COMBINED, DISPATCHERS, OUTER, write_megatron
 from simulator.interop.shell import Script, read_script
@@ -109,7 +110,7 @@ def is_megatron(text: str) -> bool:
         re.search(r"--hidden[-_]size\b", text)
     )
     keys = re.search(r"(?m)^[ \t]*+num_layers[ \t]*:", text) and re.search(r"(?m)^[ \t]*+hidden_size[ \t]*:", text)
-    if re.search(r"(?m)^(MODEL_ARGS|modules|trainer)\s*:", text):
+    if re.search(r"(?m)^(MODEL_ARGS|modules|trainer)\s*:", text) or is_bridge(text):
         return False  # a recipe around Megatron
     return flags or bool(keys) or bool(re.match(r"#!.*\b(?:ba)?sh\b", text))
 

@@ -24,6 +24,15 @@ from simulator.errors import ConfigError
 from simulator.interop.adapters import adapter_settings
 from simulator.interop.format import Format, Imported
 from simulator.interop.key_table import flattened
+from simulator.interop.megatron_bridge import (
+    FRAMEWORK,
+    has_sections,
+    is_bridge,
+    precision_first,
+    recipe_flags,
+    settle,
+    settle_gate,
+)
 from simulator.interop.megatron_flags import LISTS, read_flags
 from simulator.interop.megatron_model import KEYS, LAYERS
 from simulator.interop.torchtitan import CATALOGUE_NAMES, read_torchtitan
@@ -47,6 +56,7 @@ _NAMES = {
     "devices": "nproc-per-node",
     "num_nodes_per_job": "nnodes",
     "fp8": "fp8-format",
+    "fp4": "fp4-format",
     "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
     "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
     "layernorm_zero_centered_gamma": "apply-layernorm-1p",
@@ -62,6 +72,8 @@ _PRECISIONS = {
     "16-mixed": "fp16",
     "fp16": "fp16",
 }
+#: words of NeMo 1 for gradients that are reduced in fp32
+_WIDE = ("fp32", "32", "float32", "torch.float32")
 #: where the rank of adapters stands, its default, and what has adapters by default
 _RANKS = ("peft.lora_tuning.adapter_dim", "peft.dim", "peft_dim", "lora.dim")
 _DEFAULT_RANK = 32
@@ -83,7 +95,8 @@ def import_recipe(
     framework = next((name for name in flat if re.fullmatch(r"modules\.\w+\.framework", name)), "")
     if framework and flat[framework] == "torchtitan":
         return _titan_of_primus(Reader(_overrides(flat), str(path)), flat)
-    flags, places = _flags(flat)
+    of_bridge = has_sections(data)
+    flags, places = _flags(precision_first(flat) if of_bridge else flat)
     reader = Reader(flags, str(path), locator=locator, names=places)
     if framework and flat[framework] not in ("megatron", "megatron_bridge"):
         raise ConfigError(
@@ -101,9 +114,14 @@ def import_recipe(
     if is_primus and not reader.has("bf16", "fp16"):
         reader.assume("precision", "bf16", "the default of Primus")
         reader.data["bf16"] = True
+    is_gated = settle_gate(reader)
+    if of_bridge:
+        settle(reader, flat, is_gated=is_gated)
     tuned = _adapters(flat, reader)
     family = _family(data, flat, reader)
     imported = read_flags(reader, family, nodes, gpus_per_node, is_partial=not is_whole and not is_primus)
+    if of_bridge and imported.settings["framework"] == "megatron-core":
+        imported.settings["framework"] = FRAMEWORK
     buckets = next((value for name, value in flat.items() if name.endswith("optim.bucket_cap_mb")), None)
     if isinstance(buckets, int) and not isinstance(buckets, bool) and 0 < buckets < 10**6:
         imported.settings["bucket_bytes"] = buckets << 20
@@ -181,15 +199,7 @@ def is_recipe(text: str) -> bool:
     is_nemo = has("trainer", "model", "micro_batch_size") and has("tensor_model_parallel_size")
     is_test = has("MODEL_ARGS") and (has("trainer\\.num_nodes") or has("--num-layers"))
     is_primus = has("modules", r"\w+_trainer", "framework")
-    is_bridge = has("train") and bool(
-        re.search(r"(?m)^train:[ \t]*\n(?:(?:[ \t].*)?\n)*?[ \t]+(train_iters|global_batch_size)[ \t]*:", text)
-    )
-    return (
-        is_nemo
-        or is_test
-        or is_primus
-        or (is_bridge and bool(re.search(r"(?m)^(model|dataset|scheduler|checkpoint)\s*:", text)))
-    )
+    return is_nemo or is_test or is_primus or is_bridge(text)
 
 
 #: settings that refer to each other one after the other, and characters of all that they come to
@@ -264,6 +274,10 @@ def _flags(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     for name, value in flat.items():
         parts = name.removeprefix("MODEL_ARGS.").split(".")
         leaf = parts[-1].removeprefix("--")
+        if parts[-2:] == ["activation_func", "_target_"]:
+            leaf = "activation_func"
+        if re.fullmatch(r"_[a-z]+_", leaf):
+            continue  # of Hydra: what makes an object of the section
         is_aside = any(part in _OTHER for part in parts[:-1]) and leaf not in (
             "micro_batch_size",
             "global_batch_size",
@@ -295,8 +309,11 @@ def _flag(leaf: str, value: Any, parts: list[str]) -> dict[str, Any]:
     if leaf == "fsdp_sharding_strategy":
         theirs = KEYS.named("data-parallel-sharding-strategy").theirs(NEMO_FSDP.get(text))
         return {"data-parallel-sharding-strategy": theirs or value}
-    if leaf == "grad_reduce_in_fp32":
-        return {"accumulate-allreduce-grads-in-fp32": value, "grad-reduce-in-bf16": value is False}
+    if leaf in ("grad_reduce_in_fp32", "grad_sync_dtype"):
+        is_wide = value if leaf == "grad_reduce_in_fp32" else text in _WIDE
+        return {"accumulate-allreduce-grads-in-fp32": is_wide, "grad-reduce-in-bf16": is_wide is False}
+    if leaf == "mixed_precision" and recipe_flags(text):
+        return recipe_flags(text)
     if leaf in ("bias", "add_bias_linear"):
         return {"disable-bias-linear": value is False}
     if leaf == "share_embeddings_and_output_weights":
@@ -307,8 +324,8 @@ def _flag(leaf: str, value: Any, parts: list[str]) -> dict[str, Any]:
         return {_PRECISIONS[text]: True} if text in _PRECISIONS else {}
     if leaf == "name" and "optim" in parts:
         return {"use-distributed-optimizer": "distributed" in text}
-    if leaf == "fp8":
-        return {"fp8-format": value} if value not in (False, "null", "none") else {}
+    if leaf in ("fp8", "fp4"):
+        return {f"{leaf}-format": value} if value not in (False, "null", "none") else {}
     if leaf in ("fp8_e4m3", "fp8_hybrid", "mcore_gpt", "mcore_t5"):
         return {}
     if leaf == "transformer_engine":

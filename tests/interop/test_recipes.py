@@ -121,7 +121,92 @@ def test_overrides_leave_what_they_do_not_name(tmp_path):
     text = "model:\n  tensor_model_parallel_size: 2\n  seq_length: 2048\ntrain:\n  train_iters: 20\n  global_batch_size: 8\n"
     found = read(tmp_path, text)
     assert found.spec is None
-    assert found.settings == {"tp": 2, "sequence_length": 2048, "global_batch": 8, "framework": "megatron-core"}
+    assert found.settings == {"tp": 2, "sequence_length": 2048, "global_batch": 8, "framework": "megatron-bridge"}
+    assert not any(text.startswith("precision") for text in found.report.assumed)
+
+
+BRIDGE = """model:
+  tensor_model_parallel_size: 2
+  num_layers: 80
+  hidden_size: 8192
+  ffn_hidden_size: 28672
+  num_attention_heads: 64
+  num_query_groups: 8
+  kv_channels: 128
+  gated_linear_unit: true
+  vocab_size: 128256
+  seq_length: 8192
+train: {global_batch_size: 256, micro_batch_size: 1, train_iters: 100}
+ddp: {overlap_grad_reduce: true}
+"""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "precision", "width", "ends"),
+    [
+        ("bf16_mixed", "bf16", 4, None),
+        ("bf16-mixed", "bf16", 4, None),
+        ("fp16_mixed", "fp16", 2, None),
+        ("bf16_with_fp8_delayed_scaling_mixed", "fp8", 4, None),
+        ("bf16_with_fp8_current_scaling_mixed", "fp8_current", 4, 1),
+        ("nemotron_h_bf16_with_fp8_current_scaling_mixed", "fp8_current", 4, 2),
+        ("nanov2_bf16_with_fp8_current_scaling_mixed", "fp8_block", 4, 2),
+        ("bf16_with_fp8_subchannel_scaling_mixed", "fp8_block", 4, None),
+        ("bf16_with_mxfp8_mixed", "mxfp8", 4, None),
+        ("bf16_with_nvfp4_mixed", "nvfp4", 4, None),
+    ],
+)
+def test_recipes_of_mixed_precision_of_megatron_bridge(tmp_path, recipe, precision, width, ends):
+    """Megatron Bridge, ``training/mixed_precision.py``: what each recipe sets; its ``grad_reduce_in_fp32`` is written over
+    that of ``ddp`` (``MixedPrecisionConfig.setup``)."""
+    found = read(
+        tmp_path, BRIDGE.replace("true}", "true, grad_reduce_in_fp32: false}") + f"mixed_precision: {recipe}\n"
+    )
+    told = found.settings
+    assert (told["precision"], told["gradient_bytes"], told["framework"]) == (precision, width, "megatron-bridge")
+    assert (told.get("bf16_first_layers"), told.get("bf16_last_layers")) == (ends, ends)
+    assert any("wins over ddp.grad_reduce_in_fp32" in text for text in found.report.assumed) == (width == 4)
+    assert found.report.unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("section", "precision", "width"),
+    [
+        ("{bf16: true, grad_reduce_in_fp32: false}", "bf16", 2),
+        ("{bf16: true, fp8: e4m3, fp8_recipe: mxfp8, grad_reduce_in_fp32: true}", "mxfp8", 4),
+        ("{bf16: true, fp8: hybrid}", "fp8_current", 4),
+        ("{bf16: true, fp4: e2m1, fp8: null}", "nvfp4", 4),
+    ],
+)
+def test_a_section_of_mixed_precision_of_megatron_bridge(tmp_path, section, precision, width):
+    """The same file, ``MixedPrecisionConfig``: recipes are ``tensorwise`` and ``nvfp4`` unless said."""
+    found = read(tmp_path, BRIDGE + f"mixed_precision: {section}\n")
+    assert (found.settings["precision"], found.settings["gradient_bytes"]) == (precision, width)
+
+
+@pytest.mark.parametrize("reduces", [True, False])
+def test_gradients_of_megatron_bridge_and_of_nemo(tmp_path, reduces):
+    """Where no recipe is named ``ddp.grad_reduce_in_fp32`` counts; NeMo 1 makes it of ``grad_sync_dtype``
+    (``megatron_base_model.py``, ``setup_mcore_distributed_parallel``)."""
+    width = 4 if reduces else 2
+    text = f"train:\n  train_iters: 2\nmodel: {{seq_length: 8}}\nddp: {{grad_reduce_in_fp32: {str(reduces).lower()}}}\n"
+    assert read(tmp_path, text).settings["gradient_bytes"] == width
+    dtype = "fp32" if reduces else "bf16"
+    found = read(tmp_path, NEMO.replace("bucket_cap_mb: 125", f"grad_sync_dtype: {dtype}"))
+    assert found.settings["gradient_bytes"] == width and not any("sync" in text for text in found.report.unknown)
+
+
+def test_a_model_of_megatron_bridge_is_no_file_of_megatrons(tmp_path):
+    """What it leaves to its provider is Llama's where it has a gate (``llama_provider.py``): the sizes of Llama 3 70B."""
+    spec = read(tmp_path, BRIDGE).spec
+    assert spec.n_parameters == 70_553_706_496  # as the released weights have
+    assert (spec.activation, spec.positions, spec.norm) == ("silu", "rotary", "rms_norm")
+    gelu = read(tmp_path, BRIDGE.replace("true\n", "true\n  activation_func: torch.nn.functional.gelu\n")).spec
+    assert gelu.gated_mlp and gelu.activation == "gelu"
+    target = "  activation_func: {_target_: torch.nn.functional.silu, _call_: false}\n  normalization: LayerNorm\n"
+    silu = read(tmp_path, BRIDGE.replace("true\n", "true\n" + target))
+    assert (silu.spec.activation, silu.spec.norm) == ("silu", "layer_norm")
+    assert silu.report.unknown == ()
 
 
 def test_primus_takes_its_variables(tmp_path):

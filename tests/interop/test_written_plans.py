@@ -107,7 +107,9 @@ def test_instances_of_megatron_fsdp_come_back(outer):
 )
 def test_precisions_of_few_bits_come_back(precision, said):
     """Megatron-LM, ``arguments.py``: choices of its formats and recipes."""
-    plan = ParallelPlan(gpus=16, micro_batch=1, global_batch=48, sequence_length=512, framework="megatron-core", precision=precision)
+    plan = ParallelPlan(
+        gpus=16, micro_batch=1, global_batch=48, sequence_length=512, framework="megatron-core", precision=precision
+    )
     assert said in emit("megatron", request(plan.resolve(16))).text  # which compares what it reads back
     with pytest.raises(InfeasiblePlanError, match="precision fp8_rowwise"):
         emit("megatron", request(replace(plan, precision="fp8_rowwise").resolve(16)))
