@@ -2,7 +2,7 @@
 
 References
 ----------
-huggingface/accelerate, ``accelerate/commands/config`` (names and defaults).
+huggingface/accelerate, ``accelerate/commands/config`` (names and defaults), ``utils/dataclasses.py`` (``DynamoBackend``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from simulator.interop.meshes import mesh_of, outside_meshes
 from simulator.plan.data_parallelism import FSDP_STRATEGIES, mesh_sharding
 
 _PRECISIONS = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
+#: who compiles, and backends of PyTorch's compiler that run operations as they are
+_DYNAMO, _UNCOMPILED = "dynamo_config.dynamo_backend", ("no", "eager", "aot_eager")
 _DEVICES = {"none": "none", "cpu": "cpu"}
 _F, _D, _M, _P = "fsdp_config.", "deepspeed_config.", "megatron_lm_config.", "parallelism_config.parallelism_config_"
 
@@ -34,6 +36,8 @@ def _describe(found: FoundKeys) -> Described:
     settings: dict[str, Any] = {"framework": "hf-eager", "precision": precision}
     if found["num_processes"]:
         settings["gpus"] = found["num_processes"]
+    if str(found[_DYNAMO] or "no").lower() not in _UNCOMPILED:
+        settings["host"] = "compiled"
     if kind != "NO" and kind in _READERS:
         settings |= _READERS[kind](found) | {"precision": precision.removeprefix("amp_")}  # 16-bit working weights
     if kind == "DEEPSPEED" and found["deepspeed_config.deepspeed_config_file"]:

@@ -217,6 +217,27 @@ def test_accelerate_fsdp(tmp_path):
     assert imported.report.unknown == ()
 
 
+@pytest.mark.parametrize(
+    ("more", "host"),
+    [
+        ("", None),
+        ("dynamo_config: {dynamo_backend: INDUCTOR, dynamo_mode: default}\n", "compiled"),
+        ("dynamo_backend: inductor\n", "compiled"),  # before Accelerate 0.15
+        ("dynamo_backend: 'NO'\n", None),
+        ("dynamo_backend: NO\n", None),
+        ("dynamo_config: {dynamo_backend: 'NO'}\n", None),
+        ("dynamo_config: {dynamo_backend: EAGER}\n", None),
+        ("dynamo_config: {}\n", None),
+    ],
+)
+def test_accelerate_compiles_where_a_backend_is_named(tmp_path, more, host):
+    """Accelerate, ``DynamoBackend``: ``NO`` compiles nothing, ``EAGER`` runs what was traced, for debugging."""
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(FSDP + more)
+    found = import_accelerate(path)
+    assert found.settings.get("host") == host and found.report.unknown == ()
+
+
 def test_accelerate_deepspeed_file(tmp_path):
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 3}, "x": 1}))
     path = tmp_path / "a.yaml"
