@@ -125,6 +125,7 @@ def _named_file(found: FoundKeys, path: Path) -> dict[str, Any]:
     name = found[_D + "deepspeed_config_file"]
     file = Path(name) if Path(name).is_absolute() else path.parent / name
     inner = import_deepspeed(file)
+    found.automatic = inner.automatic
     found.reader.account.include(inner.report, f"{file.name}: ")
     return inner.settings
 

@@ -2,13 +2,15 @@
 
 References
 ----------
-deepspeedai/DeepSpeed, ``deepspeed/runtime/config.py`` and ``runtime/zero/config.py`` (names, defaults, the batch rule).
+deepspeedai/DeepSpeed, ``deepspeed/runtime/config.py`` and ``runtime/zero/config.py`` (names, defaults, the batch rule);
+huggingface/transformers, ``integrations/deepspeed.py`` (what becomes of ``auto``).
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,17 @@ from simulator.plan.data_parallelism import ZERO_STAGES
 #: optimizers with two fp32 moments and gradients reduced as they are
 _ADAM_LIKE = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_adam", "lamb", "fusedlamb")
 KEYS = shipped_table("deepspeed")
+#: sizes that the Trainer takes for ``auto`` -> our setting, elements of a hidden size, and those in words
+#: (``HfTrainerDeepSpeedConfig.trainer_config_finalize``)
+_OF_HIDDEN: Mapping[str, tuple[str, Callable[[int], int], str]] = {
+    "zero_optimization.reduce_bucket_size": ("bucket_bytes", lambda hidden: hidden**2, "the hidden size squared"),
+    "zero_optimization.stage3_prefetch_bucket_size": (
+        "prefetch_elements", lambda hidden: hidden**2 * 9 // 10, "0.9 of the hidden size squared",
+    ),
+    "zero_optimization.stage3_param_persistence_threshold": (
+        "persistence_elements", lambda hidden: 10 * hidden, "10 hidden sizes",
+    ),
+}  # fmt: skip
 
 
 def import_deepspeed(path: str | Path, *, gpus: int = 0) -> Imported:
@@ -39,9 +52,12 @@ def is_deepspeed(text: str) -> bool:
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def read_deepspeed(reader: Reader, *, n_ranks: int = 0) -> Imported:
-    """Read settings that are already a mapping, written flat; see :func:`import_deepspeed`."""
-    automatic = _left_to_the_trainer(reader)
+def read_deepspeed(reader: Reader, *, n_ranks: int = 0, hidden: int = 0) -> Imported:
+    """Read settings that are already a mapping, written flat; see :func:`import_deepspeed`.
+
+    ``hidden`` is the hidden size of the model, 0 where it is not known: sizes that are ``auto`` follow from it.
+    """
+    automatic = _left_to_the_trainer(reader, hidden)
     found = KEYS.read(reader)
     if (
         reader.has("zero_optimization.offload_optimizer.device")
@@ -66,20 +82,49 @@ def read_deepspeed(reader: Reader, *, n_ranks: int = 0) -> Imported:
         reader.assume("recompute", "full", "activation_checkpointing is configured; the model must call it")
         settings["recompute"] = "full"
     KEYS.finish(found)
+    sizes = tuple(field for key, (field, _, _) in _OF_HIDDEN.items() if automatic & {*KEYS.named(key).names})
+    settings |= sizes_of_hidden(sizes, hidden, settings)
     return Imported(
         kind="deepspeed", file=reader.file, settings=settings, accumulation=found["gradient_accumulation_steps"],
-        report=reader.account.report(),
+        automatic=sizes, report=reader.account.report(),
     )  # fmt: skip
 
 
-def _left_to_the_trainer(reader: Reader) -> set[str]:
-    """Take the keys out whose value is ``auto``, and return them."""
+def _left_to_the_trainer(reader: Reader, hidden: int) -> set[str]:
+    """Take the keys out whose value is ``auto``, and return those that count."""
     names = [name for name, value in reader.data.items() if value == "auto" and KEYS.knows(name)]
-    for name in names:
+    is_third = str(reader.data.get("zero_optimization.stage")) == "3"
+    for name in list(names):
         reader.raw(name)
         del reader.data[name]
-        reader.assume(name, "unset", "'auto' is filled in by the Hugging Face trainer")
+        _, size, in_words = _OF_HIDDEN.get(KEYS.named(name).names[0], ("", None, ""))
+        if size is None:
+            reader.assume(name, "unset", "'auto' is filled in by the Hugging Face trainer")
+        elif not is_third and "stage3" in KEYS.named(name).names[0]:
+            names.remove(name)
+        elif hidden:
+            reader.assume(name, size(hidden), f"'auto' becomes {in_words} in the Hugging Face trainer")
+        else:
+            why = f"'auto' becomes {in_words} in the Hugging Face trainer, which counts where --model says it"
+            reader.assume(name, "DeepSpeed's default", why)
     return set(names)
+
+
+def sizes_of_hidden(automatic: Collection[str], hidden: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings among ``automatic`` of a model of a hidden size, 0 where it is not known.
+
+    Examples
+    --------
+    >>> sizes_of_hidden(("bucket_bytes", "persistence_elements"), 4096, {"framework": "deepspeed", "precision": "bf16"})
+    {'bucket_bytes': 33554432, 'persistence_elements': 40960}
+    """
+    found = {field: size(hidden) for field, size, _ in _OF_HIDDEN.values() if hidden and field in automatic}
+    if settings.get("overlap") is False:
+        found.pop("prefetch_elements", None)  # nothing is gathered ahead
+    if "bucket_bytes" in found:
+        widths = {name: settings[name] for name in ("framework", "precision", "gradient_bytes") if name in settings}
+        found["bucket_bytes"] *= ParallelPlan(**widths).reduced_bytes
+    return found
 
 
 def _batch(found: FoundKeys, automatic: set[str], n_ranks: int) -> dict[str, Any]:

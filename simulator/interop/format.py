@@ -107,6 +107,8 @@ class Imported:
     #: Plan settings in the keys of :class:`simulator.plan.ParallelPlan`.
     settings: dict[str, Value] = field(default_factory=dict)
     accumulation: int | None = None  #: Micro-batches of a step, where the global batch follows from them and the ranks.
+    #: Settings that the Trainer of Hugging Face makes of the model's hidden size, where a DeepSpeed file says ``auto``.
+    automatic: tuple[str, ...] = ()
     report: ImportReport = field(default_factory=ImportReport)  #: What was done with every key.
 
     def plan(self) -> ParallelPlan:

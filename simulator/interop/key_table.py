@@ -145,6 +145,9 @@ class FoundKeys:
 
     reader: Reader
     values: dict[str, Any]
+    automatic: tuple[
+        str, ...
+    ] = ()  #: As :attr:`simulator.interop.format.Imported.automatic`, of a file that this one names.
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -284,8 +287,10 @@ def reader_of(
             found.reader.account.assume(f"{place}: {'.'.join(map(str, twice))} appears twice: the later one counts")
         spec, settings, steps = describe(found)
         table.finish(found)
-        report = found.reader.account.report()
-        return Imported(kind=kind, file=str(path), spec=spec, settings=settings, accumulation=steps, report=report)
+        return Imported(
+            kind=kind, file=str(path), spec=spec, settings=settings, accumulation=steps, automatic=found.automatic,
+            report=found.reader.account.report(),
+        )  # fmt: skip
 
     return read
 

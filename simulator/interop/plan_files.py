@@ -8,7 +8,9 @@ from typing import Any
 
 from simulator.config import Fault, content_in_words, did_you_mean, load_yaml, raise_faults
 from simulator.errors import ConfigError
-from simulator.interop import import_settings, recognise_settings
+from simulator.interop import import_settings, load_model, recognise_settings
+from simulator.interop.deepspeed import sizes_of_hidden
+from simulator.interop.format import Imported
 from simulator.plan.names import is_switch, setting_named, switched
 from simulator.plan.parallel_plan import SETTINGS
 
@@ -73,6 +75,7 @@ def plan_settings(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]
     for path in deepspeed_files(options):
         given = {name: options[name] for name in _DEGREES if options.get(name)}
         settings = _lay_deepspeed_over(settings, str(path), {**own, **given}, n_gpus)
+        settings |= _sizes(import_settings(path, "deepspeed"), settings, options)
     return settings | own
 
 
@@ -90,10 +93,18 @@ def _own_plan(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]:
     if not imported.settings:
         raise ConfigError(f"{path} ({imported.kind}) describes a model and no plan", hint=f"give it as --model {path}")
     settings: dict[str, Any] = dict(imported.settings)
+    settings |= _sizes(imported, settings, options)
     if imported.accumulation and "global_batch" not in settings and "micro_batch" in settings and n_gpus:
         ranks = n_gpus // (settings.get("tp", 1) * settings.get("pp", 1) * settings.get("cp", 1))
         settings["global_batch"] = settings["micro_batch"] * imported.accumulation * max(1, ranks)
     return settings
+
+
+def _sizes(imported: Imported, settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes that the Trainer of Hugging Face makes of the hidden size of ``--model``, where a file leaves them to it."""
+    if not (imported.automatic and options.get("model")):
+        return {}
+    return sizes_of_hidden(imported.automatic, load_model(str(options["model"])).hidden, settings)
 
 
 def deepspeed_files(options: Mapping[str, Any]) -> Iterator[str]:

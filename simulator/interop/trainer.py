@@ -2,8 +2,10 @@
 
 References
 ----------
-axolotl-ai-cloud/axolotl, ``src/axolotl/utils/schemas``; hiyouga/LLaMA-Factory, ``src/llamafactory/hparams``;
-huggingface/transformers, ``training_args.py`` (names and defaults).
+axolotl-ai-cloud/axolotl, ``src/axolotl/utils/schemas``, ``integrations/liger`` and ``integrations/cut_cross_entropy``;
+hiyouga/LLaMA-Factory, ``src/llamafactory/hparams``;
+huggingface/transformers, ``training_args.py`` (names and defaults) and ``integrations/deepspeed.py`` (which values of a DeepSpeed
+file must be the Trainer's).
 """
 
 from __future__ import annotations
@@ -12,17 +14,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+from simulator.config import load_yaml
 from simulator.errors import ConfigError
 from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
-from simulator.interop.deepspeed import import_deepspeed
+from simulator.interop.deepspeed import KEYS as DEEPSPEED_KEYS
+from simulator.interop.deepspeed import read_deepspeed
 from simulator.interop.format import Format
-from simulator.interop.key_table import Described, FoundKeys, json_keys, reader_of, shipped_table
+from simulator.interop.key_table import Described, FoundKeys, flattened, json_keys, reader_of, shipped_table
 from simulator.interop.megatron_flags import read_flags
 from simulator.interop.nemo import megatron_name
 from simulator.interop.typed_values import Reader, words
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
 from simulator.plan.data_parallelism import FSDP_STRATEGIES, mesh_sharding
+from simulator.plan.frameworks import liger_variant
 
 #: keys that freeze weights in fewer bits
 _QUANTIZED = ("load_in_4bit", "load_in_8bit", "quantization_bit")
@@ -44,12 +49,56 @@ def _describe(found: FoundKeys) -> Described:
         found.reader.assume("recompute", "full", "LLaMA-Factory's default")
     if _is_on(found["torch_compile"]):
         settings["host"] = "compiled"
-    settings |= _deepspeed(found, Path(found.reader.file)) | _megatron(found) | _adapters(found, is_factory)
+    spec = catalogue_model(found.reader, "base_model", found["base_model"])
+    settings |= _deepspeed(found, spec) | _megatron(found) | _adapters(found, is_factory)
     settings |= optimizer_settings(found.reader, "optimizer" if found.given("optimizer") else "optim", "adamw_torch")
     if found["stage"] not in ("sft", "pt"):
         found.reader.miss("stage", f"{found['stage']}: other models or generation run beside training")
-    spec = catalogue_model(found.reader, "base_model", found["base_model"])
+    settings |= _offload(found, spec) | _liger(found, settings["framework"])
     return spec, settings, found["gradient_accumulation_steps"]
+
+
+#: switches of Axolotl's plugin of Liger's kernels, all of which a framework with Liger's kernels has on
+_LIGER = words("liger_rope liger_rms_norm liger_glu_activation liger_fused_linear_cross_entropy")
+#: words of Axolotl for checkpoints that wait in host memory
+_OFFLOADS = ("offload", "unsloth")
+
+
+def _liger(found: FoundKeys, framework: str) -> dict[str, Any]:
+    """Return the framework with Liger's kernels, where they are on; note what a loss without logits would save."""
+    reader, plugins = found.reader, str(found["plugins"] or "")
+    if found["cut_cross_entropy"] or ("cut_cross_entropy" in plugins and found["cut_cross_entropy"] is None):
+        key = "cut_cross_entropy" if found["cut_cross_entropy"] else "plugins"
+        reader.miss(key, "Cut Cross-Entropy makes no whole logits: their memory is counted")
+    switched = [KEYS.named(name) for name in _LIGER if found[name]]
+    if switched and "liger" not in plugins.lower():
+        reader.assume(
+            "kernels", "as without Liger", "its switches do nothing unless Axolotl's plugins name LigerPlugin"
+        )
+        switched = []
+    if not (switched or found["use_liger_kernel"]):
+        return {}
+    name = reader.spelling((*KEYS.named("use_liger_kernel").names, *(name for key in switched for name in key.names)))
+    variant = liger_variant(framework)
+    if not variant:
+        reader.miss(name, f"{framework} is described without Liger's kernels")
+        return {}
+    off = [one for one in _LIGER if not found[one]] if not found["use_liger_kernel"] else []
+    if off:
+        reader.miss(name, f"{', '.join(off)} of Liger's kernels are taken, too")
+    return {"framework": variant}
+
+
+def _offload(found: FoundKeys, spec: ModelSpec | None) -> dict[str, Any]:
+    """Return the blocks whose checkpoints wait in host memory: all of them, of a model that is known."""
+    kind = found["gradient_checkpointing"]
+    if kind not in (*_OFFLOADS, "offload_disk"):
+        return {}
+    if kind in _OFFLOADS and spec is not None:
+        return {"offload_layers": spec.layers}
+    why = f"{kind}: what is kept of blocks is taken as on the GPU"
+    found.reader.miss("gradient_checkpointing", why + (": give its blocks as --offload-layers" if spec is None else ""))
+    return {}
 
 
 def _adapters(found: FoundKeys, is_factory: bool) -> dict[str, Any]:
@@ -167,19 +216,52 @@ def _fsdp(found: FoundKeys) -> dict[str, Any]:
     return settings
 
 
-def _deepspeed(found: FoundKeys, path: Path) -> dict[str, Any]:
-    """Return the settings of the DeepSpeed file that is named."""
-    name = found["deepspeed"]
+def _deepspeed(found: FoundKeys, spec: ModelSpec | None) -> dict[str, Any]:
+    """Return the settings of the DeepSpeed file that is named, with what the Trainer fills into it."""
+    name, path = found["deepspeed"], Path(found.reader.file)
     if not isinstance(name, str) or not name:
         return {}
     file = next((one for one in (path.parent / name, path.parent / Path(name).name) if one.is_file()), None)
     if file is None:
         found.reader.miss("deepspeed", f"{name} is not here: give it with --deepspeed")
         return {"framework": "deepspeed"}
-    inner = import_deepspeed(file)
+    data, locator = load_yaml(file)
+    reader = Reader(flattened(data, str(file)), str(file), locator=locator)
+    _fill(found, reader, file.name)
+    inner = read_deepspeed(reader, hidden=spec.hidden if spec is not None else 0)
     found.reader.account.include(inner.report, f"{file.name}: ")
-    taken = {"micro_batch", "global_batch", "dp"} if found.given("micro_batch_size") else set()
-    return {one: value for one, value in inner.settings.items() if one not in taken}
+    found.automatic = inner.automatic
+    unsaid = {("precision", "fp32"), ("tp", 1)}  # which the Trainer may say otherwise
+    return {one: value for one, value in inner.settings.items() if (one, value) not in unsaid}
+
+
+def _fill(found: FoundKeys, theirs: Reader, file: str) -> None:
+    """Write the Trainer's values for ``auto`` into a DeepSpeed file's, and refuse others that differ, as the Trainer does."""
+    precision = _precision(found)["precision"].removeprefix("amp_")
+    says_precision = found.given("bf16", "fp16") and not _is_on(found["pure_bf16"])
+    values: dict[str, tuple[str, Any, bool]] = {  # key of DeepSpeed -> key here, value here, whether they must agree
+        "train_micro_batch_size_per_gpu": ("micro_batch_size", found["micro_batch_size"], True),
+        "gradient_accumulation_steps": ("gradient_accumulation_steps", found["gradient_accumulation_steps"], True),
+        **{f"{word}.enabled": (word, precision == word, says_precision) for word in ("bf16", "fp16")},
+    }
+    if found["micro_batch_size"] is None:
+        del values["train_micro_batch_size_per_gpu"]
+    elif theirs.data.get("train_batch_size") == "auto":
+        del theirs.data["train_batch_size"]  # follows from the ranks
+    differing: dict[str, str] = {}
+    for name, (key, ours, must_agree) in values.items():
+        spelling = theirs.spelling(DEEPSPEED_KEYS.named(name).names)
+        value = theirs.data.get(spelling)
+        if value == "auto" or (value is None and ours):
+            theirs.data[spelling] = ours
+        elif value is not None and value != ours and must_agree:
+            here = found.reader.spelling(KEYS.named(key).names)
+            told = f"{ours}".lower() + (" by default" if not found.given(here) else "")
+            differing[here] = f"{told} beside {spelling}: {str(value).lower()} of {file}"
+    if differing:
+        (here, first), *rest = differing.items()
+        hint = f'write "auto" in {file}, or the same values: transformers stops where they differ'
+        found.reader.fault(here, "; ".join([first, *(f"{other}: {text}" for other, text in rest)]), hint=hint)
 
 
 def catalogue_model(reader: Reader, key_name: str, named: str) -> ModelSpec | None:

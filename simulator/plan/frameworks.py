@@ -490,6 +490,18 @@ def automodel_variant(degrees: Mapping[str, int], *, wants_liger: bool = True) -
     return "automodel-liger" if wants_liger and is_whole else "automodel"
 
 
+def liger_variant(name: str) -> str:
+    """Return the framework that runs the modules of another one with Liger's kernels; empty where there is none.
+
+    Examples
+    --------
+    >>> [liger_variant(name) for name in ("hf-eager", "hf-fsdp", "deepspeed", "automodel", "fsdp2")]
+    ['hf-liger', 'hf-fsdp-liger', 'deepspeed-liger', 'automodel-liger', '']
+    """
+    found = f"{name.removesuffix('-eager')}-liger"
+    return found if found in FRAMEWORKS else ""
+
+
 def that_splits(what: Split) -> str:
     """Return the part of PyTorch by itself that splits batches, parameters, tensors or layers.
 

@@ -8,6 +8,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.interop import import_settings, recognise
 from simulator.interop.megatron_flags import import_megatron
 from simulator.interop.nemo import resolved
+from simulator.interop.plan_files import plan_settings
 from simulator.models.build import build_model
 from simulator.models.catalog import rename
 from simulator.models.setting import RankSetting
@@ -596,6 +597,164 @@ def test_llama_factory_with_a_deepspeed_file(tmp_path):
     )
     (tmp_path / "z3.json").unlink()
     assert any(entry.startswith("deepspeed") for entry in read(tmp_path, text).report.unknown)
+
+
+FACTORY = (
+    "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n"
+    "cutoff_len: 4096\nbf16: true\ndeepspeed: ds.json\n"
+)
+AUTO = {
+    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"),
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+    "zero_optimization": {
+        "stage": 3,
+        **dict.fromkeys(
+            ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto"
+        ),
+    },
+}
+
+
+def beside(tmp_path, data, text=FACTORY):
+    (tmp_path / "ds.json").write_text(json.dumps(data))
+    return read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"train_micro_batch_size_per_gpu": 4},
+            "per_device_train_batch_size: 1 beside train_micro_batch_size_per_gpu: 4 of ds.json",
+        ),
+        (
+            {"gradient_accumulation_steps": 2},
+            "gradient_accumulation_steps: 8 beside gradient_accumulation_steps: 2 of ds.json",
+        ),
+        ({"fp16": {"enabled": True}}, "fp16: false by default beside fp16.enabled: true of ds.json"),
+        ({"bf16": {"enabled": False}}, "bf16: true beside bf16.enabled: false of ds.json"),
+        ({"train_batch_size": 60}, "train_batch_size: 60 is not 1 x 8 x a whole number of data-parallel ranks"),
+        (
+            {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
+            r":\d+:\d+: per_device_train_batch_size: 1 beside .* of ds.json; gradient_accumulation_steps: 8 beside",
+        ),
+    ],
+)
+def test_a_deepspeed_file_that_differs_from_the_trainer_is_refused(tmp_path, more, message):
+    """transformers, ``integrations/deepspeed.py``: a ``ValueError`` that asks to correct what mismatches TrainingArguments."""
+    with pytest.raises(ConfigError, match=message) as error:
+        beside(tmp_path, AUTO | more)
+    assert "train_batch_size: 60" in message or '"auto"' in error.value.hint
+
+
+def test_what_the_trainer_leaves_out_has_its_default(tmp_path):
+    """``TrainingArguments.gradient_accumulation_steps`` is 1."""
+    text = FACTORY.replace("gradient_accumulation_steps: 8\n", "")
+    with pytest.raises(ConfigError, match="gradient_accumulation_steps: 1 by default beside"):
+        beside(tmp_path, AUTO | {"gradient_accumulation_steps": 2}, text)
+    assert beside(tmp_path, AUTO | {"gradient_accumulation_steps": 1}, text).accumulation == 1
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}, {"train_batch_size": 128}]
+)
+def test_the_trainer_fills_in_what_is_automatic(tmp_path, more):
+    found = beside(tmp_path, AUTO | more)
+    told = (found.settings["micro_batch"], found.accumulation, found.settings["precision"], found.settings["sharding"])
+    assert told == (1, 8, "bf16", "zero3")
+    assert found.settings.get("dp") == (16 if "train_batch_size" in more else None)  # 128 / (1 x 8)
+    silent = {name: value for name, value in AUTO.items() if name != "bf16"}
+    assert (
+        beside(tmp_path, silent).settings["precision"] == "bf16"
+    )  # Accelerate, ``set_mixed_precision``, adds the section
+
+
+def test_sizes_of_deepspeed_follow_from_the_hidden_size(tmp_path):
+    """transformers, ``trainer_config_finalize``: h * h, 0.9 * h * h, and at the third stage 10 * h; 4096 of Qwen3 8B."""
+    names = ("bucket_bytes", "prefetch_elements", "persistence_elements")
+    found = beside(tmp_path, AUTO)
+    assert [found.settings[name] for name in names] == [2 * 16777216, 15099494, 40960]
+    second = beside(tmp_path, AUTO | {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}})
+    assert second.settings["bucket_bytes"] == 2 * 16777216
+    assert (
+        "prefetch_elements"
+        not in beside(
+            tmp_path, AUTO | {"zero_optimization": AUTO["zero_optimization"] | {"overlap_comm": False}}
+        ).settings
+    )
+    unknown = FACTORY.replace("Qwen/Qwen3-8B", "nobody/none")
+    found = beside(tmp_path, AUTO, unknown)
+    assert not {*names} & {*found.settings}
+    assert sum("DeepSpeed's default" in text and "--model" in text for text in found.report.assumed) == 3
+    path = str(tmp_path / "file.yaml")  # 8192 of Llama 3 70B
+    for options in ({"plan": path}, {"deepspeed": str(tmp_path / "ds.json")}):
+        told = plan_settings({**options, "model": "llama3-70b"})
+        assert [told[name] for name in names] == [2 * 67108864, 60397977, 81920]
+    accelerate = tmp_path / "accelerate.yaml"
+    accelerate.write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
+    )
+    assert plan_settings({"plan": str(accelerate), "model": "llama3-70b"})["persistence_elements"] == 81920
+
+
+LIGER = "liger_rope: true\nliger_rms_norm: true\nliger_glu_activation: true\nliger_fused_linear_cross_entropy: true\n"
+PLUGIN = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "framework", "named"),
+    [
+        ("use_liger_kernel: true\n", "hf-liger", []),
+        ("use_liger_kernel: false\n", "hf-eager", []),
+        ("enable_liger_kernel: true\nfsdp: full_shard\n", "hf-fsdp-liger", []),
+        ("enable_liger_kernel: true\ndeepspeed: ds.json\n", "deepspeed-liger", []),
+        (PLUGIN + LIGER, "hf-liger", []),
+        (PLUGIN + LIGER.replace("liger_glu_activation", "liger_swiglu"), "hf-liger", []),
+        (PLUGIN + "liger_rms_norm: true\n", "hf-liger", ["liger_rms_norm"]),  # what else it has is named
+        (LIGER, "hf-eager", []),  # switches of a plugin that is not loaded
+        (PLUGIN + LIGER + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", "fsdp2", ["liger_rope"]),
+    ],
+)
+def test_kernels_of_liger_are_a_framework(tmp_path, more, framework, named):
+    """transformers, ``use_liger_kernel``; LLaMA-Factory, ``enable_liger_kernel``; axolotl, ``integrations/liger/args.py``."""
+    (tmp_path / "ds.json").write_text(json.dumps(AUTO))
+    text = "base_model: meta-llama/Llama-2-7b-hf\nmicro_batch_size: 1\nsequence_len: 2048\nbf16: true\n"
+    found = read(tmp_path, text + more)
+    assert found.settings["framework"] == framework
+    assert [entry.split(":")[0] for entry in found.report.unknown] == named
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ("plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n", "plugins"),
+        ("plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\ncut_cross_entropy: false\n", None),
+        ("cut_cross_entropy: true\n", "cut_cross_entropy"),
+    ],
+)
+def test_a_loss_without_logits_is_named(tmp_path, more, name):
+    """axolotl, ``integrations/cut_cross_entropy/args.py``: on where the plugin is, unless it is switched off."""
+    entries = read(tmp_path, AXOLOTL.replace("load_in_4bit: true\nadapter: qlora\n", "") + more).report.unknown
+    assert [entry.split(":")[0] for entry in entries] == ([name] if name else [])
+    assert all("logits" in entry for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("word", "model", "layers", "is_named"),
+    [
+        ("true", "meta-llama/Llama-2-7b-hf", None, False),
+        ("offload", "meta-llama/Llama-2-7b-hf", 32, False),
+        ("offload", "nobody/none", None, True),
+        ("offload_disk", "meta-llama/Llama-2-7b-hf", None, True),
+    ],
+)
+def test_checkpoints_of_axolotl_may_wait_on_the_host(tmp_path, word, model, layers, is_named):
+    """axolotl, ``gradient_checkpointing: true | offload | offload_disk``: what every block starts from; Llama 2 7B has 32 blocks."""
+    text = AXOLOTL.replace("gradient_checkpointing: true", f"gradient_checkpointing: {word}")
+    found = read(tmp_path, text.replace("meta-llama/Llama-2-7b-hf", model))
+    assert (found.settings["recompute"], found.settings.get("offload_layers")) == ("full", layers)
+    assert any(entry.startswith("gradient_checkpointing: not understood") for entry in found.report.unknown) == is_named
 
 
 def test_a_pipeline_that_torchtitan_cuts_otherwise_is_named(tmp_path):
