@@ -9,7 +9,6 @@ from typing import Any
 from simulator.config import Fault, content_in_words, did_you_mean, load_yaml, raise_faults
 from simulator.errors import ConfigError
 from simulator.interop import import_settings, load_model, recognise_settings
-from simulator.interop.deepspeed import sizes_of_hidden
 from simulator.interop.format import Imported
 from simulator.plan.names import is_switch, setting_named, switched
 from simulator.plan.parallel_plan import SETTINGS
@@ -104,6 +103,8 @@ def _sizes(imported: Imported, settings: Mapping[str, Any], options: Mapping[str
     """Return the sizes that the Trainer of Hugging Face makes of the hidden size of ``--model``, where a file leaves them to it."""
     if not (imported.automatic and options.get("model")):
         return {}
+    from simulator.interop.deepspeed import sizes_of_hidden
+
     return sizes_of_hidden(imported.automatic, load_model(str(options["model"])).hidden, settings)
 
 
