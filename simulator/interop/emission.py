@@ -40,6 +40,7 @@ def effective(plan: ParallelPlan) -> dict[str, Any]:
         "overlap": plan.overlaps,
         "gradient_bytes": plan.reduced_bytes,
         "optimizer_implementation": plan.steps_adam,
+        "fp8_param_gather": plan.keeps_narrow,
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
         "cp_comm_type": plan.context_exchange if plan.cp > 1 else None,
         "overlap_p2p": plan.pp > 1 and not sends_block(plan),

@@ -398,10 +398,17 @@ def _precision(found: FoundKeys) -> dict[str, Any]:
     recipes = (f"{bits}-recipe" for bits in formats)
     quantised = next((KEYS.named(recipe).ours(found[recipe]) for recipe in recipes), "")
     ends = (("bf16_first_layers", "start"), ("bf16_last_layers", "end")) if found["first-last-layers-bf16"] else ()
-    return {name: found[f"num-layers-at-{end}-in-bf16"] for name, end in ends} | {
-        "precision": quantised or precision,
-        "gradient_bytes": 4 if is_fp32 and not (is_bf16 or found["grad-reduce-in-bf16"]) else 2,
-    }
+    is_kept = (
+        {"fp8_param_gather": found["fp8-param-gather"]} if "fp8" in formats and found.given("fp8-param-gather") else {}
+    )
+    return (
+        {name: found[f"num-layers-at-{end}-in-bf16"] for name, end in ends}
+        | is_kept
+        | {
+            "precision": quantised or precision,
+            "gradient_bytes": 4 if is_fp32 and not (is_bf16 or found["grad-reduce-in-bf16"]) else 2,
+        }
+    )
 
 
 #: the former name of Muon beside ``--use-distributed-optimizer`` (Megatron-LM, ``training/arguments.py``)

@@ -126,10 +126,19 @@ def _few_bits(precision: str) -> dict[str, Any]:
     return {}
 
 
+def _narrow_weights(plan: ParallelPlan) -> dict[str, Any]:
+    """Return the flags of weights in eight bits, which are gathered through the gradients' buffer where blocks have scales."""
+    return (
+        {"fp8-param-gather": True, "reuse-grad-buf-for-mxfp8-param-ag": plan.precision == "mxfp8"}
+        if plan.keeps_narrow
+        else {}
+    )
+
+
 def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     """Return what several settings say together."""
     is_deepspeed, is_local = plan.framework_spec.data_parallel.has_config, not plan.framework_spec.calls_modules
-    is_bf16, quantised = plan.precision == "bf16", _few_bits(plan.precision)
+    is_bf16, quantised = plan.precision == "bf16", _few_bits(plan.precision) | _narrow_weights(plan)
     flags: dict[str, Any] = {
         "no-rope-fusion": not plan.rope_fusion,
         "no-overlap-p2p-communication": plan.virtual_pp > 1 and sends_block(plan) and not is_local,

@@ -344,6 +344,19 @@ def test_recipes_of_few_bits(flags, precision):
     assert found.report.unknown == ()
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_kept"),
+    [
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", False),  # ``fp8_param`` is False in Megatron-Core unless told
+        ("--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag", True),
+        ("--fp8-param-gather", False),  # of 16-bit weights
+    ],
+)
+def test_weights_in_eight_bits(flags, is_kept):
+    found = parse_megatron(f"{LLAMA} {flags}")
+    assert found.plan().keeps_narrow is is_kept and found.report.unknown == ()
+
+
 def test_few_bits_of_two_formats_are_refused():
     """Megatron-Core, ``transformer_config.py``: an error."""
     with pytest.raises(ConfigError, match="fp4-format: FP4 and FP8 together"):
