@@ -115,8 +115,17 @@ def _load(path: Path, _modified_ns: int) -> Device:
     data["host"] = own.get("host", dict(base.host))
     spec = validate(data, DeviceFile, locator)
     device = _device(spec, path)
-    carried = _carried_over(base, device, spec.relative_flop_energy)
-    return replace(device, kernels=merge(carried, own.get("kernels", {})))
+    kernels = _carried_over(base, device, spec.relative_flop_energy)
+    for family, section in own.get("kernels", {}).items():
+        kernels[family] = _laid_over(family, kernels.get(family, {}), section)
+    return replace(device, kernels=kernels)
+
+
+def _laid_over(family: str, carried: Mapping[str, Any], own: Any) -> Any:
+    """Lay a file's own constants over those of another board; what was fitted to this one is whole, of attention kernel by kernel."""
+    if not isinstance(own, Mapping) or "fit" not in own:
+        return merge(carried, own)
+    return {**carried, **own} if family == "attention" else own
 
 
 def _device(spec: DeviceFile, path: Path) -> Device:

@@ -72,6 +72,18 @@ def test_constants_that_a_file_states_are_its_own(device):
     assert gemm.dtype_efficiency == {**KernelConstants.of(H100).gemm.dtype_efficiency, "fp8": 0.9}
 
 
+def test_what_was_fitted_to_the_board_itself_is_whole(device):
+    """A fit has all constants that its rows determine; the others have defaults, not another board's values."""
+    fit = "fit: {held_out: {}, one_standard_deviation: {}}"
+    mine = device(
+        f"kernels: {{gemm: {{launch_s: 5.0e-6, {fit}}}, attention: {{mla: {{forward: {{launch_s: 1.0e-5}}}}, {fit}}}}}\n"
+    )
+    assert KernelConstants.of(mine).gemm.launch_s == 5e-6
+    assert dict(KernelConstants.of(mine).gemm.dtype_efficiency) == {} != KernelConstants.of(H100).gemm.dtype_efficiency
+    assert mine.kernels["attention"]["mla"]["forward"] == {"launch_s": 1e-5}
+    assert mine.kernels["attention"]["default"] == H100.kernels["attention"]["default"]
+
+
 def test_a_host_is_said_whole(device):
     assert device("host: {launch_s: 2.0e-6}\n").host == {"launch_s": 2e-6}
 
