@@ -4,6 +4,7 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.interop import import_any, recognise
+from simulator.memory.estimate import state_bytes
 from simulator.plan.frameworks import FRAMEWORK_ALIASES
 
 TORCHTUNE = """output_dir: /tmp/out
@@ -190,7 +191,10 @@ def test_torchtune(tmp_path):
     assert found.settings == {
         "framework": "fsdp2", "micro_batch": 2, "sequence_length": 4096, "precision": "bf16", "recompute": "full",
         "tp": 1, "cp": 1, "ep": 1, "sharding": "zero3", "host": "compiled", "optimizer_implementation": "fused",
+        "master_bytes": 2, "moment_bytes": 2,
     }  # fmt: skip
+    state = state_bytes(found.plan().resolve(8))
+    assert state.parameter + state.gradient + state.optimizer == 8, "all in bf16: no fp32 weights, gradients or moments"
     assert found.accumulation == 4
     assert found.spec.n_parameters == 8_030_261_248  # Meta-Llama-3.1-8B on the hub
 
