@@ -83,8 +83,8 @@ def test_numbers_that_are_none_or_too_many(monkeypatch, capsys, words, message):
 @pytest.mark.parametrize(
     ("line", "changed", "message"),
     [
-        ("      '1': 0.28", "      '1': a lot", "50:12: kernels.gemm.alignment_efficiency.1: 'a lot' is not a number"),
-        ("      '1': 0.28", "      '1': 1e300", "50:12: kernels.gemm.alignment_efficiency.1: 1e+300: a constant is above 0"),
+        ("      '1': 0.28", "      '1': a lot", "75:12: kernels.gemm.alignment_efficiency.1: 'a lot' is not a number"),
+        ("      '1': 0.28", "      '1': 1e300", "75:12: kernels.gemm.alignment_efficiency.1: 1e+300: a constant is above 0"),
         ("    launch_s: ", "    launch_s: -1.0 #", "23:15: kernels.gemm.launch_s: -1: a constant is at least 0"),
         ("    launch_s: ", "    launch_s: {a: 1} #", "23:15: kernels.gemm.launch_s: \"{'a': 1}\" is not a number"),
         ("    tile_s: ", "    tyle_s: ", "24:13: kernels.gemm.tyle_s: unknown constant. Did you mean 'tile_s'?"),
@@ -96,7 +96,7 @@ def test_numbers_that_are_none_or_too_many(monkeypatch, capsys, words, message):
 )  # fmt: skip
 def test_constants_of_a_device_that_are_none(monkeypatch, capsys, tmp_path, line, changed, message):
     """Each is named with its place in the user's file, whether this job's kernels ask for it or not."""
-    shipped = (ROOT / "topologies" / "devices" / "a100-sxm4-40g.yaml").read_text()
+    shipped = (ROOT / "topologies" / "devices" / "a100-sxm4-80g.yaml").read_text()
     (tmp_path / "mine.yaml").write_text(shipped.replace(line, changed, 1))
     cluster = tmp_path / "cluster.yaml"
     text = (ROOT / "topologies" / "clusters" / "bigred200.yaml").read_text()
