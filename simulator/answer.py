@@ -385,7 +385,7 @@ def _said(plan: ParallelPlan) -> list[tuple[str, str]]:
     degrees = {name: getattr(plan, name) for name in ("tp", "pp", "cp", "ep") if getattr(plan, name) > 1}
     if plan.etp not in (None, plan.tp):
         degrees["etp"] = plan.etp
-    said = [(count_of(plan.gpus, "GPU"), ""), (f"dp={plan.dp}" * (plan.dp > 1), f"dp{plan.dp}")]
+    said = [(count_of(plan.gpus, "GPU") if plan.gpus else "", ""), (f"dp={plan.dp}" * (plan.dp > 1), f"dp{plan.dp}")]
     said += [(f"{name}={degree}", f"{name}{degree}") for name, degree in degrees.items()]
     if plan.virtual_pp > 1:
         said.append((f"virtual_pp={plan.virtual_pp}", f"v{plan.virtual_pp}"))

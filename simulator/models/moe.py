@@ -255,8 +255,8 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
     """Append both grouped products and the activation over the experts of this rank.
 
     Where one kernel serves all experts and operands are narrow, the activation, forward and backward, and the quantisation of
-    its result are part of the products before it. To recompute it there (``activation_recompute_in_mlp``) moves what is written
-    along columns from forward to backward, which costs as much, and saves its copy where activations are stashed.
+    its result are part of the products before it. To recompute it there (``activation_recompute_in_mlp``) moves what is written along
+    columns from forward to backward at the same cost.
 
     References
     ----------
