@@ -254,9 +254,8 @@ def _narrowing(style: Style) -> Quantisation | None:
 def _expert_products(style: Style, x: Tensor) -> Tensor:
     """Append both grouped products and the activation over the experts of this rank.
 
-    Where one kernel serves all experts and operands are narrow, the activation, forward and backward, and the quantisation of
-    its result are part of the products before it. To recompute it there (``activation_recompute_in_mlp``) moves what is written along
-    columns from forward to backward at the same cost.
+    Where one kernel serves all experts and operands are narrow, the activation, forward and backward, and the quantisation of its
+    result are part of the products before it; to recompute it there (``activation_recompute_in_mlp``) costs no more.
 
     References
     ----------
