@@ -9,6 +9,7 @@ from simulator.interop.emission import Request
 from simulator.interop.torchtitan import import_torchtitan, write_torchtitan
 from simulator.memory.estimate import state_bytes
 from simulator.models.catalog import find_spec
+from tests.interop.reading import read
 
 LLAMA = '[model]\nname = "llama3"\nflavor = "8B"\n'
 
@@ -142,3 +143,20 @@ def test_a_mesh_cannot_split_context_parallel_ranks():
     ).resolve(32)
     with pytest.raises(InfeasiblePlanError, match="groups of 4 shards with cp=8"):
         write_torchtitan(Request(plan=plan, spec=find_spec("llama3-8b"), gpus_per_node=8))
+
+
+def test_a_pipeline_that_torchtitan_cuts_otherwise_is_named(tmp_path):
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 4096\n[parallelism]\npipeline_parallel_degree = 2\n'
+    assert not read(tmp_path, text + "pipeline_parallel_split_points = []\n", "train.toml").report.unknown
+    named = read(tmp_path, text + 'pipeline_parallel_split_points = ["layers.4"]\n', "train.toml").report.unknown
+    assert any("pipeline_parallel_split_points: not understood, changes the answer" in one for one in named)
+
+
+def test_torchtitan_of_2024(tmp_path):
+    text = (
+        '[model]\nname = "llama2"\nflavor = "13B"\n[training]\nbatch_size = 2\nseq_len = 4096\ntensor_parallel_degree = 4\n'
+        'pipeline_parallel_degree = 2\nenable_fp8_linear = true\n[experimental]\npipeline_parallel_schedule = "interleaved_1f1b"\n'
+    )
+    found = read(tmp_path, text, "train.toml")
+    assert (found.settings["tp"], found.settings["pp"], found.settings["schedule"]) == (4, 2, "1f1b-interleaved")
+    assert found.settings["precision"] == "fp8_current" and not found.report.unknown
