@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
-from simulator.models.layer import DTYPE_BYTES, Elements, GemmShape, Launch, Layer
+from simulator.models.layer import DTYPE_BYTES, Elements, Launch, Layer
 from simulator.models.matrices import matrices_of, sharing, whole
 from simulator.plan import MOMENTS, ParallelPlan
 from simulator.plan.rules import captures_layers
@@ -157,9 +157,7 @@ def estimate(
     reports = []
     for stage, stage_chunks in enumerate(chunks):
         categories, peak_at = _stage_bytes(stage_chunks, in_flight[stage], plan, shard_size)
-        categories["parameters"] += _narrow_weight_bytes(
-            counted([one for chunk in stage_chunks for one in chunk]), plan, device
-        )
+        categories["parameters"] += _narrow_weight_bytes(stage_chunks, plan, device)
         reports.append(
             MemoryReport(
                 by_category=categories, rank=first_ranks[stage], stage=stage, capacity_bytes=int(device.memory_bytes),
@@ -363,7 +361,7 @@ def _left_out_bytes(n_trained: int, plan: ParallelPlan) -> int:
     return 4 * n_trained + 4 * n_trained // (plan.dp * plan.cp) if plan.gradient_compression == "onebit" else 0
 
 
-def _narrow_weight_bytes(layers: Iterable[tuple[Layer, int]], plan: ParallelPlan, device: Device) -> int:
+def _narrow_weight_bytes(chunks: Sequence[Sequence[Layer]], plan: ParallelPlan, device: Device) -> int:
     """Return what Transformer Engine keeps of trained weights in the narrow type of their products, beyond 16-bit weights.
 
     It casts them once a step, for all micro-batches, along rows, and along columns where scales are of blocks or the device
@@ -378,12 +376,7 @@ def _narrow_weight_bytes(layers: Iterable[tuple[Layer, int]], plan: ParallelPlan
     if narrowing is None or not plan.framework_spec.calls_modules or plan.lora_rank or plan.shards_parameters:
         return 0
     products = plan.precision_spec.products
-    n_weights = sum(
-        times * item.batch * item.n * item.k
-        for layer, times in layers
-        for item in layer.forward
-        if isinstance(item, GemmShape) and item.dtype == products
-    )
+    n_weights = sum(layer.multiplied_elements.get(products, 0) for chunk in chunks for layer in chunk)
     is_once = plan.precision_spec.has_tensor_scales and device.multiplies_any_layout
     kept = n_weights * narrowing.element_bytes * (1 if is_once else 2)
     return round(kept) - (2 * n_weights if plan.keeps_narrow else 0)

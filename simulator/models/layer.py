@@ -8,7 +8,7 @@ layer only marks a :class:`CommunicationPoint`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -419,6 +419,15 @@ class Layer:
     def n_trained_parameters(self) -> int:
         """Elements of the tensors that get gradients."""
         return self.trained_elements.n
+
+    @cached_property
+    def multiplied_elements(self) -> Mapping[str, int]:
+        """Elements of the weights of forward products, by the type that they are multiplied in."""
+        found: dict[str, int] = {}
+        for item in self.forward:
+            if isinstance(item, GemmShape):
+                found[item.dtype] = found.get(item.dtype, 0) + item.batch * item.n * item.k
+        return found
 
     @cached_property
     def heaviest(self) -> str:
