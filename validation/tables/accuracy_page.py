@@ -20,6 +20,7 @@ from validation.tables.reader import MEASUREMENTS
 from validation.tables.residuals import coverage, noise_floors, residuals_of
 from validation.tables.shares import SharesFit, fit_shares
 from validation.tables.statistics import APART, Group, decisions, describe, group_outcomes
+from validation.tables.training_rows import PEAKS
 
 #: promised shares of measurements at which the intervals are judged
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -204,8 +205,8 @@ def _training(found: Validation) -> list[str]:
         ("fit", "constants were fitted on these"),
     ):
         rows = _select(found, "training", _split(name))
-        times = [o for o in rows if o.row.metric not in ("fits", "peak_memory_bytes")]
-        memory = [o for o in rows if o.row.metric == "peak_memory_bytes"]
+        times = [o for o in rows if o.row.metric not in ("fits", *PEAKS)]
+        memory = [o for o in rows if o.row.metric in PEAKS]
         lines += _by_group(f"Times, `{name}` rows ({said})", times, ("source", "topology", "metric"))
         lines += _by_group(f"Peak memory, `{name}` rows", memory, ("source", "topology", "metric"))
         lines += _verdicts(name, [o for o in rows if o.row.metric == "fits"])

@@ -14,7 +14,7 @@ from simulator.report.grid import Grid
 from simulator.report.markup import element
 from simulator.report.page import Section, make_page
 from simulator.report.terminal import print_grid
-from simulator.units import count_of
+from simulator.units import count_of, format_bytes
 from validation.tables.kinds import KINDS, WORDS
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation
@@ -97,6 +97,10 @@ def group_table(title: str, groups: Sequence[Group]) -> Grid:
     return Grid(title, (*by, *names), rows, words=range(len(by)))
 
 
+def _shown(value: float, metric: str) -> str:
+    return format_bytes(value) if metric.endswith("_bytes") else f"{value:.4g} {_UNITS.get(metric, '')}".strip()
+
+
 def rows_table(outcomes: Sequence[Outcome], limit: int) -> Grid:
     """Show the rows that are furthest off, with what was assumed about them."""
     judged = [outcome for outcome in outcomes if outcome.relative_error is not None]
@@ -104,8 +108,7 @@ def rows_table(outcomes: Sequence[Outcome], limit: int) -> Grid:
     rows = []
     for outcome in worst:
         row = outcome.row
-        unit = _UNITS.get(row.metric, "")
-        numbers = [f"{value:.4g} {unit}".strip() for value in (outcome.predicted or 0.0, row.measured)]
+        numbers = [_shown(value, row.metric) for value in (outcome.predicted or 0.0, row.measured)]
         said = "; ".join((*outcome.assumed, *([outcome.note] if outcome.note else [])))
         error = percent(outcome.relative_error, sign=True)
         rows.append((row.row_id, row.key("source"), describe_row(outcome), row.metric, *numbers, error, said))

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from simulator.answer import Result
     from simulator.memory import MemoryReport
 
+#: peaks of memory: what PyTorch's allocator gave out at most, what it kept, and what the device held with all outside of it
+PEAKS = ("peak_memory_bytes", "peak_reserved_bytes", "peak_device_bytes")
 #: metrics that need no timeline
-_MEMORY_METRICS = frozenset(("fits", "peak_memory_bytes"))
+_MEMORY_METRICS = frozenset(("fits", *PEAKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Answer:
 
 
 def _memory_metrics(memory: MemoryReport) -> dict[str, float]:
-    return {"fits": float(memory.fits), "peak_memory_bytes": float(memory.allocated_bytes)}
+    peaks = (memory.allocated_bytes, memory.reserved_bytes, memory.peak_bytes)
+    return {"fits": float(memory.fits), **dict(zip(PEAKS, map(float, peaks), strict=True))}
 
 
 def hardware_tflops(result: Result) -> float:
