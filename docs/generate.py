@@ -33,9 +33,9 @@ from simulator.cli.options import words_of
 from simulator.config import load_yaml, shipped_names
 from simulator.explore.answer_form import Document, Scaling
 from simulator.explore.comparison import Comparison
-from simulator.explore.objectives import PlanRow
-from simulator.explore.slurm_workers import SlurmSpec
+from simulator.explore.search.objectives import PlanRow
 from simulator.explore.sweeps import SweepRow
+from simulator.explore.work.slurm_workers import SlurmSpec
 from simulator.interop import FORMATS
 from simulator.interop.format import FormatPart
 from simulator.interop.key_table import KeyTable

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         TraceError,
         UnroutableError,
     )
-    from simulator.explore.best_plans import search
     from simulator.explore.named_settings import Sweep
+    from simulator.explore.search.best_plans import search
     from simulator.explore.sweeps import run_sweep as sweep
     from simulator.explore.trials import explain
     from simulator.faults import Faults

@@ -70,7 +70,7 @@ _OTHER_JSON = {
     "simulator/analysis/confidence.py",
     "simulator/calibration/cluster_fit.py",
     "simulator/collectives/tuner.py",
-    "simulator/explore/evaluation.py",
+    "simulator/explore/work/evaluation.py",
     "simulator/trace_io/json_stream.py",
 }
 
@@ -193,7 +193,7 @@ def test_the_main_command_loads_no_importers():
     loaded = loaded_by("--topology bigred200 --model gpt2 --gpus 1 --json")
     assert not {
         "simulator.interop.megatron_flags", "simulator.interop.deepspeed", "simulator.interop.torchtitan", "simulator.interop.hf_config",
-        "simulator.explore.training_run", "simulator.explore.shared_cluster", "simulator.models.torch_module",
+        "simulator.explore.run.training_run", "simulator.explore.run.shared_cluster", "simulator.models.torch_module",
     } & loaded  # fmt: skip
 
 

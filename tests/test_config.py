@@ -23,7 +23,7 @@ from simulator.config import (
     yaml_nodes,
 )
 from simulator.errors import ConfigError
-from simulator.explore.shared_cluster import read_job
+from simulator.explore.run.shared_cluster import read_job
 from simulator.interop.nemo import import_recipe
 from simulator.interop.plan_files import load_plan
 from simulator.topology import load_topology

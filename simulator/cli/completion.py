@@ -53,9 +53,9 @@ schedules = _names_in("simulator.schedules", "SCHEDULES")
 networks = _names_in("simulator.network", "NETWORKS")
 algorithms = _names_in("simulator.collectives", "ALGORITHMS")
 protocols = _names_in("simulator.collectives.nccl", "PROTOCOLS")
-policies = _names_in("simulator.explore.checkpoint_policy", "POLICIES")
-placements = _names_in("simulator.explore.placement", "WAYS")
-objectives = _names_in("simulator.explore.objectives", "OBJECTIVES")
+policies = _names_in("simulator.explore.run.checkpoint_policy", "POLICIES")
+placements = _names_in("simulator.explore.run.placement", "WAYS")
+objectives = _names_in("simulator.explore.search.objectives", "OBJECTIVES")
 
 
 def _shipped(kind: str) -> Callable[[str], list[str]]:
@@ -75,6 +75,6 @@ devices = _shipped("devices")
 
 def failure_rates(incomplete: str) -> list[str]:
     """Complete published rates of failures."""
-    from simulator.explore.energy import failure_rates as published
+    from simulator.explore.run.energy import failure_rates as published
 
     return _starting([*published(), "none"], incomplete)

@@ -27,9 +27,9 @@ from simulator.units import count_of
 
 if TYPE_CHECKING:
     from simulator.explore.named_settings import Sweep
-    from simulator.explore.objectives import SearchAnswer
-    from simulator.explore.run_request import RunRequest
-    from simulator.explore.space import Space
+    from simulator.explore.run.run_request import RunRequest
+    from simulator.explore.search.objectives import SearchAnswer
+    from simulator.explore.search.space import Space
     from simulator.plan import ParallelPlan
 
 Jobs = Annotated[int, typer.Option(help=PROCESSES_HELP, min=0)]
@@ -61,9 +61,9 @@ def sweep(
     from simulator.answer import margin_of
     from simulator.cli.inputs import clusters_of, say_recipes, settings_of, warn_of_axes
     from simulator.cli.whole_run_flags import run_request
-    from simulator.explore.evaluation import open_store
     from simulator.explore.named_settings import Sweep, merge_sweeps, parse_axes, read_sweep
     from simulator.explore.sweeps import MOST_ROWS, run_sweep, usable
+    from simulator.explore.work.evaluation import open_store
     from simulator.report.sweep_page import check_output, write_sweep
     from simulator.report.terminal import print_sweep
 
@@ -103,8 +103,8 @@ def _stream(asked: Sweep, out: str, formats: str, plot: str | None, workers: dic
     """Simulate a sweep whose rows go to tables alone, and print what became of it."""
     from simulator.config import listed
     from simulator.errors import ConfigError, InfeasiblePlanError
-    from simulator.explore.evaluation import open_store
     from simulator.explore.sweeps import MOST_ROWS, stream_sweep
+    from simulator.explore.work.evaluation import open_store
     from simulator.report.sweep_page import NO_PLOT
     from simulator.report.terminal import counted
 
@@ -153,10 +153,10 @@ def search(
     from simulator.cli.inputs import clusters_of, settings_of, warn_of_axes
     from simulator.cli.whole_run_flags import run_request
     from simulator.config import listed
-    from simulator.explore.evaluation import open_store
-    from simulator.explore.judged_plans import JudgedPlans
     from simulator.explore.named_settings import parse_axes
-    from simulator.explore.objectives import answer_of, search_counts
+    from simulator.explore.search.judged_plans import JudgedPlans
+    from simulator.explore.search.objectives import answer_of, search_counts
+    from simulator.explore.work.evaluation import open_store
     from simulator.interop.written_plans import write_all
     from simulator.report.sweep_page import check_output, write_search
 
@@ -193,7 +193,7 @@ def _say_recipes(base: dict[str, Any], axes: dict[str, Sequence[Any]]) -> None:
     """Say what the searches on every cluster and number of GPUs take of published recipes."""
     from simulator.cli.inputs import say_recipes
     from simulator.explore.named_settings import Sweep
-    from simulator.explore.space import CHOSEN
+    from simulator.explore.search.space import CHOSEN
 
     sizes = Sweep(axes={name: tuple(axes[name]) for name in ("topology", "gpus") if axes.get(name)})
     say_recipes(({**base, **values} for values in sizes.combinations()), without=CHOSEN)
@@ -201,9 +201,9 @@ def _say_recipes(base: dict[str, Any], axes: dict[str, Sequence[Any]]) -> None:
 
 def _check_objective(objective: str, base: dict[str, Any], request: RunRequest) -> None:
     """Refuse what nothing can be minimised by, money without a price among it, before the work."""
-    from simulator.explore.energy import price_of
     from simulator.explore.named_settings import scenario_of
-    from simulator.explore.objectives import check_objective
+    from simulator.explore.run.energy import price_of
+    from simulator.explore.search.objectives import check_objective
     from simulator.simulation import topology_of
 
     is_priced = objective != "cost" or price_of(topology_of(scenario_of(base)), request.price) is not None
@@ -236,7 +236,7 @@ def _show_search(
     answer: SearchAnswer, emit: Callable[[], Sequence[Any]], write: Callable[[], Sequence[Path]], *, is_json: bool
 ) -> None:
     """Write the files of a search, print it with them, and complain about what could not be written."""
-    from simulator.explore.objectives import as_printed
+    from simulator.explore.search.objectives import as_printed
     from simulator.report.terminal import print_emitted, print_files, print_search
 
     written, no_plan = as_far_as_written(emit)
@@ -297,10 +297,10 @@ def gallery(
 ) -> None:
     """Write pages of published runs, measured beside simulated; each is a preset to start from."""
     from simulator.errors import ConfigError
-    from simulator.explore.evaluation import open_store
     from simulator.explore.named_settings import Sweep
     from simulator.explore.presets import presets
     from simulator.explore.sweeps import run_sweep
+    from simulator.explore.work.evaluation import open_store
     from simulator.report.gallery_pages import write_gallery
 
     known = {name: one for name, one in presets().items() if one.measured is not None}

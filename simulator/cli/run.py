@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from simulator.analysis.idle_inputs import Beside
     from simulator.explore.answer_form import Document, Extras, Scaling
     from simulator.explore.nearby_answers import NearbyAnswer
-    from simulator.explore.network_trouble import Trouble
-    from simulator.explore.run_request import LinksInRun, RunRequest
+    from simulator.explore.run.network_trouble import Trouble
+    from simulator.explore.run.run_request import LinksInRun, RunRequest
 
 
 def run_main(options: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ def _on_their_nodes(
     files, way, free = options["with_"] or (), options["placement"], options["nodes_free"]
     if len(results) > 1 or options["module"]:
         raise ConfigError("--with, --placement and --nodes-free are about one job", hint="one --gpus, and a --model")
-    from simulator.explore.shared_cluster import JobRequest, beside, best_placements, on_its_nodes, read_job
+    from simulator.explore.run.shared_cluster import JobRequest, beside, best_placements, on_its_nodes, read_job
 
     job = JobRequest(scenario=replace(results[0].scenario, faults=faults), placement=way or "slurm")
     others = [read_job(path, settings) for path in files]
@@ -240,7 +240,7 @@ def _others(
     """Train site by site, or around what is wrong with the network, which the whole run meets."""
     found: Extras = {}
     if options["local_steps"] is not None:
-        from simulator.explore.local_steps import local_steps
+        from simulator.explore.run.local_steps import local_steps
 
         say("sites by themselves")
         found["local_steps"] = local_steps(results[-1], options["local_steps"])
@@ -253,8 +253,8 @@ def _others(
 
 def _trouble(options: dict[str, Any], result: Result, say: Callable[[str], None]) -> tuple[list[Trouble], LinksInRun]:
     """Simulate the step without what is wrong with its network, and around links that flap; say what these do to its run."""
-    from simulator.explore.network_trouble import REROUTE_S, Flapping, in_the_run, network_trouble
-    from simulator.explore.run_request import parse_time
+    from simulator.explore.run.network_trouble import REROUTE_S, Flapping, in_the_run, network_trouble
+    from simulator.explore.run.run_request import parse_time
 
     reroute, flapping = options["reroute_time"], [Flapping.parse(text) for text in options["flapping"] or ()]
     reroute_s = REROUTE_S if reroute is None else parse_time(reroute, "--reroute-time")

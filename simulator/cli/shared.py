@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 if TYPE_CHECKING:
-    from simulator.explore.evaluation import Store
+    from simulator.explore.work.evaluation import Store
 
 from simulator.cli.options import own_parameters, with_signature
 from simulator.errors import SimulatorError
@@ -134,7 +134,7 @@ def keeping(store: Store | None, folder: str | None) -> Iterator[None]:
 
 def say_who_works(scheduler: str, jobs: int) -> None:
     """Say on standard error that jobs are submitted, since they may wait in Slurm's queue for long, and where to watch them."""
-    from simulator.explore.workers import check_scheduler
+    from simulator.explore.work.workers import check_scheduler
 
     check_scheduler(scheduler)
     if scheduler and jobs:

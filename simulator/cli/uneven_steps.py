@@ -43,7 +43,7 @@ def stragglers(
     """Play jobs whose steps differ by document lengths, slow GPUs, pauses and late data: what each cause costs."""
     from simulator.cli.inputs import settings_of_one, with_published
     from simulator.explore.named_settings import given_in, scenario_of
-    from simulator.explore.stragglers import idle_causes, parse_causes, straggle
+    from simulator.explore.run.stragglers import idle_causes, parse_causes, straggle
     from simulator.report.page import check_page
     from simulator.report.terminal import print_straggling
     from simulator.simulation import simulate

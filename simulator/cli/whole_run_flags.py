@@ -9,10 +9,10 @@ from typing import Any
 from simulator.cli.main_flags import RUN_OPTIONS
 from simulator.cli.shared import write_warnings
 from simulator.errors import ConfigError
-from simulator.explore.checkpoint_policy import check_policy
-from simulator.explore.energy import parse_price
-from simulator.explore.restarts import parse_restart
-from simulator.explore.run_request import (
+from simulator.explore.run.checkpoint_policy import check_policy
+from simulator.explore.run.energy import parse_price
+from simulator.explore.run.restarts import parse_restart
+from simulator.explore.run.run_request import (
     Mtbf,
     RunRequest,
     parse_domain,

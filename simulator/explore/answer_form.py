@@ -6,10 +6,10 @@ from typing import NotRequired, TypedDict
 
 from simulator.analysis.explain import Explanation
 from simulator.answer import Answer
-from simulator.explore.local_steps import LocalSteps
-from simulator.explore.network_trouble import Trouble
-from simulator.explore.run_form import TrainingRun
-from simulator.explore.shared_cluster import ContendingJobs, PlacementRow
+from simulator.explore.run.local_steps import LocalSteps
+from simulator.explore.run.network_trouble import Trouble
+from simulator.explore.run.run_form import TrainingRun
+from simulator.explore.run.shared_cluster import ContendingJobs, PlacementRow
 
 
 class WayOut(TypedDict):

@@ -14,8 +14,8 @@ from simulator.simulation import simulate
 
 if TYPE_CHECKING:  # what is asked for less often is loaded where it is
     from simulator.explore.answer_form import Document, Extras, Scaling
-    from simulator.explore.run_request import RunRequest
-    from simulator.explore.shared_cluster import ContendingJob, ContendingJobs
+    from simulator.explore.run.run_request import RunRequest
+    from simulator.explore.run.shared_cluster import ContendingJob, ContendingJobs
 
 
 def to_json(result: Result, request: RunRequest | None = None, contending: ContendingJobs | None = None) -> Document:
@@ -33,9 +33,9 @@ def to_json(result: Result, request: RunRequest | None = None, contending: Conte
     """
     answer = cast("Document", {**result.answer})
     if request is not None:
-        from simulator.explore.checkpoint_policy import policy_of
-        from simulator.explore.goodput import checkpoint_of
-        from simulator.explore.training_run import whole_run, written_beside
+        from simulator.explore.run.checkpoint_policy import policy_of
+        from simulator.explore.run.goodput import checkpoint_of
+        from simulator.explore.run.training_run import whole_run, written_beside
 
         step = _beside(result.answer, contending["jobs"][0]) if contending else result.answer
         others = contending["jobs"][1:] if contending else ()

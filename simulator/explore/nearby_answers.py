@@ -18,8 +18,8 @@ from simulator.analysis.metrics import Breakdown
 from simulator.answer import Memory, Result
 from simulator.changes import BETWEEN, MachineChange
 from simulator.errors import ConfigError, SimulatorError
-from simulator.explore.energy import Price, price_of, training_of
 from simulator.explore.neighbourhood import Neighbour, Site, nearest, neighbours
+from simulator.explore.run.energy import Price, price_of, training_of
 from simulator.interop import FORMATS
 from simulator.interop.emission import Request
 from simulator.models.spec import ModelSpec

@@ -1,6 +1,6 @@
 """Which plans are legal, and which lie one change away: the one set of rules behind search, advice and ways out of memory.
 
-A rule says why a plan is not legal with a model on a cluster. The search space (:mod:`simulator.explore.space`) applies each
+A rule says why a plan is not legal with a model on a cluster. The search space (:mod:`simulator.explore.search.space`) applies each
 rule as soon as the axes that it looks at are set; a neighbour of a plan (:func:`neighbours`) carries the reason of the first rule
 that refuses it. A plan that breaks a rule itself, because its user knows better, is not measured against that rule again.
 """

@@ -17,8 +17,8 @@ from simulator.changes import BETWEEN, MachineChange
 from simulator.costs import ModelCosts
 from simulator.engine import Interference, run
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.run_request import RunRequest
-from simulator.explore.spending import Spending, spending
+from simulator.explore.run.run_request import RunRequest
+from simulator.explore.run.spending import Spending, spending
 from simulator.explore.trials import Trials
 from simulator.interop import load_model
 from simulator.models.spec import ModelSpec

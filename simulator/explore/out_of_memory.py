@@ -10,9 +10,9 @@ from typing import NamedTuple
 from simulator.answer import Result, is_tight
 from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.explore.answer_form import WayOut
-from simulator.explore.bounds import Bounds
-from simulator.explore.energy import Price, price_of, training_of
 from simulator.explore.neighbourhood import Neighbour, Site, neighbours
+from simulator.explore.run.energy import Price, price_of, training_of
+from simulator.explore.search.bounds import Bounds
 from simulator.explore.trials import Trials
 from simulator.memory import MemoryReport
 from simulator.network import NETWORKS

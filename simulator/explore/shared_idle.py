@@ -8,7 +8,7 @@ from typing import Any
 from simulator.analysis.idle_inputs import Beside, IdleInput, idle_by_name
 from simulator.errors import SimulatorError
 from simulator.explore.named_settings import SCENARIO_SETTINGS, given_in
-from simulator.explore.run_request import RunRequest
+from simulator.explore.run.run_request import RunRequest
 from simulator.interop import load_model
 from simulator.plan import SETTINGS
 from simulator.scenario import Scenario

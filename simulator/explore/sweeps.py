@@ -18,12 +18,12 @@ from simulator.analysis.metrics import Breakdown
 from simulator.answer import MEMORY_MARGIN, Figures, figures_of, is_tight
 from simulator.config import beside, cell, did_you_mean, notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.evaluation import LookUp, Record, Store, compute, failure, look_up
 from simulator.explore.named_settings import Point, Sweep
-from simulator.explore.run_request import RunRequest
+from simulator.explore.run.run_request import RunRequest
+from simulator.explore.run.spending import Spending, spending
 from simulator.explore.shared_idle import SharedIdle, beside_rows
-from simulator.explore.spending import Spending, spending
-from simulator.explore.workers import Pool
+from simulator.explore.work.evaluation import LookUp, Record, Store, compute, failure, look_up
+from simulator.explore.work.workers import Pool
 from simulator.plan import ParallelPlan
 from simulator.simulation import topology_of
 from simulator.units import count_of, format_bytes, format_time

@@ -21,8 +21,8 @@ from simulator.collectives.shape import shape_of
 from simulator.collectives.tuner import is_tunable
 from simulator.costs import ModelCosts
 from simulator.errors import InfeasiblePlanError, SimulatorError
-from simulator.explore.bounds import Bounds
 from simulator.explore.neighbourhood import Neighbour, Site, nearest
+from simulator.explore.search.bounds import Bounds
 from simulator.identity import ByIdentity
 from simulator.network.base import Flow
 from simulator.parallel.lower import Lowered

@@ -28,10 +28,10 @@ from simulator.answer import (
 from simulator.arrays import FloatArray
 from simulator.explore.answer_form import Document, Extras, Scaling, ScalingRow
 from simulator.explore.full_answer import document
-from simulator.explore.local_steps import in_words
 from simulator.explore.nearby_answers import NearbyAnswer
-from simulator.explore.network_trouble import in_words as trouble_in_words
-from simulator.explore.run_request import RunRequest
+from simulator.explore.run.local_steps import in_words
+from simulator.explore.run.network_trouble import in_words as trouble_in_words
+from simulator.explore.run.run_request import RunRequest
 from simulator.parallel.mesh import Mesh
 from simulator.report import answer_charts, answer_tables
 from simulator.report.constant_sources import ConstantSection, constants_of, write_value

@@ -11,15 +11,15 @@ from simulator.analysis.link_use import LinkClass, LinkTraffic
 from simulator.analysis.metrics import CommunicationRow
 from simulator.answer import describe_axes, describe_scaling, throughput
 from simulator.explore.answer_form import ScalingRow, WayOut
-from simulator.explore.restarts import in_words
-from simulator.explore.shared_cluster import ContendingJobs, PlacementRow
+from simulator.explore.run.restarts import in_words
+from simulator.explore.run.shared_cluster import ContendingJobs, PlacementRow
 from simulator.plan import ParallelPlan
 from simulator.report.grid import Grid, Number, Quantity, Share
 from simulator.units import S_PER_DAY, count_of, format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from simulator.explore.objectives import CountAnswer, NoPlan, PlanRow
-    from simulator.explore.stragglers import Straggling
+    from simulator.explore.run.stragglers import Straggling
+    from simulator.explore.search.objectives import CountAnswer, NoPlan, PlanRow
 
 #: characters of a list of nodes
 _NODES = 40

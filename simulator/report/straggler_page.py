@@ -8,7 +8,7 @@ import numpy as np
 
 from simulator.answer import describe_plan
 from simulator.arrays import FloatArray
-from simulator.explore.stragglers import MOST_STEPS, Played, Straggling, in_words
+from simulator.explore.run.stragglers import MOST_STEPS, Played, Straggling, in_words
 from simulator.report.answer_tables import causes
 from simulator.report.charts import BLUE, Chart, axis, layout, line, slowdown_map
 from simulator.report.markup import element

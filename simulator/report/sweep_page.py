@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.answer import Figures
 from simulator.config import check_place, listed
-from simulator.explore.objectives import PlanRow, SearchAnswer, as_printed
+from simulator.explore.search.objectives import PlanRow, SearchAnswer, as_printed
 from simulator.explore.sweeps import RESOLVED, SweepResult, check_formats, write_rows
 from simulator.report.answer_tables import FIGURES, figures, money_columns, per_gpu, ranking, without_answer
 from simulator.report.charts import Chart

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from simulator.explore.answer_form import Document, Extras, Scaling, ScalingRow, WayOut
     from simulator.explore.comparison import Comparison
     from simulator.explore.network_needs import Requirement
-    from simulator.explore.objectives import CountAnswer, SearchAnswer
-    from simulator.explore.stragglers import Straggling
+    from simulator.explore.run.stragglers import Straggling
+    from simulator.explore.search.objectives import CountAnswer, SearchAnswer
     from simulator.explore.sweeps import SweepResult
     from simulator.interop.written_plans import Written
 
@@ -138,18 +138,18 @@ def _print_beside(found: Extras) -> None:
     """Print what other jobs, sites and a network with troubles make of the answer."""
     out = make_console()
     if "neighbours" in found:
-        from simulator.explore.shared_cluster import in_words as contention_in_words
+        from simulator.explore.run.shared_cluster import in_words as contention_in_words
 
         out.print(f"\n{contention_in_words(found['neighbours'])}\n")
         print_grid(answer_tables.contending_jobs(found["neighbours"]), out)
     if "placements" in found:
         print_grid(answer_tables.placements(found["placements"]))
     if "local_steps" in found:
-        from simulator.explore.local_steps import in_words as steps_in_words
+        from simulator.explore.run.local_steps import in_words as steps_in_words
 
         out.print(f"\n{steps_in_words(found['local_steps'])}")
     if "network_trouble" in found:
-        from simulator.explore.network_trouble import in_words as trouble_in_words
+        from simulator.explore.run.network_trouble import in_words as trouble_in_words
 
         said = [trouble_in_words(one) for one in found["network_trouble"]]
         for line in said or ["nothing is wrong with the network"]:
@@ -440,7 +440,7 @@ def _verdicts(found: Sequence[Requirement]) -> list[str]:
 
 def print_straggling(scenario: Scenario, found: Straggling) -> None:
     """Print what uneven steps cost, cause by cause."""
-    from simulator.explore.stragglers import in_words
+    from simulator.explore.run.stragglers import in_words
 
     out = make_console()
     out.print(f"{scenario.model} on {scenario.topology}: {describe_plan(scenario.plan)}\n", markup=False)

@@ -6,9 +6,9 @@ import pytest
 
 from simulator.cli.main_flags import FLAGS
 from simulator.cli.memory_limit import DEFAULT_SHARE
-from simulator.explore.energy import operation_defaults
-from simulator.explore.network_trouble import REROUTE_S
-from simulator.explore.run_request import RunRequest
+from simulator.explore.run.energy import operation_defaults
+from simulator.explore.run.network_trouble import REROUTE_S
+from simulator.explore.run.run_request import RunRequest
 
 
 def test_a_side_may_end_in_the_file_of_a_cluster(simulate, tmp_path):

@@ -17,7 +17,7 @@ from simulator import ParallelPlan, Scenario, simulate
 from simulator.cli.main import main
 from simulator.config import cell, write_file
 from simulator.errors import ConfigError, TraceError
-from simulator.explore.evaluation import Store
+from simulator.explore.work.evaluation import Store
 from simulator.models.spec import ModelSpec
 from simulator.report.progress import Progress
 from simulator.trace_io import read
@@ -519,7 +519,7 @@ def test_killed_work_goes_on_where_it_was_beside_another(tmp_path, words, rows, 
 
 DRIVER = """
 import os, signal, sys, time
-from simulator.explore.workers import Pool
+from simulator.explore.work.workers import Pool
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts the tests may ignore interrupts
 

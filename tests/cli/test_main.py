@@ -14,8 +14,8 @@ from simulator.answer import MEMORY_MARGIN
 from simulator.cli.main_flags import FLAGS
 from simulator.cli.options import MEMORY_MARGIN_HELP
 from simulator.cli.shared import say
-from simulator.explore.checkpoint_policy import POLICIES
 from simulator.explore.presets import read_preset
+from simulator.explore.run.checkpoint_policy import POLICIES
 from simulator.plan.published import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -653,7 +653,7 @@ def test_an_interrupted_sweep_or_search_says_how_to_resume(tmp_path):
     out, axis = str(tmp_path / "kept"), ("--axis", "micro_batch=1,2")
     sweep = signalled(("run_sweep", "SIGINT"), "simulator.explore.sweeps", "sweep", *ONE_GPU, *axis, "--out", out)
     assert sweep == (130, f"interrupted: 0 answers are kept in {out}; the same command resumes from there\n")
-    search = signalled(("search_counts", "SIGINT"), "simulator.explore.objectives", "search", *ONE_GPU)
+    search = signalled(("search_counts", "SIGINT"), "simulator.explore.search.objectives", "search", *ONE_GPU)
     assert search == (130, "interrupted: nothing is kept; with --out FOLDER it would be\n")
 
 

@@ -18,14 +18,14 @@ from queue import Queue
 import pytest
 
 from simulator.errors import ConfigError, SimulatorError
-from simulator.explore.best_plans import search
-from simulator.explore.dask_workers import connected, n_threads, spread
-from simulator.explore.evaluation import Store
 from simulator.explore.named_settings import Sweep
-from simulator.explore.slurm_workers import SlurmSpec, read_slurm, start_cluster
-from simulator.explore.space import search_space
+from simulator.explore.search.best_plans import search
+from simulator.explore.search.space import search_space
 from simulator.explore.sweeps import run_sweep
-from simulator.explore.workers import Pool
+from simulator.explore.work.dask_workers import connected, n_threads, spread
+from simulator.explore.work.evaluation import Store
+from simulator.explore.work.slurm_workers import SlurmSpec, read_slurm, start_cluster
+from simulator.explore.work.workers import Pool
 
 BASE = {"topology": "bigred200", "model": "gpt2", "micro_batch": 2, "framework": "deepspeed"}
 QUIET = pytest.mark.filterwarnings(
@@ -118,7 +118,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_answers(dask_cluster, tmp_
 
 @QUIET
 def test_a_scheduler_without_workers_is_named(dask_scheduler, monkeypatch):
-    monkeypatch.setattr("simulator.explore.dask_workers._NO_WORKER_S", 1)
+    monkeypatch.setattr("simulator.explore.work.dask_workers._NO_WORKER_S", 1)
     with pytest.raises(ConfigError, match="no workers after 1 s"):
         Pool(scheduler=dask_scheduler).__enter__()
 
@@ -140,7 +140,7 @@ def test_a_scheduler_that_does_not_answer_is_named():
 def test_what_answers_and_is_no_scheduler_is_told_from_one(monkeypatch, greeting, reason):
     """A greeting is read as the length of a message: of 3 EiB, for HTTP; a client would wait for ever for a silent one."""
     pytest.importorskip("distributed")
-    monkeypatch.setattr("simulator.explore.dask_workers._ANSWER_S", 1)
+    monkeypatch.setattr("simulator.explore.work.dask_workers._ANSWER_S", 1)
     taken = []
 
     def greet(listener):
@@ -212,7 +212,7 @@ def test_pieces_grow_to_a_second_and_are_shared_to_the_end(threads, monkeypatch)
     )
     assert all(n <= 2 * max(sent[:i]) for i, n in enumerate(sent) if i), "no faster than twice what was known"
     sent.clear()
-    monkeypatch.setattr("simulator.explore.dask_workers._PIECE_S", 0.0)  # whatever an item takes is long
+    monkeypatch.setattr("simulator.explore.work.dask_workers._PIECE_S", 0.0)  # whatever an item takes is long
     assert len(list(spread(client, len, ["x"] * 20))) == 20
     assert sent == [1] * 20
 
@@ -229,8 +229,8 @@ def test_workers_of_another_state_of_the_program_are_refused(threads):
 @QUIET
 def test_work_without_workers_and_without_a_scheduler_ends(threads, monkeypatch):
     client, cluster = threads
-    monkeypatch.setattr("simulator.explore.dask_workers._LOST_S", 0.1)
-    monkeypatch.setattr("simulator.explore.dask_workers._COUNTED_S", 0.1)
+    monkeypatch.setattr("simulator.explore.work.dask_workers._LOST_S", 0.1)
+    monkeypatch.setattr("simulator.explore.work.dask_workers._COUNTED_S", 0.1)
     assert len(list(spread(client, len, ["x"]))) == 1
     cluster.scale(0)
     with pytest.raises(SimulatorError, match="lost all its workers"):
@@ -240,7 +240,7 @@ def test_work_without_workers_and_without_a_scheduler_ends(threads, monkeypatch)
 @QUIET
 def test_work_waits_for_workers_that_come_back(threads, monkeypatch):
     client, cluster = threads
-    monkeypatch.setattr("simulator.explore.dask_workers._COUNTED_S", 0.05)
+    monkeypatch.setattr("simulator.explore.work.dask_workers._COUNTED_S", 0.05)
     cluster.scale(0)
     while n_threads(client):
         time.sleep(0.05)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from simulator import ParallelPlan, Scenario, simulate
 from simulator.changes import MachineChange
 from simulator.cli.main import app
-from simulator.explore.energy import list_prices, parse_price
 from simulator.explore.nearby_answers import _Around, nearby_answers
+from simulator.explore.run.energy import list_prices, parse_price
 from simulator.faults import Faults
 from simulator.topology import Topology
 

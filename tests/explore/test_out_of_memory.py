@@ -6,9 +6,9 @@ import pytest
 
 from simulator.answer import is_tight
 from simulator.explore import out_of_memory
-from simulator.explore.bounds import Bounds
 from simulator.explore.neighbourhood import Site, neighbours, objection
 from simulator.explore.out_of_memory import in_words, ways_out
+from simulator.explore.search.bounds import Bounds
 from simulator.explore.trials import explain
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan

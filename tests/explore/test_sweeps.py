@@ -20,8 +20,6 @@ from hypothesis import strategies as st
 
 from simulator.config import cell
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
-from simulator.explore import evaluation
-from simulator.explore.evaluation import Store, evaluate, store_key
 from simulator.explore.named_settings import (
     Sweep,
     canonical_name,
@@ -32,9 +30,11 @@ from simulator.explore.named_settings import (
     read_sweep,
     scenario_of,
 )
-from simulator.explore.run_request import RunRequest
+from simulator.explore.run.run_request import RunRequest
 from simulator.explore.sweeps import column_kinds, columns_of, run_sweep, stream_sweep, usable, write_rows
-from simulator.explore.workers import Pool, check_scheduler
+from simulator.explore.work import evaluation
+from simulator.explore.work.evaluation import Store, evaluate, store_key
+from simulator.explore.work.workers import Pool, check_scheduler
 from simulator.report.sweep_page import check_output, write_sweep
 from simulator.topology import load_topology
 
@@ -277,7 +277,7 @@ def test_a_fault_inside_one_scenario_does_not_end_the_sweep_and_is_tried_again(s
     def broken(scenario):
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr("simulator.explore.evaluation.simulate", broken)
+    monkeypatch.setattr("simulator.explore.work.evaluation.simulate", broken)
     sweep = Sweep(base=BASE, axes={"gpus": (1, 2)})
     rows = run_sweep(sweep, store, n_jobs=1).rows
     assert [row["status"] for row in rows] == ["error", "error"]
@@ -518,7 +518,7 @@ def test_work_goes_to_workers_where_it_is_worth_their_start(monkeypatch, first_s
         def __call__(self, tasks):
             return [(arguments[1], arguments[2]) for _, arguments, _ in tasks]
 
-    monkeypatch.setattr("simulator.explore.workers.time.process_time", lambda: now_s[0])
+    monkeypatch.setattr("simulator.explore.work.workers.time.process_time", lambda: now_s[0])
     monkeypatch.setattr("joblib.Parallel", Workers)
     with Pool(n_jobs=2) as pool:
         assert sorted(pool.run(work, list(range(n_items)))) == [(item, item) for item in range(n_items)]

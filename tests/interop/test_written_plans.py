@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from simulator.answer import abbreviate_plan
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.space import Space
+from simulator.explore.search.space import Space
 from simulator.interop import FORMATS, recognise_settings
 from simulator.interop.emission import Request, completed, effective
 from simulator.interop.written_plans import emit, write_all

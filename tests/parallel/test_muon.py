@@ -8,7 +8,7 @@ import pytest
 
 from simulator.costs import ModelCosts
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.checkpoint_policy import policy_of
+from simulator.explore.run.checkpoint_policy import policy_of
 from simulator.interop import load_model
 from simulator.models.layer import GemmShape, Layer
 from simulator.models.spec import ModelSpec

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.explore.bounds import Bounds
+from simulator.explore.search.bounds import Bounds
 from simulator.interop import load_model
 from simulator.memory.estimate import OPTIMIZER_STEP
 from simulator.models.layer import GemmShape, Layer, PointwiseShape

@@ -21,9 +21,9 @@ from ruamel.yaml import YAML
 from simulator.answer import MEMORY_MARGIN
 from simulator.config import resolve_name
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.best_plans import search
-from simulator.explore.objectives import to_dict
-from simulator.explore.space import Space
+from simulator.explore.search.best_plans import search
+from simulator.explore.search.objectives import to_dict
+from simulator.explore.search.space import Space
 from simulator.interop import FORMATS
 from simulator.interop.emission import Request
 from simulator.interop.written_plans import emit

@@ -6,11 +6,11 @@ import pytest
 
 from simulator.analysis.metrics import PARTS
 from simulator.explore import full_answer as documents
-from simulator.explore.evaluation import Store
 from simulator.explore.named_settings import Sweep
 from simulator.explore.nearby_answers import nearby_answers
 from simulator.explore.presets import presets
 from simulator.explore.sweeps import run_sweep
+from simulator.explore.work.evaluation import Store
 from simulator.report import answer_page
 from simulator.report.gallery_pages import write_gallery
 from simulator.report.sweep_page import sweep_page, write_sweep

@@ -12,11 +12,11 @@ from ruamel.yaml import YAML
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.config import Spec, resolve_name
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.checkpoint_policy import synchronous
-from simulator.explore.energy import power_model, price_of
-from simulator.explore.goodput import checkpoint_of, local_s
-from simulator.explore.run_request import RunRequest
-from simulator.explore.training_run import whole_run
+from simulator.explore.run.checkpoint_policy import synchronous
+from simulator.explore.run.energy import power_model, price_of
+from simulator.explore.run.goodput import checkpoint_of, local_s
+from simulator.explore.run.run_request import RunRequest
+from simulator.explore.run.training_run import whole_run
 from simulator.kernels import RooflineKernels
 from simulator.kernels.host import copy_bytes_per_s
 from simulator.memory import check_host_memory

@@ -6,7 +6,7 @@ import pytest
 
 from simulator import ParallelPlan, Scenario, simulate
 from simulator.errors import ConfigError
-from simulator.explore.energy import power_model
+from simulator.explore.run.energy import power_model
 from simulator.topology import load_topology
 
 

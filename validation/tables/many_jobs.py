@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from simulator.explore.workers import Pool
+from simulator.explore.work.workers import Pool
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
