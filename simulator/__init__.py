@@ -45,7 +45,7 @@ _PLACES = {
     "Answer": "answer", "Result": "answer",
     "CalibrationError": "errors", "ConfigError": "errors", "InfeasiblePlanError": "errors", "SimulatorError": "errors",
     "TraceError": "errors", "UnroutableError": "errors",
-    "search": "explore.best_plans", "Sweep": "explore.named_settings", "sweep": "explore.sweeps:run_sweep",
+    "search": "explore.search.best_plans", "Sweep": "explore.named_settings", "sweep": "explore.sweeps:run_sweep",
     "explain": "explore.trials", "figures": "report.figures", "Faults": "faults", "load_model": "interop", "open_topology": "interop",
     "ModelSpec": "models.spec", "ParallelPlan": "plan", "make_report": "report.answer_page:report", "Scenario": "scenario",
     "simulate": "simulation", "Timeline": "timeline", "Topology": "topology", "load_topology": "topology",

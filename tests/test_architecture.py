@@ -192,7 +192,8 @@ def test_the_main_command_loads_no_importers():
     """Nor what whole runs and jobs beside each other are reckoned with: a run on a shipped cluster needs none of them."""
     loaded = loaded_by("--topology bigred200 --model gpt2 --gpus 1 --json")
     assert not {
-        "simulator.interop.megatron_flags", "simulator.interop.deepspeed", "simulator.interop.torchtitan", "simulator.interop.hf_config",
+        "simulator.interop.trainers.megatron_flags", "simulator.interop.trainers.deepspeed",
+        "simulator.interop.trainers.torchtitan", "simulator.interop.models.hf_config",
         "simulator.explore.run.training_run", "simulator.explore.run.shared_cluster", "simulator.models.torch_module",
     } & loaded  # fmt: skip
 

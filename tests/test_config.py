@@ -24,8 +24,8 @@ from simulator.config import (
 )
 from simulator.errors import ConfigError
 from simulator.explore.run.shared_cluster import read_job
-from simulator.interop.nemo import import_recipe
-from simulator.interop.plan_files import load_plan
+from simulator.interop.trainers.nemo import import_recipe
+from simulator.interop.trainers.plan_files import load_plan
 from simulator.topology import load_topology
 
 

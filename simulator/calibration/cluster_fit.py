@@ -36,7 +36,7 @@ from simulator.collectives.tuner import choose
 from simulator.config import did_you_mean, read_text, resolve_name
 from simulator.errors import CalibrationError, ConfigError
 from simulator.interop import import_topology, is_foreign
-from simulator.interop.nccl_tests import import_nccl_tests, is_nccl_tests
+from simulator.interop.measurements.nccl_tests import import_nccl_tests, is_nccl_tests
 from simulator.topology.graph import Topology
 from simulator.units import count_of
 

@@ -157,7 +157,7 @@ def search(
     from simulator.explore.search.judged_plans import JudgedPlans
     from simulator.explore.search.objectives import answer_of, search_counts
     from simulator.explore.work.evaluation import open_store
-    from simulator.interop.written_plans import write_all
+    from simulator.interop.trainers.written_plans import write_all
     from simulator.report.sweep_page import check_output, write_search
 
     base, counts = settings_of(scenario)

@@ -40,8 +40,8 @@ def import_(
     from simulator.errors import ConfigError
     from simulator.interop import FORMATS, import_any
     from simulator.interop.account import account_of
-    from simulator.interop.nccl_tests import CollectiveTable
-    from simulator.interop.training_log import TrainingLog
+    from simulator.interop.measurements.nccl_tests import CollectiveTable
+    from simulator.interop.measurements.training_log import TrainingLog
 
     if not path and kind != "nvml":
         raise ConfigError("which file?", hint=f"simulate import FILE; formats: {', '.join(FORMATS)}")

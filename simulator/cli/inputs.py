@@ -21,7 +21,7 @@ from simulator.explore.named_settings import (
 )
 from simulator.interop import import_model, import_settings, import_topology, is_foreign, recognise_settings
 from simulator.interop.format import HUB, Imported, ImportReport
-from simulator.interop.plan_files import PLAN_FILES, deepspeed_files
+from simulator.interop.trainers.plan_files import PLAN_FILES, deepspeed_files
 from simulator.plan import SETTINGS
 from simulator.plan.names import is_switch
 from simulator.plan.published import LeftOut, Published
@@ -232,7 +232,7 @@ def recorded_module(options: Mapping[str, Any]) -> RecordedModule | None:
         return None
     if options.get("model"):
         raise ConfigError("both --model and --module are given", hint="leave one out")
-    from simulator.interop.hub import open_hub_module
+    from simulator.interop.models.hub import open_hub_module
     from simulator.models.recorded import open_module
 
     length = options.get("sequence_length") or 0

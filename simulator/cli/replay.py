@@ -233,7 +233,7 @@ def _bandwidths(text: str | None) -> dict[str, float]:
 
 def _recorded_device(recorded: Trace, name: str | None, *, wanted: bool) -> Any:
     """The device that the user names, or the shipped one that the trace's device name tells."""
-    from simulator.interop.hardware import device_of_driver
+    from simulator.interop.machines.hardware import device_of_driver
     from simulator.topology.device_file import load_device
 
     if name is None and wanted:

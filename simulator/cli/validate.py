@@ -117,7 +117,7 @@ def _here_gpus(threshold: float | None, report: str | None, json_output: bool, n
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
-    from simulator.interop.nvml import import_nvml
+    from simulator.interop.machines.nvml import import_nvml
     from validation.emulation.ranks import ending_cleanly
     from validation.jobs.gpus import check_gpus, compare_gpus, document, print_gpus
 

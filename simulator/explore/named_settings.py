@@ -12,7 +12,7 @@ from typing import Any
 from simulator.config import did_you_mean, listed, load_yaml
 from simulator.errors import ConfigError, SimulatorError
 from simulator.interop import open_topology
-from simulator.interop.plan_files import PLAN_FILES, needs_ranks, plan_settings
+from simulator.interop.trainers.plan_files import PLAN_FILES, needs_ranks, plan_settings
 from simulator.models.catalog import CATALOG
 from simulator.plan import SETTINGS, ParallelPlan, declared, setting_named
 from simulator.plan.names import is_switch, switched
@@ -82,7 +82,7 @@ def scenario_of(settings: Mapping[str, Any]) -> Scenario:
     Parameters
     ----------
     settings : mapping
-        Values by canonical name; those of :data:`simulator.interop.plan_files.PLAN_FILES` are files below the other
+        Values by canonical name; those of :data:`simulator.interop.trainers.plan_files.PLAN_FILES` are files below the other
         settings; what is neither the scenario's nor the plan's changes the cluster.
 
     Examples

@@ -21,7 +21,7 @@ from simulator.errors import ConfigError, SimulatorError
 from simulator.explore.neighbourhood import Neighbour, Site, nearest, neighbours
 from simulator.explore.run.energy import Price, price_of, training_of
 from simulator.interop import FORMATS
-from simulator.interop.emission import Request
+from simulator.interop.trainers.emission import Request
 from simulator.models.spec import ModelSpec
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.scenario import FLAG_NAMES, Scenario

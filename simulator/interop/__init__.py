@@ -21,21 +21,21 @@ from simulator.models.spec import ModelSpec
 from simulator.topology import Topology, load_topology
 
 if TYPE_CHECKING:
-    from simulator.interop.cluster import ImportedCluster
-    from simulator.interop.nccl_tests import CollectiveTable
-    from simulator.interop.training_log import TrainingLog
+    from simulator.interop.machines.cluster import ImportedCluster
+    from simulator.interop.measurements.nccl_tests import CollectiveTable
+    from simulator.interop.measurements.training_log import TrainingLog
 
 
 class Formats(UserDict[str, Any]):
     """Formats by name, each loaded when it is first looked at: most runs read no file of another tool.
 
-    What is not loaded yet is a module of this package and the format in it, as ``module.NAME``.
+    What is not loaded yet is a module of this package and the format in it, as ``room.module.NAME``.
     """
 
     def __getitem__(self, name: str) -> Format:
         found = self.data[name]
         if isinstance(found, str):
-            module, _, attribute = found.partition(".")
+            module, _, attribute = found.rpartition(".")
             found = self.data[name] = getattr(import_module(f"{__name__}.{module}"), attribute)
         assert isinstance(found, Format)
         return found
@@ -44,35 +44,35 @@ class Formats(UserDict[str, Any]):
 #: name -> format
 FORMATS = Formats(
     {
-        "hf-config": "hf_config.HF_CONFIG",
-        "safetensors": "weights.SAFETENSORS",
-        "gguf": "weights.GGUF",
-        "megatron": "megatron_flags.MEGATRON",
-        "nemo": "nemo.NEMO",
-        "deepspeed": "deepspeed.DEEPSPEED",
-        "torchtitan": "torchtitan.TORCHTITAN",
-        "accelerate": "accelerate.ACCELERATE",
-        "trainer": "trainer.TRAINER",
-        "torchtune": "torchtune.TORCHTUNE",
-        "llm-foundry": "llm_foundry.LLM_FOUNDRY",
-        "nanotron": "nanotron.NANOTRON",
-        "automodel": "automodel_yaml.AUTOMODEL",
-        "olmo-core": "olmo_core.OLMO_CORE",
-        "nccl-topo": "nccl_topo.NCCL_TOPO",
-        "nvidia-smi": "nvidia_smi.NVIDIA_SMI",
-        "nvidia-smi-xml": "nvidia_smi.SMI_INVENTORY",
-        "rocm-smi": "rocm_smi.ROCM_SMI",
-        "slurm": "slurm_topology.SLURM",
-        "ib-fabric": "ib_fabric.IB_FABRIC",
-        "kubernetes": "kubernetes.KUBERNETES",
-        "lstopo": "lstopo.LSTOPO",
-        "node-link": "node_link.NODE_LINK",
-        "infragraph": "infragraph.INFRAGRAPH",
-        "astra-network": "astra_network.ASTRA_NETWORK",
-        "nvml": "nvml.NVML",
-        "nccl-tests": "nccl_tests.NCCL_TESTS",
-        "bandwidth-log": "bandwidth_log.BANDWIDTH_LOG",
-        "training-log": "training_log.TRAINING_LOG",
+        "hf-config": "models.hf_config.HF_CONFIG",
+        "safetensors": "models.weights.SAFETENSORS",
+        "gguf": "models.weights.GGUF",
+        "megatron": "trainers.megatron_flags.MEGATRON",
+        "nemo": "trainers.nemo.NEMO",
+        "deepspeed": "trainers.deepspeed.DEEPSPEED",
+        "torchtitan": "trainers.torchtitan.TORCHTITAN",
+        "accelerate": "trainers.accelerate.ACCELERATE",
+        "trainer": "trainers.trainer.TRAINER",
+        "torchtune": "trainers.torchtune.TORCHTUNE",
+        "llm-foundry": "trainers.llm_foundry.LLM_FOUNDRY",
+        "nanotron": "trainers.nanotron.NANOTRON",
+        "automodel": "trainers.automodel_yaml.AUTOMODEL",
+        "olmo-core": "trainers.olmo_core.OLMO_CORE",
+        "nccl-topo": "machines.nccl_topo.NCCL_TOPO",
+        "nvidia-smi": "machines.nvidia_smi.NVIDIA_SMI",
+        "nvidia-smi-xml": "machines.nvidia_smi.SMI_INVENTORY",
+        "rocm-smi": "machines.rocm_smi.ROCM_SMI",
+        "slurm": "machines.slurm_topology.SLURM",
+        "ib-fabric": "machines.ib_fabric.IB_FABRIC",
+        "kubernetes": "machines.kubernetes.KUBERNETES",
+        "lstopo": "machines.lstopo.LSTOPO",
+        "node-link": "machines.node_link.NODE_LINK",
+        "infragraph": "machines.infragraph.INFRAGRAPH",
+        "astra-network": "machines.astra_network.ASTRA_NETWORK",
+        "nvml": "machines.nvml.NVML",
+        "nccl-tests": "measurements.nccl_tests.NCCL_TESTS",
+        "bandwidth-log": "measurements.bandwidth_log.BANDWIDTH_LOG",
+        "training-log": "measurements.training_log.TRAINING_LOG",
     }
 )
 _SETTINGS = ("model", "plan", "plan and model")
@@ -80,7 +80,7 @@ _SETTINGS = ("model", "plan", "plan and model")
 
 def recognise(path: str | Path, gives: tuple[str, ...] = ()) -> list[str]:
     """Return the names of the formats that a file's content speaks for; only of those that give one of these, if any."""
-    from simulator.interop.weights import binary_kind
+    from simulator.interop.models.weights import binary_kind
 
     binary = binary_kind(path)
     if binary:
@@ -139,7 +139,7 @@ def _flag(name: str) -> str:
 
 def _kind_of(path: Path, gives: tuple[str, ...]) -> str:
     if path.is_dir():
-        from simulator.interop.hf_config import config_of
+        from simulator.interop.models.hf_config import config_of
 
         if config_of(path).is_file():
             return "hf-config"
@@ -218,7 +218,7 @@ def load_model(name_or_path: str) -> ModelSpec:
 def import_model(name_or_path: str) -> Imported | None:
     """Return a model that is not of the catalogue, with the account of its file; None for a catalogue name."""
     if name_or_path.startswith(HUB):
-        from simulator.interop.hub import import_hub_model
+        from simulator.interop.models.hub import import_hub_model
 
         return import_hub_model(name_or_path.removeprefix(HUB))
     if is_command(name_or_path):
@@ -234,7 +234,7 @@ def import_model(name_or_path: str) -> Imported | None:
             raise ConfigError(f"no file '{name_or_path}'", hint=hint)
         return None
     if path.suffix == ".json" and not recognise_settings(path):
-        from simulator.interop.hf_config import import_hf_config
+        from simulator.interop.models.hf_config import import_hf_config
 
         return import_hf_config(path)
     imported = import_settings(path)
@@ -249,7 +249,7 @@ def import_model(name_or_path: str) -> Imported | None:
 
 def import_topology(path: str | Path, kind: str | None = None, **options: Any) -> ImportedCluster:
     """Read another tool's picture of a machine, with the keyword arguments of its reader; see :func:`import_any`."""
-    from simulator.interop.cluster import ImportedCluster
+    from simulator.interop.machines.cluster import ImportedCluster
 
     try:
         imported = FORMATS[_known(kind or _kind_of(Path(path), ("cluster",)), ("cluster",))].read(path, **options)
@@ -293,7 +293,7 @@ def is_foreign(path: str | Path) -> bool:
     """Whether a file is another tool's picture of a machine, and not a cluster file of ours."""
     if Path(path).parent in data_folders("clusters"):
         return False
-    from simulator.interop.weights import binary_kind
+    from simulator.interop.models.weights import binary_kind
 
     if binary_kind(path):
         return False

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster
 from simulator.interop.format import Imported, ImportReport
-from simulator.interop.nccl_tests import CollectiveTable, write_measurements
-from simulator.interop.training_log import TrainingLog
+from simulator.interop.machines.cluster import ImportedCluster
+from simulator.interop.measurements.nccl_tests import CollectiveTable, write_measurements
+from simulator.interop.measurements.training_log import TrainingLog
 
 #: what is told of the runs of a log -> attribute of a run
 _LOG_KEYS = {

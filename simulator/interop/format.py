@@ -15,11 +15,11 @@ from simulator.plan import ParallelPlan
 from simulator.plan.fields import Value
 
 if TYPE_CHECKING:
-    from simulator.interop.cluster import ImportedCluster
-    from simulator.interop.emission import Emission, Request
     from simulator.interop.key_table import KeyTable
-    from simulator.interop.nccl_tests import CollectiveTable
-    from simulator.interop.training_log import TrainingLog
+    from simulator.interop.machines.cluster import ImportedCluster
+    from simulator.interop.measurements.nccl_tests import CollectiveTable
+    from simulator.interop.measurements.training_log import TrainingLog
+    from simulator.interop.trainers.emission import Emission, Request
 
 
 #: how a model of the Hugging Face hub is written where a model is named

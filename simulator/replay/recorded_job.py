@@ -14,7 +14,7 @@ from typing import Any
 from simulator.config.names import shipped_names
 from simulator.errors import TraceError
 from simulator.interop import load_model, open_topology
-from simulator.interop.hardware import device_of_driver
+from simulator.interop.machines.hardware import device_of_driver
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan

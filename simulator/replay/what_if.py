@@ -13,7 +13,7 @@ from simulator.analysis.confidence import Confidence
 from simulator.changes import MachineChange
 from simulator.errors import TraceError
 from simulator.faults import Faults
-from simulator.interop.hardware import device_of_driver
+from simulator.interop.machines.hardware import device_of_driver
 from simulator.kernels.host import issue_s
 from simulator.replay.changes_of_gradients import buckets, overlap, serialise
 from simulator.replay.changes_of_kernels import capture, on_device, scale_host, scale_kernels

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from simulator.explore.run.stragglers import Straggling
     from simulator.explore.search.objectives import CountAnswer, SearchAnswer
     from simulator.explore.sweeps import SweepResult
-    from simulator.interop.written_plans import Written
+    from simulator.interop.trainers.written_plans import Written
 
 
 def make_console() -> Console:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from simulator.interop.nccl_tests import import_nccl_tests
+from simulator.interop.measurements.nccl_tests import import_nccl_tests
 
 
 def test_the_table_is_one_that_readers_of_nccl_tests_understand(simulate, tmp_path):

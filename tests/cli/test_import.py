@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simulator.interop import open_topology
-from simulator.interop.plan_files import load_plan
+from simulator.interop.trainers.plan_files import load_plan
 from simulator.plan import ParallelPlan
 
 SCRIPT = """\

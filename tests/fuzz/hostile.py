@@ -18,7 +18,7 @@ from simulator.calibration.tables import read_rows
 from simulator.config import parse_yaml
 from simulator.errors import ConfigError
 from simulator.interop import FORMATS, import_any, import_topology, load_model
-from simulator.interop.plan_files import plan_settings
+from simulator.interop.trainers.plan_files import plan_settings
 from simulator.plan import ParallelPlan
 from simulator.topology import load_topology
 from simulator.topology.device_file import load_device

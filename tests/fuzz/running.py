@@ -21,7 +21,7 @@ from typing import Any
 from simulator.cli.main import main as command_line
 from simulator.errors import SimulatorError
 from simulator.interop import FORMATS, import_any, import_topology, recognise
-from simulator.interop.cluster import ImportedCluster
+from simulator.interop.machines.cluster import ImportedCluster
 from tests.fuzz.extremes import check, command
 from tests.fuzz.fuzz_seeds import OPTIONS, ROOT, TEXTS, seeds
 from tests.fuzz.mutating import NASTY, mutated
@@ -140,7 +140,7 @@ def _read(kind: str, path: Path, text: str, rng: random.Random, share_of_command
 
 def _ours(kind: str, path: Path, rng: random.Random, share_of_commands: float) -> None:
     """Read a file of this project."""
-    from simulator.interop.plan_files import plan_settings
+    from simulator.interop.trainers.plan_files import plan_settings
     from simulator.plan import ParallelPlan
     from simulator.topology import load_topology
     from simulator.topology.device_file import load_device

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
 from simulator.interop import import_any, load_model
-from simulator.interop.hf_config import import_hf_config
+from simulator.interop.models.hf_config import import_hf_config
 from simulator.interop.typed_values import words
 from simulator.models.catalog import find_spec
 

@@ -9,7 +9,7 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.interop import import_model, load_model
-from simulator.interop.hub import open_hub_module
+from simulator.interop.models.hub import open_hub_module
 from simulator.plan import ParallelPlan
 
 

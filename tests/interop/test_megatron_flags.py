@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
-from simulator.interop.megatron_flags import import_megatron, parse_megatron
+from simulator.interop.trainers.megatron_flags import import_megatron, parse_megatron
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
-from simulator.interop.nccl_tests import import_nccl_tests, is_nccl_tests
+from simulator.interop.measurements.nccl_tests import import_nccl_tests, is_nccl_tests
 
 NEW = """# nccl-tests version 2.19.6 nccl-headers=22707 nccl-library=22707
 # Collective test starting: all_reduce_perf

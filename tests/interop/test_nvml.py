@@ -5,7 +5,7 @@ import types
 import pytest
 
 from simulator.errors import ConfigError
-from simulator.interop.nvml import import_nvml
+from simulator.interop.machines.nvml import import_nvml
 
 
 def fake_nvml(n_gpus=8, **missing):

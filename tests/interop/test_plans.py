@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
-from simulator.interop.accelerate import import_accelerate
-from simulator.interop.deepspeed import import_deepspeed
-from simulator.interop.torchtitan import import_torchtitan
+from simulator.interop.trainers.accelerate import import_accelerate
+from simulator.interop.trainers.deepspeed import import_deepspeed
+from simulator.interop.trainers.torchtitan import import_torchtitan
 
 # ---- DeepSpeed --------------------
 

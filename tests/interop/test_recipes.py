@@ -4,8 +4,8 @@ import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.interop import import_settings
-from simulator.interop.megatron_flags import import_megatron
-from simulator.interop.nemo import resolved
+from simulator.interop.trainers.megatron_flags import import_megatron
+from simulator.interop.trainers.nemo import resolved
 from simulator.models.build import build_model
 from simulator.models.catalog import rename
 from simulator.models.setting import RankSetting

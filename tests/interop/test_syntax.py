@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from simulator.config import load_yaml, parse_yaml
 from simulator.errors import ConfigError
 from simulator.interop import import_any
-from simulator.interop.accelerate import import_accelerate
 from simulator.interop.syntax import load_toml, parse_xml
+from simulator.interop.trainers.accelerate import import_accelerate
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)

@@ -13,9 +13,9 @@ from test_nvml import fake_nvml
 from simulator.errors import ConfigError, SimulatorError
 from simulator.interop import FORMATS, import_topology, open_topology, recognise
 from simulator.interop.account import account_of
-from simulator.interop.hardware import device_of_product, nvlink_section
-from simulator.interop.hostlist import expand_hostlist
-from simulator.interop.nvml import import_nvml
+from simulator.interop.machines.hardware import device_of_product, nvlink_section
+from simulator.interop.machines.hostlist import expand_hostlist
+from simulator.interop.machines.nvml import import_nvml
 from simulator.topology.cluster_spec import HYBRID_CUBE_MESH
 
 

@@ -5,8 +5,8 @@ import pytest
 from simulator import ParallelPlan
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.interop import import_settings
-from simulator.interop.emission import Request
-from simulator.interop.torchtitan import import_torchtitan, write_torchtitan
+from simulator.interop.trainers.emission import Request
+from simulator.interop.trainers.torchtitan import import_torchtitan, write_torchtitan
 from simulator.memory.estimate import state_bytes
 from simulator.models.catalog import find_spec
 from tests.interop.reading import read

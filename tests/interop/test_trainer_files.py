@@ -5,7 +5,7 @@ import json
 import pytest
 
 from simulator.errors import ConfigError
-from simulator.interop.plan_files import plan_settings
+from simulator.interop.trainers.plan_files import plan_settings
 from tests.interop.reading import read
 
 # ---- DeepSpeed ---------------------------------------------------------------------------------------------------

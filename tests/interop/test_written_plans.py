@@ -12,8 +12,8 @@ from simulator.answer import abbreviate_plan
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.search.space import Space
 from simulator.interop import FORMATS, recognise_settings
-from simulator.interop.emission import Request, completed, effective
-from simulator.interop.written_plans import emit, write_all
+from simulator.interop.trainers.emission import Request, completed, effective
+from simulator.interop.trainers.written_plans import emit, write_all
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 from simulator.topology import load_topology

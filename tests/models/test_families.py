@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import InfeasiblePlanError
-from simulator.interop.hf_config import FAMILIES, import_hf_config
+from simulator.interop.models.hf_config import FAMILIES, import_hf_config
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec, rename
 from simulator.models.flops import forward_flops_per_token, model_flops_per_sequence

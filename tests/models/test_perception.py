@@ -7,7 +7,7 @@ import pytest
 from simulator import ParallelPlan, Scenario, simulate
 from simulator.calibration.kernel_rows import shape_of
 from simulator.errors import InfeasiblePlanError
-from simulator.interop.hf_config import parse_hf_config
+from simulator.interop.models.hf_config import parse_hf_config
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec
 from simulator.models.compressed import seen_keys

@@ -10,7 +10,7 @@ from simulator.cli.main import app
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import parse_axis, read_sweep, scenario_of
 from simulator.explore.run.shared_cluster import read_job
-from simulator.interop.plan_files import load_plan
+from simulator.interop.trainers.plan_files import load_plan
 from simulator.plan import SETTINGS
 from simulator.simulation import simulate
 

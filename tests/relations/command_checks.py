@@ -25,8 +25,8 @@ from simulator.explore.search.best_plans import search
 from simulator.explore.search.objectives import to_dict
 from simulator.explore.search.space import Space
 from simulator.interop import FORMATS
-from simulator.interop.emission import Request
-from simulator.interop.written_plans import emit
+from simulator.interop.trainers.emission import Request
+from simulator.interop.trainers.written_plans import emit
 from simulator.models.spec import ModelSpec
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.scenario import Scenario

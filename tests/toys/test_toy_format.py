@@ -7,9 +7,9 @@ import pytest
 from simulator.cli.main import main
 from simulator.config import load_yaml
 from simulator.interop import FORMATS, recognise
-from simulator.interop.emission import Emission, Request, refuse_to_write, said
 from simulator.interop.format import Format, Imported
 from simulator.interop.key_table import flattened, nested, table_of
+from simulator.interop.trainers.emission import Emission, Request, refuse_to_write, said
 from simulator.interop.typed_values import Reader
 
 KEYS = table_of(

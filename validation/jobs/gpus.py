@@ -14,7 +14,7 @@ from typing import Any
 
 from simulator.analysis.side_by_side import Part, causes_of
 from simulator.errors import CalibrationError, ThresholdError
-from simulator.interop.cluster import ImportedCluster
+from simulator.interop.machines.cluster import ImportedCluster
 from simulator.units import count_of
 from validation.jobs.job_settings import Settings
 from validation.jobs.launch import start_here

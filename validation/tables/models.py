@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.interop import load_model
-from simulator.interop.hf_config import read_hf_config
+from simulator.interop.models.hf_config import read_hf_config
 from simulator.interop.typed_values import Reader
 from simulator.models.catalog import BERT_STYLE, GPT2_STYLE, LLAMA_STYLE, MEGATRON_STYLE, MPT_STYLE, T5_STYLE, find_spec
 from simulator.models.spec import ModelSpec

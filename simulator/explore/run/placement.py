@@ -16,7 +16,7 @@ import numpy as np
 
 from simulator.config import read_text
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.interop.hostlist import expand_hostlist
+from simulator.interop.machines.hostlist import expand_hostlist
 from simulator.topology import Topology
 from simulator.topology.layout import RegularLayout
 from simulator.topology.link import FABRIC_KINDS

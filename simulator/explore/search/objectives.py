@@ -19,7 +19,7 @@ from simulator.explore.search.best_plans import Observer, Ranked, SearchResult, 
 from simulator.explore.search.judged_plans import JudgedPlans
 from simulator.explore.search.space import CHOSEN, Space, search_space
 from simulator.explore.work.evaluation import Store
-from simulator.interop.plan_files import PLAN_FILES
+from simulator.interop.trainers.plan_files import PLAN_FILES
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
 from simulator.units import format_bytes, format_signed

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from simulator.errors import ThresholdError
-from simulator.interop.cluster import ImportedCluster
 from simulator.interop.format import ImportReport
+from simulator.interop.machines.cluster import ImportedCluster
 from validation.jobs.gpus import CALIBRATED, JUDGED, check_gpus, compare_gpus, document, print_gpus
 from validation.tables.predicting import predict_rows
 from validation.tables.reader import Row

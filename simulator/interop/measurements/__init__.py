@@ -1,0 +1,1 @@
+"""Measurements that other tools print: collectives, links and steps of training runs."""
