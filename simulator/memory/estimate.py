@@ -264,8 +264,10 @@ class _States:
     @property
     def shards_gradients(self) -> bool:
         """Whether a rank keeps its shard of the gradients alone."""
-        sums_whole = self.plan.synchronises_once and not self.plan.framework_spec.data_parallel.sums_shards
-        return (self.plan.shards_parameters or self.plan.sharding == "zero2") and not sums_whole
+        once = self.plan.synchronises_once and not self.plan.framework_spec.data_parallel.sums_shards
+        return (self.plan.shards_parameters or self.plan.sharding == "zero2") and not (
+            once or self.plan.defers_reduction
+        )
 
     def held(self, n_bytes: int, elements: Elements, *, is_sharded: bool, n_shards: int | None = None) -> int:
         """Bytes of a state of ``n_bytes`` an element, which ``n_shards`` ranks share if it is sharded."""
@@ -319,7 +321,9 @@ def _stage_bytes(
         - _narrowed_bytes(layers, plan, shard_size if shards_parameters else 1),
         "gradients": 0
         if is_offloaded and shards_gradients
-        else states.held(state.gradient, trained, is_sharded=shards_gradients),
+        else states.held(
+            plan.summed_bytes if plan.defers_reduction else state.gradient, trained, is_sharded=shards_gradients
+        ),
         "optimizer": 0 if is_offloaded else states.optimizer_bytes() + _left_out_bytes(trained.n, plan),
         "activations": sum(saved),
         "transient": working,

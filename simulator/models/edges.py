@@ -136,6 +136,22 @@ def _gather_parts(style: Style, x: Tensor) -> Tensor:
     )
 
 
+def _pieces(n_tokens: int, vocab: int, hidden: int) -> int:
+    """Return in how many pieces Liger's loss makes logits: as many that one takes about as much as the hidden states.
+
+    References
+    ----------
+    linkedin/Liger-Kernel, ``ops/fused_linear_cross_entropy.py``: ``chunk_size`` is a power of two of tokens.
+
+    Examples
+    --------
+    >>> _pieces(8192, 128256, 4096), _pieces(16, 1000, 4096)
+    (32, 1)
+    """
+    per_piece = -(-n_tokens // -(-vocab // hidden))
+    return -(-n_tokens // (1 << (per_piece - 1).bit_length()))
+
+
 def head(style: Style, x: Tensor) -> None:
     """Append final norm (BERT: its transformation), output projection and loss."""
     spec, setting = style.spec, style.setting
@@ -163,8 +179,10 @@ def head(style: Style, x: Tensor) -> None:
         name="logits",
         is_narrow="output" in setting.narrow_modules,
     )
-    if setting.loss == "torch-fp32":
+    if setting.loss in ("torch-fp32", "torch-parallel"):
         logits = cast(style.tape, logits, "fp32")
+    if setting.loss == "linear":
+        logits = logits.in_pieces(_pieces(tokens, vocab, spec.hidden))
     whole = style.gathered_logits(logits)
     loss = partial(eager_loss, style) if setting.loss.startswith("torch") else style.loss
     loss(whole, tokens, vocab * (whole.n_elements // logits.n_elements))

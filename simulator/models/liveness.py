@@ -33,11 +33,24 @@ class Tensor:
     needs_gradient: bool = True  #: Whether backward reaches it.
     #: Whether the kernel that makes it narrows it for a product, or finds the scale to.
     is_prepared: bool = False
+    #: Pieces in which it is made, used and dropped, so that only one of them is there at a time.
+    n_pieces: int = 1
 
     @property
     def n_bytes(self) -> int:
         """Bytes of its elements."""
         return self.n_elements * DTYPE_BYTES[self.dtype]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are there at once."""
+        return -(-self.n_bytes // self.n_pieces)
+
+    def in_pieces(self, n_pieces: int) -> Tensor:
+        """Make it, which is all of its storage, piece by piece."""
+        self.n_pieces = n_pieces
+        self.storage.n_bytes = self.held_bytes
+        return self
 
 
 @dataclass(slots=True, eq=False)
@@ -98,9 +111,9 @@ def backward_extra_bytes(nodes: Sequence[Node], output: Tensor | None) -> int:
     uses: Counter[Storage] = Counter()
     live = 0
     if output is not None:
-        gradients[output] = Storage(output.n_bytes)
+        gradients[output] = Storage(output.held_bytes)
         uses[gradients[output]] += 1
-        live = output.n_bytes
+        live = output.held_bytes
     peak = live
     for node in reversed(nodes):
         if not any(t.needs_gradient for t in node.outputs):
@@ -110,14 +123,14 @@ def backward_extra_bytes(nodes: Sequence[Node], output: Tensor | None) -> int:
         for tensor in node.inputs:
             if not tensor.needs_gradient or tensor.storage.owner == "parameter":
                 continue
-            is_alias = node.is_alias and bool(arriving) and arriving[0].n_bytes == tensor.n_bytes
+            is_alias = node.is_alias and bool(arriving) and arriving[0].n_bytes == tensor.held_bytes
             if not is_alias:
-                made += tensor.n_bytes
+                made += tensor.held_bytes
             if tensor not in gradients:
-                gradients[tensor] = arriving[0] if is_alias else Storage(tensor.n_bytes)
+                gradients[tensor] = arriving[0] if is_alias else Storage(tensor.held_bytes)
                 uses[gradients[tensor]] += 1
-                live += 0 if is_alias else tensor.n_bytes
-                made -= 0 if is_alias else tensor.n_bytes
+                live += 0 if is_alias else tensor.held_bytes
+                made -= 0 if is_alias else tensor.held_bytes
         peak = max(peak, live + made)
         for storage in arriving:
             uses[storage] -= 1

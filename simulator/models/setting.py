@@ -136,6 +136,11 @@ class RankSetting:
         return self.sequence_parallel and self.tp > 1
 
     @property
+    def splits_vocabulary(self) -> bool:
+        """Whether the loss is over this rank's part of the logits, and sums of parts are reduced."""
+        return self.loss in ("vocabulary", "torch-parallel")
+
+    @property
     def expert_tp(self) -> int:
         """Degree of the experts' tensor parallelism."""
         return self.tp if self.etp is None else self.etp

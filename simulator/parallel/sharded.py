@@ -93,13 +93,13 @@ class FullySharded(DataParallel):
     def after_layer(
         self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool
     ) -> None:
-        """Reduce-scatter the unit's gradients, in every micro-batch."""
+        """Reduce-scatter the unit's gradients, in every micro-batch unless the last one reduces the sum."""
         self.is_last = is_last
         if position in self._units and kind != "W":
             if last and not (kind == "F" and self._keeps(position)):
                 self._freed.append(last[-1])
             self._gather_following(tasks, position, kind, micro_batch, self.n_behind(kind))
-        if kind not in ("F", "I"):
+        if kind not in ("F", "I") and (is_last or not self.plan.defers_reduction):
             self._reduce_unit(tasks, position, last)
 
     def _reduce_unit(self, tasks: TaskList, position: int, last: tuple[int, ...]) -> None:

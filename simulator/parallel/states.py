@@ -39,13 +39,13 @@ def accumulation_traffic(plan: ParallelPlan) -> StateTraffic:
 
     Sixteen-bit gradients are added to fp32 ones where the framework keeps such (Megatron's main gradients, DeepSpeed's bf16
     optimizer, which also clears the former), otherwise in place by autograd. Fused kernels accumulate in the epilogue of the
-    weight-gradient product; full sharding accumulates shards only.
+    weight-gradient product; full sharding accumulates shards only, unless reduction waits for the last micro-batch.
     """
     framework = plan.framework_spec
-    shards = plan.shards_parameters and not plan.synchronises_once
+    shards = plan.shards_parameters and not plan.synchronises_once and not plan.defers_reduction
     if STYLES[framework.kernels].accumulates_in_product or shards:
         return StateTraffic(0, 0)
-    n_bytes = plan.reduced_bytes
+    n_bytes = plan.summed_bytes
     if plan.precision_spec.is_16_bit and n_bytes == 4:
         return StateTraffic(6, 6 if framework.data_parallel.clears_gradients else 4)
     return StateTraffic(2 * n_bytes, n_bytes) if plan.n_micro_batches > 1 else StateTraffic(0, 0)

@@ -83,6 +83,9 @@ class DataParallelism:
     once_under_pipelines: bool = False
     #: Whether the sum of gradients is sharded there, too.
     sums_shards: bool = False
+    #: Whether micro-batches that are not the last of a step leave whole gradients to be added up (``no_sync`` of FSDP's wrapper,
+    #: ``set_requires_gradient_sync`` of ``fully_shard``).
+    defers_reduction: bool = False
     #: How far gathers run ahead where that is a matter of elements.
     zero3_limits: Zero3Limits | None = None
     #: Whether every tensor is gathered into a list of views, and scattered out of one, which PyTorch copies one by one, after

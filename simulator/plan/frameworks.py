@@ -44,6 +44,9 @@ _MEGATRON_GATES = "23.11"
 _PEFT_0_11 = "24.05"
 #: and with PyTorch 2.8, from which on the Trainer of Hugging Face takes the fused Adam
 _TORCH_2_8 = "25.08"
+#: month since which torchtitan compiles its loss (pytorch/torchtitan, pull request 1033, commit bbb1b616 of April 2025), as it did for
+#: two months of 2024 before (commits e10cb949 and e8977b00)
+_TORCHTITAN_LOSS = "25.04"
 #: optimizers of Megatron-Core (NVIDIA/Megatron-LM, ``core/optimizer``, ``muon.py``)
 _MEGATRON_OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "muon")
 _USUAL_OF_CORE: tuple[Usual, ...] = ("flash", "interleaving", "parameter_gather", "padded_vocabulary")
@@ -88,15 +91,19 @@ _TORCHTITAN = Framework(
     cp_comm_type="all_gather",
     flash="flash_attention_2",
     copies_sequence=True,
+    loss_compiled_since=_TORCHTITAN_LOSS,
     usual=_USUAL_OF_TORCHTITAN,
 )
 #: KempnerInstitute/KempnerForge at 5666d0d1 (``kempnerforge/distributed/tensor_parallel.py``): ``fully_shard`` over blocks whose
-#: projections are each parallel by themselves; stages of pipelines and mixtures split no sequence
+#: projections are each parallel by themselves; stages of pipelines and mixtures split no sequence; weights are cast to 16 bits before
+#: they are sharded, and a fused AdamW steps them; whole gradients are added up and reduced once (``maybe_no_sync``); the loss is
+#: ``cross_entropy`` of logits as they are
 _KEMPNERFORGE = Framework(
     name="kempnerforge",
     kernels="hf-eager",
-    data_parallel=replace(FSDP2, offloads=()),
+    data_parallel=replace(FSDP2, offloads=(), shards_masters=False, defers_reduction=True),
     pipeline=pipelines.KEMPNERFORGE,
+    master_weights=False,
     recipe=FULLY_SHARDED,
     parallel_recipe={"sequence_parallel": True},
     gradient_bytes_bf16=4,
@@ -104,22 +111,28 @@ _KEMPNERFORGE = Framework(
     flash="flash_attention_2",
     copies_sequence=True,
     parallel_by_product=True,
-    loss="gathered",
+    loss="torch",
 )
 
 FRAMEWORKS: dict[str, Framework] = {
     f.name: f
     for f in (
         *(
-            # Hugging Face's Trainer, as its models are or with Liger's fused norms, rotations, gates and loss (linkedin/Liger-Kernel,
-            # ``monkey_patch.py``), by itself, under FSDP, whose shards Accelerate keeps in fp32, and under DeepSpeed; its optimizer is
-            # ``adamw_torch``, and fused by default since PyTorch 2.8 (``training_args.py``, ``default_optim``)
+            # Hugging Face's Trainer, as its models are, with fused norms, rotations, gates and loss, or with Liger's, whose loss is fused
+            # with the product before it (linkedin/Liger-Kernel, ``monkey_patch.py``), by itself, under FSDP, whose shards Accelerate keeps
+            # in fp32, and under DeepSpeed; its optimizer is ``adamw_torch``, and fused by default since PyTorch 2.8
+            # (``training_args.py``, ``default_optim``)
             entry
-            for kernels, plain, under in (("hf-eager", "hf-eager", ""), ("compiled", "hf-liger", "-liger"))
+            for kernels, plain, under, loss in (
+                ("hf-eager", "hf-eager", "", "vocabulary"),
+                ("compiled", "hf-fused", "-fused", "vocabulary"),
+                ("compiled", "hf-liger", "-liger", "linear"),
+            )
             for entry in (
                 Framework(
                     name=plain,
                     kernels=kernels,  # type: ignore[arg-type]
+                    loss=loss,  # type: ignore[arg-type]
                     data_parallel=DDP,
                     master_weights=False,
                     optimizer_implementation="foreach",
@@ -130,7 +143,8 @@ FRAMEWORKS: dict[str, Framework] = {
                 Framework(
                     name=f"hf-fsdp{under}",
                     kernels=kernels,  # type: ignore[arg-type]
-                    data_parallel=FSDP,
+                    loss=loss,  # type: ignore[arg-type]
+                    data_parallel=replace(FSDP, defers_reduction=True),  # ``Accelerator.no_sync``
                     pipeline=pipelines.NONE,
                     recipe=FULLY_SHARDED,
                     optimizer_implementation="foreach",
@@ -142,6 +156,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 Framework(
                     name=f"deepspeed{under}",
                     kernels=kernels,  # type: ignore[arg-type]
+                    loss=loss,  # type: ignore[arg-type]
                     data_parallel=DEEPSPEED,
                     pipeline=pipelines.DEEPSPEED,
                     cp_comm_type="a2a",  # adapters are in 16 bits, to which its engine casts all modules (runtime/engine.py)
@@ -241,7 +256,20 @@ FRAMEWORKS: dict[str, Framework] = {
             stops_recompute_early=True,
             flash="flash_attention_2",
             copies_sequence=True,
-            aliases=("torchtune",),
+        ),
+        Framework(
+            # pytorch/torchtune, recipes/full_finetune_distributed.py: fully_shard over models whose weights, gradients and moments all have
+            # the type that ``dtype`` says
+            name="torchtune",
+            kernels="hf-eager",
+            data_parallel=replace(FSDP2, shards_masters=False),
+            pipeline=pipelines.NONE,
+            master_weights=False,
+            recipe=FULLY_SHARDED,
+            optimizer_implementation="foreach",
+            stops_recompute_early=True,
+            flash="flash_attention_2",
+            copies_sequence=True,
         ),
         *(
             # Lightning-AI/litgpt at 26857050 (``litgpt/model.py``, ``pretrain.py``): modules of plain PyTorch with an RMSNorm in fp32,
@@ -299,11 +327,12 @@ FRAMEWORKS: dict[str, Framework] = {
         *(
             # NVIDIA-NeMo/Automodel, examples/benchmark/configs: models in bf16 under fully_shard, those of Hugging Face, as they are
             # or with Liger's fused norms, rotations and activations (``use_liger_kernel``, on by default but under tensor or context
-            # parallelism), or its own ones of Transformer Engine's modules; torch.optim.Adam steps the 16-bit weights themselves
+            # parallelism), or its own ones of Transformer Engine's modules; torch.optim.Adam steps the 16-bit weights themselves; the last
+            # micro-batch reduces their gradients (``defer_fsdp_grad_sync``)
             Framework(
                 name=name,
                 kernels=kernels,  # type: ignore[arg-type]
-                data_parallel=replace(FSDP2, shards_masters=False),
+                data_parallel=replace(FSDP2, shards_masters=False, defers_reduction=True),
                 pipeline=pipelines.TORCH,
                 recipe=FULLY_SHARDED,
                 stops_recompute_early=True,

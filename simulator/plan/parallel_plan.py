@@ -18,7 +18,7 @@ from simulator.plan.frameworks import FRAMEWORK_ALIASES, FRAMEWORKS, hosted
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rank_order import DEFAULT_ORDER, replicas_in_node
 from simulator.plan.releases import ReleaseFacts
-from simulator.plan.rules import check_combination, check_expert_degrees, check_words
+from simulator.plan.rules import check_combination, check_words, replicas_of
 from simulator.plan.stage_layout import chunks_of_layout, layout_text
 
 _EVERYTHING: tuple[Effect, ...] = ("time", "memory", "training")
@@ -557,6 +557,12 @@ class ParallelPlan:
         return self.framework_spec.gradient_bytes_fp16 if self.precision_spec.is_16_bit else 4
 
     @property
+    def summed_bytes(self) -> int:
+        """Bytes of one element of the gradients that micro-batches add up; autograd adds those of FSDP's wrapper as they are."""
+        is_own = self.defers_reduction and self.framework_spec.data_parallel.fsdp_version == 1
+        return self.gathered_bytes if is_own else self.reduced_bytes
+
+    @property
     def gathered_bytes(self) -> int:
         """Bytes of one parameter element as it is gathered: FSDP casts its fp32 shards to what autocast computes in."""
         if self.keeps_narrow and self.precision_spec.has_tensor_scales:
@@ -605,6 +611,12 @@ class ParallelPlan:
     def synchronises_once(self) -> bool:
         """Whether sharded parameters are gathered, and gradients reduced, once per step: `fully_shard` under a pipeline."""
         return self.pp > 1 and self.shards_parameters and self.framework_spec.data_parallel.once_under_pipelines
+
+    @property
+    def defers_reduction(self) -> bool:
+        """Whether every rank adds up whole gradients, which the last micro-batch of a step reduces (``no_sync``)."""
+        defers = self.framework_spec.data_parallel.defers_reduction and self.n_micro_batches > 1
+        return defers and self.shards_parameters and not self.synchronises_once
 
     def prefetched_units(self, *, forward: bool) -> int:
         """Units of FSDP whose gathers are issued before another unit's kernels."""
@@ -659,18 +671,7 @@ class ParallelPlan:
             raise InfeasiblePlanError(
                 f"{gpus} GPUs asked for, the topology has {n_gpus}", hint=f"--gpus {n_gpus} or fewer"
             )
-        if gpus % self.model_parallel:
-            raise InfeasiblePlanError(
-                f"{gpus} GPUs are not a multiple of tp x pp x cp = {self.tp} x {self.pp} x {self.cp} = {self.model_parallel}",
-                hint=f"use --gpus {max(1, gpus // self.model_parallel) * self.model_parallel} or other degrees",
-            )
-        dp = self.dp or gpus // self.model_parallel
-        if dp * self.model_parallel != gpus:
-            raise InfeasiblePlanError(
-                f"dp x tp x pp x cp = {dp} x {self.tp} x {self.pp} x {self.cp} = {dp * self.model_parallel}, but there are {gpus} GPUs",
-                hint=f"leave --dp out, or set it to {gpus // self.model_parallel}",
-            )
-        check_expert_degrees(self, dp)
+        dp = replicas_of(self, gpus)
         chunks, batch, plan = chunks_of_layout(self.pipeline_layout, self.pp, self.virtual_pp), self.batch_of(dp), self
         if (gpus, dp, chunks, batch) != (self.gpus, self.dp, self.virtual_pp, self.global_batch):
             plan = replace(self, gpus=gpus, dp=dp, virtual_pp=chunks, global_batch=batch)

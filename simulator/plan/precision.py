@@ -3,7 +3,8 @@
 References
 ----------
 Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433 (delayed scaling); Rouhani et al., "Microscaling data
-formats", arXiv:2310.10537 (a scale of eight bits per 32 elements); DeepSeek-AI, "DeepSeek-V3", arXiv:2412.19437, section 3.3
+formats", arXiv:2310.10537 (a scale of eight bits per 32 elements, which have eight or four); DeepSeek-AI, "DeepSeek-V3",
+arXiv:2412.19437, section 3.3
 (blocks of 128); NVIDIA, "Pretraining large language models with NVFP4", arXiv:2509.25149 (a scale of eight bits per 16 elements
 under one of the tensor, random Hadamard transform before the weight gradient, stochastic rounding of gradients); NVIDIA
 Transformer Engine, ``common/recipe``; pytorch/torchao, ``float8`` (tensorwise, rowwise, ``rowwise_with_gw_hp``).
@@ -113,6 +114,11 @@ PRECISIONS: dict[str, Precision] = {
             Quantisation(kernel="quantize_mxfp8", element_bytes=SCALED_BYTES["mxfp8"], padded_rows=32, block=32),
         ),
         _quantised(
+            "mxfp4",
+            "mxfp4",
+            Quantisation(kernel="quantize_mxfp4", element_bytes=SCALED_BYTES["mxfp4"], padded_rows=32, block=32),
+        ),
+        _quantised(
             "nvfp4",
             "nvfp4",
             Quantisation(
@@ -157,7 +163,7 @@ def next_wider(precision: Precision, computes: Callable[[str], bool]) -> str:
 
 
 #: precisions of few bits, the narrowest first
-_NARROW = ("nvfp4", "mxfp8", "fp8_block", "fp8")
+_NARROW = ("mxfp4", "nvfp4", "mxfp8", "fp8_block", "fp8")
 
 #: moments that an optimizer keeps of an element of a matrix
 MOMENTS = {"adam": 2, "muon": 1}

@@ -36,6 +36,7 @@ class ReleaseFacts:
     adapters_fp32: bool  #: Whether adapters are in fp32 beside 16-bit weights.
     has_unfused_rope_and_swiglu: bool  #: Whether rotations and gated activations run operation by operation.
     has_unfused_relu2: bool  #: Whether squared ReLUs run operation by operation.
+    compiles_loss: bool  #: Whether the loss of a compiled model is compiled, too.
     #: Whether rotations that are not fused take packed documents one after the other (NVIDIA/Megatron-LM,
     #: ``core/models/common/embeddings/rope_utils.py``: with pull request 5243 of June 2026 ``_apply_rotary_pos_emb_thd`` reads the
     #: lengths on the host and rotates each document by itself; on 22 August 2026, commit d98e8a64, it rotates all of them by a gathered
@@ -77,6 +78,7 @@ class ReleaseFacts:
         adapters_fp32: bool,
         has_unfused_rope_and_swiglu: bool,
         has_unfused_relu2: bool,
+        compiles_loss: bool,
     ) -> ReleaseFacts:
         """Add to what a framework says of a release what Transformer Engine's modules do in it, where it calls them."""
         return cls(
@@ -84,6 +86,7 @@ class ReleaseFacts:
             adapters_fp32=adapters_fp32,
             has_unfused_rope_and_swiglu=has_unfused_rope_and_swiglu,
             has_unfused_relu2=has_unfused_relu2,
+            compiles_loss=compiles_loss,
             rotates_by_document=calls_modules and is_before(release, _MEGATRON_DOCUMENTS),
             waits_for_gathers=calls_modules and is_within(release, (_ENGINE_2_0, _ENGINE_2_3)),
             repacks_experts=calls_modules and is_within(release, (_ENGINE_1_11, _ENGINE_2_3)),

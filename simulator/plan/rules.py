@@ -65,6 +65,23 @@ def check_combination(plan: ParallelPlan) -> None:
             raise InfeasiblePlanError(message, hint=hint)
 
 
+def replicas_of(plan: ParallelPlan, gpus: int) -> int:
+    """Return how many replicas of a model there are on a number of GPUs; refuse degrees that do not multiply up."""
+    if gpus % plan.model_parallel:
+        raise InfeasiblePlanError(
+            f"{gpus} GPUs are not a multiple of tp x pp x cp = {plan.tp} x {plan.pp} x {plan.cp} = {plan.model_parallel}",
+            hint=f"use --gpus {max(1, gpus // plan.model_parallel) * plan.model_parallel} or other degrees",
+        )
+    dp = plan.dp or gpus // plan.model_parallel
+    if dp * plan.model_parallel != gpus:
+        raise InfeasiblePlanError(
+            f"dp x tp x pp x cp = {dp} x {plan.tp} x {plan.pp} x {plan.cp} = {dp * plan.model_parallel}, but there are {gpus} GPUs",
+            hint=f"leave --dp out, or set it to {gpus // plan.model_parallel}",
+        )
+    check_expert_degrees(plan, dp)
+    return dp
+
+
 def check_expert_degrees(plan: ParallelPlan, dp: int) -> None:
     """Check that experts spread evenly over the ranks that a data-parallel degree leaves them."""
     if plan.etp in (None, plan.tp):

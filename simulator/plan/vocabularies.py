@@ -27,8 +27,10 @@ Compression = Literal["none", "fp16", "bf16", "onebit"]
 Offload = Literal["none", "cpu"]
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
 #: Over what the loss is: a rank's part of the ``vocabulary``; ``gathered`` logits, where a head replicates its output; ``torch``,
-#: ``torch.nn.functional.cross_entropy`` of gathered logits; ``torch-fp32``, of logits that are widened before they are gathered.
-Loss = Literal["vocabulary", "gathered", "torch", "torch-fp32"]
+#: ``torch.nn.functional.cross_entropy`` of gathered logits; ``torch-fp32``, of logits that are widened before they are gathered;
+#: ``torch-parallel``, of a rank's part of widened ones (PyTorch's ``loss_parallel``); ``linear``, fused with the product that makes
+#: its logits, of which there is never more than a piece (Liger's ``fused_linear_cross_entropy``).
+Loss = Literal["vocabulary", "gathered", "torch", "torch-fp32", "torch-parallel", "linear"]
 #: What published runs of a framework have where they do not say: ``flash`` attention; ``interleaving`` of a pipeline's stages;
 #: ``sequence_parallel``, wherever tensors are split; ``parameter_gather`` beside forward; ``padded_vocabulary``, to 128 rows for each
 #: tensor-parallel rank; ``unbalanced_context``, ranks of which are not equally long under a causal mask; ``local_batch``, which a pipeline

@@ -189,9 +189,8 @@ def test_builders_of_torchtune_are_models_of_the_catalogue(tmp_path, builder, na
 def test_torchtune(tmp_path):
     found = read(tmp_path, "torchtune")
     assert found.settings == {
-        "framework": "fsdp2", "micro_batch": 2, "sequence_length": 4096, "precision": "bf16", "recompute": "full",
+        "framework": "torchtune", "micro_batch": 2, "sequence_length": 4096, "precision": "bf16", "recompute": "full",
         "tp": 1, "cp": 1, "ep": 1, "sharding": "zero3", "host": "compiled", "optimizer_implementation": "fused",
-        "master_bytes": 2, "moment_bytes": 2,
     }  # fmt: skip
     state = state_bytes(found.plan().resolve(8))
     assert state.parameter + state.gradient + state.optimizer == 8, "all in bf16: no fp32 weights, gradients or moments"

@@ -29,6 +29,7 @@ def parameters(topology, precision, **changes):
         ("dgx-b200", "fp8_current", 1.0),  # one scale for all, and any layout
         ("dgx-b200", "mxfp8", 2 * (1 + 1 / 32)),
         ("dgx-b200", "nvfp4", 2 * (1 / 2 + 1 / 16)),
+        ("mi355x-8", "mxfp4", 2 * (1 / 2 + 1 / 32)),
     ],
 )
 def test_casts_of_weights_stay_beside_16_bits(topology, precision, bytes_each):

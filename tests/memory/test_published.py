@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from simulator.models.build import build_model
+from simulator.models.catalog import find_spec
+from simulator.models.setting import RankSetting
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
@@ -73,3 +76,49 @@ def test_the_verdict_names_rank_operator_and_what_is_missing():
     said = memory.explain()
     assert said.startswith("rank 0 (stage 0) needs 3") and "in layer head (operator " in said
     assert "GiB too much; the largest part is activations" in said
+
+
+LLAMA_8B = {"micro_batch": 2, "sequence_length": 8192, "recompute": "selective", "sharding": "zero3"}
+#: bytes of logits in 16 bits of two sequences of 8,192 tokens, 128,256 words
+LOGITS = 2 * 8192 * 128256 * 2
+
+
+def peak(topology="grand-teton-h100-96g", model="llama3-8b", **settings):
+    """Memory of a plan on one node."""
+    return simulate(Scenario(topology=topology, model=model, plan=ParallelPlan(**({"gpus": 8} | settings)))).memory
+
+
+def test_losses_that_are_not_compiled_hold_three_tensors_of_wide_logits():
+    """``cross_entropy(pred.float())``: log-softmax, the gradient of the loss and that of the log-softmax, all in fp32.
+
+    Compiled there are the 16-bit logits and their gradient. torchtitan's log of January 2025 against its runs since April
+    (pytorch/torchtitan, commits e8977b00 and bbb1b616).
+    """
+    eager, compiled = (
+        peak(framework="torchtitan-compile", release=release, **LLAMA_8B).allocated_bytes for release in ("25.01", None)
+    )
+    assert eager - compiled == pytest.approx(3 * 2 * LOGITS - 2 * LOGITS, rel=0.01)
+
+
+def test_ligers_loss_never_holds_more_than_a_piece_of_the_logits():
+    """``fused_linear_cross_entropy``: as many pieces as the vocabulary is wider than the hidden states, 32 of Llama-3-8B's."""
+    setting = RankSetting(micro_batch=2, sequence_length=8192, kernels="compiled", precision="bf16")
+    heads = [
+        build_model(find_spec("llama3-8b"), replace(setting, loss=loss)).layers[-1] for loss in ("vocabulary", "linear")
+    ]
+    saved, most = ([getattr(one, name) for one in heads] for name in ("saved_bytes", "transient_bytes"))
+    assert saved[0] - saved[1] == LOGITS * 31 // 32
+    assert most[0] - most[1] == pytest.approx(LOGITS * 31 / 32, rel=0.01)  # their gradient
+
+
+@pytest.mark.parametrize(
+    ("gpus", "micro_batch", "accumulated", "measured_gib"),
+    [(4, 4, 2, 61.1), (4, 8, 2, 81.0), (32, 4, 2, 51.3), (2, 2, 4, 62.4)],
+)
+def test_peaks_of_kempnerforge_with_whole_gradients(gpus, micro_batch, accumulated, measured_gib):
+    """``max_memory_allocated`` as benchmarks/mfu_scaling/mfu_scaling.md of KempnerInstitute/KempnerForge at 5666d0d1 prints it."""
+    found = peak(
+        "hgx-h200", gpus=gpus, micro_batch=micro_batch, global_batch=gpus * micro_batch * accumulated, sequence_length=4096,
+        framework="kempnerforge-compile", sharding="zero3", recompute="full",
+    )  # fmt: skip
+    assert found.allocated_bytes == pytest.approx(measured_gib * GIB, rel=0.07)

@@ -38,7 +38,8 @@ RESIDUALS = ROOT / "simulator" / "analysis" / "residuals.json"
 COLLECTIVE_RESIDUALS = RESIDUALS.with_name("collective_residuals.json")
 EMULATED = ROOT / "validation" / "emulation" / "measurements"
 FILES = (
-    *("training.csv", "collectives.csv", "kernels.csv", "seeds.csv", "public_training.csv", "public_collectives.csv"),
+    *("training.csv", "collectives.csv", "kernels.csv", "seeds.csv"),
+    *("public_training.csv", "public_recipes.csv", "public_memory.csv", "public_collectives.csv"),
     *("frontier_training.csv", "frontier_collectives.csv", "frontier_kernels.csv", "cudnn_attention.csv"),
 )
 #: room above today's error in a freshly written budget: relative, and absolute

@@ -164,15 +164,27 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
     if built_on:
         found = _latest(built_on, PUBLISHED["containers"])
         return found, f"cuda {found}: container {built_on[0]}.{built_on[1]:02} of this round"
-    stated = re.match(r"20(\d\d)-(\d\d)\b", release)
-    month = None if stated else next((month for word, month in PUBLISHED["measured"].items() if word in text), None)
-    dated = stated or re.search(r"arxiv[: ]*(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text)
-    if month is None and dated:
-        month = (2000 + int(dated[1]), int(dated[2]))
+    month = month_of(text, release)
     if month is None:
         return "", ""
     found = _latest(month, PUBLISHED["months"])
     return found, f"cuda {found or 'current'}: published {month[0]}-{month[1]:02}"
+
+
+def month_of(text: str, release: str) -> tuple[int, int] | None:
+    """Return the year and month of a run, from its release, its source and framework in small letters, or the number of a paper.
+
+    Examples
+    --------
+    >>> month_of("pytorch/torchtitan@1", ""), month_of("pytorch/torchtitan@1", "2025-02"), month_of("somebody", "")
+    ((2024, 9), (2025, 2), None)
+    """
+    stated = re.match(r"20(\d\d)-(\d\d)\b", release)
+    known = None if stated else next((month for word, month in PUBLISHED["measured"].items() if word in text), None)
+    if known is not None:
+        return known[0], known[1]
+    dated = stated or re.search(r"arxiv[: ]*(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text)
+    return (2000 + int(dated[1]), int(dated[2])) if dated else None
 
 
 def known_to(topology: str, cuda: str, why: str) -> tuple[str, str]:

@@ -12,13 +12,14 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.plan import FRAMEWORKS
+from simulator.plan.framework import Framework
 from simulator.plan.framework_features import FUSED_EXPERTS
 from simulator.plan.module_names import MEGATRON_GRAPHS
 from simulator.plan.names import is_switch, parse_settings
 from simulator.plan.parallel_plan import SETTINGS
 from simulator.plan.precision import PRECISIONS
 from simulator.plan.published import state_widths
-from validation.tables.frameworks import PUBLISHED
+from validation.tables.frameworks import PUBLISHED, month_of
 from validation.tables.reader import Row
 
 #: float8 recipes as precisions: torchtitan's, whose tensorwise scales each tensor by its own maximum, computed when it is
@@ -160,8 +161,8 @@ def schedule_of(row: Row, schedule: str, virtual_pp: int) -> str:
 def recipe_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any]:
     """Return the settings that the columns of a recipe state.
 
-    The month of a run is its release for the kernels of Megatron-LM's own modules, and for adapters. Of Transformer Engine the
-    container gives it.
+    The month of a run is its release for the kernels of Megatron-LM's own modules, for losses that came to be compiled, and for
+    adapters. Of Transformer Engine the container gives it.
     """
     fields: dict[str, Any] = {"pipeline_layout": row.text("pp_layout") or None} | _offloaded(row, assumed)
     if row.flag("fused_grouped_mlp"):
@@ -173,11 +174,7 @@ def recipe_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any
         assumed.append(
             f"release {row.text('release')}: neither a container (26.06) nor a month, current software taken"
         )
-    month = re.fullmatch(r"20(\d\d)-(\d\d)", row.text("release"))
-    has_own_modules = FRAMEWORKS[framework].rope_and_swiglu_fused_since and not FRAMEWORKS[framework].calls_modules
-    if month and (has_own_modules or "nvidia/megatron-lm" in row.text("source").lower() or row.text("task") == "lora"):
-        fields["release"] = f"{month[1]}.{month[2]}"
-        assumed.append(f"release {fields['release']}: the software of the month of publication")
+    fields |= _published(row, FRAMEWORKS[framework], assumed)
     dispatcher = row.text("dispatcher").lower()
     if dispatcher:
         fields["moe_dispatcher"] = _word(
@@ -187,6 +184,22 @@ def recipe_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any
     return (
         fields | _fp8_flags(row) | _torchao_flags(row) | _dropped(row, assumed) | _registered(row, framework, assumed)
     )
+
+
+def _published(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
+    """Return the month of a run as its release, where its framework changed at one."""
+    source, said = row.text("source").lower(), row.text("release")
+    has_own_modules = framework.rope_and_swiglu_fused_since and not framework.calls_modules
+    depends = has_own_modules or "nvidia/megatron-lm" in source or row.text("task") == "lora"
+    has_month = re.fullmatch(r"20\d\d-\d\d", said) is not None
+    if not (depends and has_month) and not framework.loss_compiled_since:
+        return {}
+    month = month_of(f"{source} {row.text('framework').lower()}", said)
+    if month is None:
+        return {}
+    release = f"{month[0] % 100}.{month[1]:02}"
+    assumed.append(f"release {release}: the software of the month of publication")
+    return {"release": release}
 
 
 def megatron_word(row: Row) -> str:

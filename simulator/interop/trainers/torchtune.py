@@ -29,9 +29,7 @@ def _describe(found: FoundKeys) -> Described:
         found.reader.fault(
             "", "a recipe that evaluates, quantizes or generates trains nothing", hint="give the recipe of the training"
         )
-    settings = {"framework": "fsdp2"} | KEYS.fields(found, "plan") | _sharding(found)
-    if settings["precision"] != "fp32":  # ``training.set_default_dtype``: parameters, gradients and moments all have it
-        settings |= {"master_bytes": 2, "moment_bytes": 2}
+    settings = {"framework": "torchtune"} | KEYS.fields(found, "plan") | _sharding(found)
     if found["compile"] not in (None, False):
         settings["host"] = "compiled"
     settings |= optimizer_settings(found.reader, "optimizer._component_", "torch.optim.AdamW")

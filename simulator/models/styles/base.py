@@ -535,7 +535,7 @@ class Style(ABC):
 
     def gathered_logits(self, logits: Tensor) -> Tensor:
         """Append the gathering of vocabulary-parallel logits for a loss over the whole vocabulary, where ranks have parts."""
-        if self.setting.tp == 1 or self.setting.loss == "vocabulary":
+        if self.setting.tp == 1 or self.setting.splits_vocabulary:
             return logits
         whole = Tensor(logits.n_elements * self.setting.tp, logits.dtype, logits.storage)
         return self.tape.record(

@@ -37,7 +37,7 @@ def eager_loss(style: Style, logits: Tensor, n_tokens: int, vocab: int) -> Tenso
     logp = pointwise(tape, "cross_entropy", [logits], saves_output=True, row=vocab)
     fill = kernel("fill", n_tokens * vocab, row, logp.n_bytes, logp.dtype, in_pass="backward")
     point = CommunicationPoint(operator="vocabulary", n_bytes=4 * n_tokens)
-    points: list[LayerItem] = [point] * 3 if style.setting.tp > 1 and style.setting.loss == "vocabulary" else []
+    points: list[LayerItem] = [point] * 3 if style.setting.tp > 1 and style.setting.splits_vocabulary else []
     return tape.record(
         [logp],
         1,

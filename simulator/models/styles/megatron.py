@@ -317,7 +317,7 @@ class Fused(Megatron):
 def fused_loss(style: Style, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
     """Append a cross-entropy that keeps 16-bit logits only: one pass forward, one backward."""
     point = CommunicationPoint(operator="vocabulary", n_bytes=4 * n_tokens)
-    points: list[LayerItem] = [point] if style.setting.tp > 1 and style.setting.loss == "vocabulary" else []
+    points: list[LayerItem] = [point] if style.setting.tp > 1 and style.setting.splits_vocabulary else []
     forward = kernel("cross_entropy", logits.n_elements, logits.n_bytes, 4 * n_tokens, logits.dtype, row=vocab)
     back = map_kernel("cross_entropy", [logits], [logits], row=vocab, in_pass="backward")
     return style.tape.record(

@@ -84,7 +84,7 @@ class TestCases:
             ("KempnerForge (PyTorch FSDP2, eager)", "kempnerforge"),
             ("KempnerForge (PyTorch FSDP2, torch.compile)", "kempnerforge-compile"),
             ("DeepSpeed transformer kernels", "apex-ddp-fused"),
-            ("torchtune, torch.compile", "fsdp2"),
+            ("torchtune, torch.compile", "torchtune"),
             ("The Llama 3 Herd of Models", "llama3-4d"),
             ("Somebody's trainer (PyTorch FSDP2, torch.compile)", "torchtitan-compile"),
             ("PyTorch with Transformer Engine", "automodel-te"),
@@ -99,6 +99,8 @@ class TestCases:
             ("Hugging Face Trainer FSDP", "hf-fsdp"),
             ("Hugging Face accelerate FSDP2, torch.compile", "torchtitan-compile"),
             ("Hugging Face Trainer FSDP, Liger", "hf-fsdp-liger"),
+            ("Hugging Face Trainer FSDP with fused kernels (Triton: RMSNorm)", "hf-fsdp-fused"),
+            ("Hugging Face Trainer with fused kernels and Liger's fused linear cross entropy", "hf-liger"),
             ("Hugging Face Trainer with Liger's kernels", "hf-liger"),
         ],
     )

@@ -443,3 +443,13 @@ class TestCommand:
             "file.csv:3: split 'tset' is none of fit, test, seed, public",
             "file.csv:3: architecture 'lama' is unknown: the model is read by its name (in 2 rows)",
         ]
+
+
+def test_peaks_of_memory_are_what_each_tool_counts(tmp_path):
+    """PyTorch's allocated, PyTorch's reserved, and what nvidia-smi shows, which holds the CUDA context, too: 0.5 GiB and more."""
+    header = "topology,gpus,model,metric,value,micro_batch,framework"
+    metrics = ("peak_memory_bytes", "peak_reserved_bytes", "peak_device_bytes")
+    rows = "".join(f"\nselene,8,gpt2-large,{metric},1e10,4,fsdp" for metric in metrics)
+    allocated, reserved, device = (o.predicted for o in validate([write(tmp_path, f"{header}{rows}\n")]).outcomes)
+    assert allocated < reserved
+    assert device - reserved > 0.5 * 2**30

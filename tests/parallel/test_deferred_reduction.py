@@ -1,0 +1,68 @@
+"""``no_sync`` under full sharding: what is sent and held where the last micro-batch of a step reduces for all, in closed forms."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.models.spec import ModelSpec
+from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
+
+LAYERS, HIDDEN, FFN, VOCAB = 8, 1024, 4096, 4096
+DENSE = ModelSpec(name="dense", architecture="llama", layers=LAYERS, hidden=HIDDEN, heads=16, ffn_hidden=FFN, vocab=VOCAB,
+                  max_positions=1024, gated_mlp=True, activation="silu", positions="rotary", norm="rms_norm", norm_bias=False,
+                  mlp_bias=False, attention_bias=False, attention_output_bias=False, tied=False)  # fmt: skip
+#: elements of a layer's projections, gated MLP and norms, and of embedding, head and last norm
+BLOCK = 4 * HIDDEN**2 + 3 * HIDDEN * FFN + 2 * HIDDEN
+ROOT = 2 * VOCAB * HIDDEN + HIDDEN
+PSI = LAYERS * BLOCK + ROOT
+
+
+def run(framework, n_micro_batches, **changes):
+    settings = {"gpus": 8, "micro_batch": 1, "sharding": "zero3", "framework": framework} | changes
+    plan = ParallelPlan(global_batch=8 * n_micro_batches, **settings)
+    return simulate(Scenario(topology="dgx-a100-80g", model=DENSE.name, plan=plan), spec=DENSE)
+
+
+def sent(result, collective):
+    return [(row["count"], row["bytes"]) for row in result.metrics.communication if row["collective"] == collective]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize(("framework", "width"), [("kempnerforge", 4), ("hf-fsdp", 2)])
+def test_gradients_are_reduced_once_a_step_and_parameters_gathered_in_every_micro_batch(framework, width, n):
+    """``set_requires_gradient_sync(False)`` and ``no_sync`` stop reductions only; units are freed behind every pass."""
+    result = run(framework, n)
+    assert sent(result, "reduce_scatter") == [(LAYERS + 1, PSI * width)]
+    ((count, n_bytes),) = sent(result, "all_gather")
+    assert (count, n_bytes) == (2 * n * LAYERS + 1, (2 * n * LAYERS * BLOCK + ROOT) * 2)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_trainers_without_it_reduce_in_every_micro_batch(n):
+    assert sent(run("torchtitan", n), "reduce_scatter") == [(n * (LAYERS + 1), n * PSI * 4)]
+
+
+@pytest.mark.parametrize(
+    ("framework", "n", "bytes_each"),
+    [
+        ("kempnerforge", 1, 2 / 8),  # shards in 16 bits, as its weights are
+        ("kempnerforge", 4, 4),  # ``unsharded_accumulated_grad``, in the type that is reduced
+        ("hf-fsdp", 1, 4 / 8),  # shards are fp32 weights, and so are their gradients
+        ("hf-fsdp", 4, 2),  # what autograd leaves of 16-bit parameters
+        ("torchtitan", 4, 4 / 8),
+    ],
+)
+def test_whole_gradients_stay_until_they_are_reduced(framework, n, bytes_each):
+    held = run(framework, n).memory.by_category["gradients"]
+    assert held == pytest.approx(PSI * bytes_each, rel=1e-6)
+
+
+def test_whole_gradients_are_added_up_on_every_rank():
+    """FSDP2 widens and adds 16-bit gradients to fp32 ones: 6 bytes read and 4 written a parameter and micro-batch."""
+    seconds = [run("kempnerforge", n).metrics.iteration_time_s for n in (2, 3)]
+    without = [run("torchtitan", n).metrics.iteration_time_s for n in (2, 3)]
+    added = (seconds[1] - seconds[0]) - (without[1] - without[0])
+    # no reduction in the additional micro-batch, the sum instead: at least its traffic at all of HBM's rate, less what 4 bytes send
+    assert added > PSI * 10 / 2.039e12 - PSI * 4 / 200e9
