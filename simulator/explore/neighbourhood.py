@@ -30,7 +30,7 @@ from simulator.topology import Topology
 #: settings of whose words or switches every other one is a neighbour where it means anything
 _SWITCHES = (
     "overlap_parameter_gather", "sequence_parallel", "asynchronous_tp", "scatter_gather", "gradient_collective",
-    "gradient_as_bucket_view", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "cp_comm_type",
+    "gradient_as_bucket_view", "no_sync", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "cp_comm_type",
     "cp_load_balance", "moe_dispatcher", "moe_shared_expert_overlap", "offload_optimizer", "offload_parameters",
     "gradient_bytes", "gradient_compression", "moe_fp8_dispatch", "quantized_weights", "quantized_gradients",
     "muon_tp_mode",

@@ -18,7 +18,7 @@ from simulator.plan.frameworks import FRAMEWORK_ALIASES, FRAMEWORKS, hosted
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rank_order import DEFAULT_ORDER, replicas_in_node
 from simulator.plan.releases import ReleaseFacts
-from simulator.plan.rules import check_combination, check_words, replicas_of
+from simulator.plan.rules import batch_of, check_combination, check_words, replicas_of
 from simulator.plan.stage_layout import chunks_of_layout, layout_text
 
 _EVERYTHING: tuple[Effect, ...] = ("time", "memory", "training")
@@ -238,6 +238,10 @@ class ParallelPlan:
     )  # fmt: skip
     gradient_as_bucket_view: bool = setting(
         "sharding", "DDP: gradients live in the buckets instead of being copied there and back.", default=False, changes=_BOTH
+    )  # fmt: skip
+    no_sync: bool | None = setting(
+        "sharding", "FSDP: leave gradients of all but the last micro-batch of a step whole on every rank, and reduce their sum.",
+        unset="as the framework does", changes=_BOTH,
     )  # fmt: skip
     backward_prefetch: Literal["pre", "post", "none"] = setting(
         "overlap", "FSDP: gather the next unit before (`pre`) or after (`post`) the current one's backward, or not ahead.", default="pre"
@@ -615,8 +619,11 @@ class ParallelPlan:
     @property
     def defers_reduction(self) -> bool:
         """Whether every rank adds up whole gradients, which the last micro-batch of a step reduces (``no_sync``)."""
-        defers = self.framework_spec.data_parallel.defers_reduction and self.n_micro_batches > 1
-        return defers and self.shards_parameters and not self.synchronises_once
+        usual = self.framework_spec.data_parallel.defers_reduction
+        defers = (
+            usual if self.no_sync is None else self.no_sync
+        ) and self.framework_spec.data_parallel.fsdp_version > 0
+        return defers and self.n_micro_batches > 1 and self.shards_parameters and not self.synchronises_once
 
     def prefetched_units(self, *, forward: bool) -> int:
         """Units of FSDP whose gathers are issued before another unit's kernels."""
@@ -672,24 +679,11 @@ class ParallelPlan:
                 f"{gpus} GPUs asked for, the topology has {n_gpus}", hint=f"--gpus {n_gpus} or fewer"
             )
         dp = replicas_of(self, gpus)
-        chunks, batch, plan = chunks_of_layout(self.pipeline_layout, self.pp, self.virtual_pp), self.batch_of(dp), self
+        chunks, batch, plan = chunks_of_layout(self.pipeline_layout, self.pp, self.virtual_pp), batch_of(self, dp), self
         if (gpus, dp, chunks, batch) != (self.gpus, self.dp, self.virtual_pp, self.global_batch):
             plan = replace(self, gpus=gpus, dp=dp, virtual_pp=chunks, global_batch=batch)
         check_combination(plan)
         return plan
-
-    def batch_of(self, dp: int) -> int:
-        """Return the global batch, which follows from the micro-batch where it is left out."""
-        if not self.micro_batch:
-            return self.global_batch
-        per_step = self.micro_batch * dp
-        global_batch = self.global_batch or per_step * (1 if self.pp == 1 else 4 * self.pp)
-        if global_batch % per_step:
-            raise InfeasiblePlanError(
-                f"global batch {global_batch} is not a multiple of micro-batch x dp = {self.micro_batch} x {dp} = {per_step}",
-                hint=f"use --global-batch {max(1, global_batch // per_step) * per_step}",
-            )
-        return global_batch
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, in the keys of plan files."""

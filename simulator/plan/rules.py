@@ -82,6 +82,20 @@ def replicas_of(plan: ParallelPlan, gpus: int) -> int:
     return dp
 
 
+def batch_of(plan: ParallelPlan, dp: int) -> int:
+    """Return the global batch, which follows from the micro-batch where it is left out."""
+    if not plan.micro_batch:
+        return plan.global_batch
+    per_step = plan.micro_batch * dp
+    global_batch = plan.global_batch or per_step * (1 if plan.pp == 1 else 4 * plan.pp)
+    if global_batch % per_step:
+        raise InfeasiblePlanError(
+            f"global batch {global_batch} is not a multiple of micro-batch x dp = {plan.micro_batch} x {dp} = {per_step}",
+            hint=f"use --global-batch {max(1, global_batch // per_step) * per_step}",
+        )
+    return global_batch
+
+
 def check_expert_degrees(plan: ParallelPlan, dp: int) -> None:
     """Check that experts spread evenly over the ranks that a data-parallel degree leaves them."""
     if plan.etp in (None, plan.tp):

@@ -287,7 +287,8 @@ PLUGIN = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
         ("enable_liger_kernel: true\ndeepspeed: ds.json\n", "deepspeed-liger", []),
         (PLUGIN + LIGER, "hf-liger", []),
         (PLUGIN + LIGER.replace("liger_glu_activation", "liger_swiglu"), "hf-liger", []),
-        (PLUGIN + "liger_rms_norm: true\n", "hf-liger", ["liger_rms_norm"]),  # what else it has is named
+        (PLUGIN + "liger_rms_norm: true\n", "hf-fused", ["liger_rms_norm"]),  # what else it has is named
+        (PLUGIN + LIGER.replace("cross_entropy: true", "cross_entropy: false"), "hf-fused", []),
         (LIGER, "hf-eager", []),  # switches of a plugin that is not loaded
         (PLUGIN + LIGER + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", "fsdp2", ["liger_rope"]),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulator.models.spec import ModelSpec
+from simulator.parallel.idle import idle_settings
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
@@ -66,3 +67,31 @@ def test_whole_gradients_are_added_up_on_every_rank():
     added = (seconds[1] - seconds[0]) - (without[1] - without[0])
     # no reduction in the additional micro-batch, the sum instead: at least its traffic at all of HBM's rate, less what 4 bytes send
     assert added > PSI * 10 / 2.039e12 - PSI * 4 / 200e9
+
+
+def test_the_plan_may_say_otherwise():
+    """Accelerate's ``sync_each_batch`` reduces in every micro-batch, and any trainer may call ``no_sync``."""
+    assert sent(run("hf-fsdp", 3, no_sync=False), "reduce_scatter") == [(3 * (LAYERS + 1), 3 * PSI * 2)]
+    assert sent(run("torchtitan", 3, no_sync=True), "reduce_scatter") == [(LAYERS + 1, PSI * 4)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_idle"),
+    [
+        ({}, False),
+        ({"sharding": "none"}, True),
+        ({"framework": "deepspeed"}, True),
+        ({"pp": 2, "framework": "fsdp2"}, True),
+    ],
+)
+def test_it_means_nothing_outside_fsdp_and_under_a_pipeline(changes, is_idle):
+    settings = {
+        "gpus": 8,
+        "micro_batch": 1,
+        "global_batch": 64,
+        "sharding": "zero3",
+        "framework": "fsdp",
+        "no_sync": True,
+    }
+    plan = ParallelPlan(**(settings | changes)).resolve(8)
+    assert ("no_sync" in dict(idle_settings(plan, has_experts=False))) is is_idle

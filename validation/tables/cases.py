@@ -17,6 +17,7 @@ from simulator.plan import FRAMEWORKS, ParallelPlan, Recompute
 from simulator.plan.frameworks import automodel_variant
 from simulator.plan.module_names import FP8_MODULES
 from simulator.plan.parallel_plan import SETTINGS
+from simulator.plan.rules import batch_of
 from simulator.plan.stage_layout import beside_ends
 from simulator.plan.vocabularies import RECOMPUTES, Usual
 from validation.tables.frameworks import (
@@ -448,7 +449,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     fields |= launched_fields(row, spec.layers, degrees["pp"], assumed) | stated_settings(row)
     plan = ParallelPlan.of(fields, is_mixture=spec.has_experts)
     if not plan.global_batch and plan.micro_batch:
-        plan = replace(plan, global_batch=plan.batch_of(degrees["dp"]))
+        plan = replace(plan, global_batch=batch_of(plan, degrees["dp"]))
         assumed.append(f"global_batch {plan.global_batch}: not stated, as the command line fills it")
     if limit := power_limit_of(row.text("notes"), topology):
         changes["power.gpu_cap"] = limit

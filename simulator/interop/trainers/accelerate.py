@@ -89,6 +89,7 @@ def _fsdp(found: FoundKeys) -> dict[str, Any]:
         "framework": "fsdp2" if is_second else "fsdp",
         "sharding": FSDP_STRATEGIES[strategy],
         "backward_prefetch": "pre",
+        "no_sync": True,  # ``Accelerator.accumulate``
     }
     settings |= KEYS.fields(found, "plan")
     if found[_F + "fsdp_activation_checkpointing"]:
@@ -158,7 +159,7 @@ def _mesh(found: FoundKeys) -> dict[str, Any]:
         found.reader.fault(_P + "sp_size", message, hint="one of the two")
     settings: dict[str, Any] = {"tp": found[_P + "tp_size"], "cp": ring * ulysses}
     if found["distributed_type"] in (None, "FSDP") or found[_P + "dp_shard_size"] > 1:
-        settings["framework"] = "fsdp2"  # a device mesh is of the second version
+        settings |= {"framework": "fsdp2", "no_sync": True}  # a device mesh is of the second version
     if ulysses > 1:
         settings["cp_comm_type"] = "a2a"
     elif ring > 1:
@@ -238,7 +239,10 @@ def _written_fsdp(request: Request) -> tuple[str, dict[str, Any], dict[str, str]
         flat |= {f"{_P}{name}_size": size for name, size in sizes.items()}
         if plan.cp > 1:
             flat[_P + "cp_comm_strategy"] = KEYS.named(_P + "cp_comm_strategy").theirs(plan.context_exchange)
-    return "FSDP", flat, {"dp": "num_processes", "sequence_parallel": "off"}
+    waits = (
+        "on, Accelerate's default" if plan.defers_reduction else "off: GradientAccumulationPlugin(sync_each_batch=True)"
+    )
+    return "FSDP", flat, {"dp": "num_processes", "sequence_parallel": "off", "no_sync": waits}
 
 
 def _written_megatron(request: Request) -> tuple[str, dict[str, Any], dict[str, str]]:

@@ -60,6 +60,7 @@ def _describe(found: FoundKeys) -> Described:
 
 #: switches of Axolotl's plugin of Liger's kernels, all of which a framework with Liger's kernels has on
 _LIGER = words("liger_rope liger_rms_norm liger_glu_activation liger_fused_linear_cross_entropy")
+_LIGERS_LOSS = "liger_fused_linear_cross_entropy"
 #: words of Axolotl for checkpoints that wait in host memory
 _OFFLOADS = ("offload", "unsloth")
 
@@ -84,6 +85,9 @@ def _liger(found: FoundKeys, framework: str) -> dict[str, Any]:
         reader.miss(name, f"{framework} is described without Liger's kernels")
         return {}
     off = [one for one in _LIGER if not found[one]] if not found["use_liger_kernel"] else []
+    if _LIGERS_LOSS in off:
+        off.remove(_LIGERS_LOSS)
+        variant = variant.replace("liger", "fused")
     if off:
         reader.miss(name, f"{', '.join(off)} of Liger's kernels are taken, too")
     return {"framework": variant}
@@ -208,6 +212,7 @@ def _fsdp(found: FoundKeys) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "framework": "fsdp2" if found["fsdp_version"] == 2 or found.given("dp_shard_size") else "hf-fsdp",
         "sharding": _STRATEGIES[named],
+        "no_sync": True,  # ``Accelerator.no_sync``
     }
     if found["dp_shard_size"] and found["dp_replicate_size"] > 1:
         settings |= mesh_sharding(found["dp_replicate_size"], found["dp_shard_size"], found["context_parallel_size"])
