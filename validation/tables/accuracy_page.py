@@ -168,6 +168,7 @@ def _summary(found: Validation, table: ResidualTable, left_out: list[list[str]])
     rows = []
     kinds = (
         ("whole iterations", "training", lambda o: o.row.metric == "iteration_time_s"),
+        ("peaks of memory", "training", lambda o: o.row.metric in PEAKS),
         ("collectives from 1 MiB", "collectives", lambda o: o.row.key("size_class") == "from 1 MiB"),
         ("single kernels", "kernels", lambda o: True),
     )
