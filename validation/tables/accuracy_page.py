@@ -195,7 +195,7 @@ def _summary(found: Validation, table: ResidualTable, left_out: list[list[str]])
         f"left out of the table behind the intervals, {coverage(table, unseen):.0%} of the measured iterations lie in their 80 % interval. "
         "Weights come from each row's uncertainty and grade ([how](validation.md))."
     )
-    return [*_lines(columns, rows), text, ""]
+    return [*markdown(columns, rows), text, ""]
 
 
 def _training(found: Validation) -> list[str]:
