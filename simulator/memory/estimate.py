@@ -13,8 +13,8 @@ from operator import itemgetter
 
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
-from simulator.models.layer import DTYPE_BYTES, Elements, Launch, Layer
-from simulator.models.matrices import matrices_of, sharing, whole
+from simulator.models.layer import DTYPE_BYTES, Elements, GemmShape, Launch, Layer
+from simulator.models.matrices import is_expert, matrices_of, sharing, whole
 from simulator.plan import MOMENTS, ParallelPlan
 from simulator.plan.rules import captures_layers
 from simulator.schedules import find_schedule
@@ -323,7 +323,8 @@ def _stage_bytes(
         if is_offloaded and shards_gradients
         else states.held(
             plan.summed_bytes if plan.defers_reduction else state.gradient, trained, is_sharded=shards_gradients
-        ),
+        )
+        + _placeholder_bytes(layers, plan),
         "optimizer": 0 if is_offloaded else states.optimizer_bytes() + _left_out_bytes(trained.n, plan),
         "activations": sum(saved),
         "transient": working,
@@ -384,6 +385,21 @@ def _narrow_weight_bytes(chunks: Sequence[Sequence[Layer]], plan: ParallelPlan, 
     is_once = plan.precision_spec.has_tensor_scales and device.multiplies_any_layout
     kept = n_weights * narrowing.element_bytes * (1 if is_once else 2)
     return round(kept) - (2 * n_weights if plan.keeps_narrow else 0)
+
+
+def _placeholder_bytes(layers: Sequence[Layer], plan: ParallelPlan) -> int:
+    """Return what autograd is given in place of gradients that fused products have added to the main ones, in 16 bits.
+
+    Transformer Engine keeps one tensor for each shape of a weight; Megatron's own head makes one in its backward, where the peak is
+    (NVIDIA/Megatron-LM, ``core/tensor_parallel/layers.py``, ``LinearWithGradAccumulationAndAsyncCommunication``).
+    """
+    facts = plan.release_facts
+    if not facts.keeps_placeholders or plan.lora_rank or plan.shards_parameters or not plan.precision_spec.is_16_bit:
+        return 0
+    products = [item for layer in distinct(layers) for item in layer.backward if isinstance(item, GemmShape)]
+    gradients = [item for item in products if item.kernel_pass == "wgrad"]
+    shapes = {(one.m, one.n) for one in gradients if facts.keeps_expert_placeholders or not is_expert(one)}
+    return 2 * sum(m * n for m, n in shapes)
 
 
 def _narrowed_bytes(layers: Sequence[Layer], plan: ParallelPlan, n_shards: int) -> int:

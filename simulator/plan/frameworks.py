@@ -307,7 +307,9 @@ FRAMEWORKS: dict[str, Framework] = {
             aliases=("composer",),
         ),
         _TORCHTITAN,
-        replace(_TORCHTITAN.hosted("compiled"), name="torchtitan-compile", aliases=("olmo-core",)),
+        replace(_TORCHTITAN.hosted("compiled"), name="torchtitan-compile"),
+        # allenai/OLMo-core: fully_shard over compiled blocks, with a loss that is fused (``fused_loss``, ``compile_loss``)
+        replace(_TORCHTITAN.hosted("compiled"), name="olmo-core", loss_compiled_since=""),
         _KEMPNERFORGE,
         replace(_KEMPNERFORGE.hosted("compiled"), name="kempnerforge-compile"),
         Framework(

@@ -36,6 +36,11 @@ class ReleaseFacts:
     adapters_fp32: bool  #: Whether adapters are in fp32 beside 16-bit weights.
     has_unfused_rope_and_swiglu: bool  #: Whether rotations and gated activations run operation by operation.
     has_unfused_relu2: bool  #: Whether squared ReLUs run operation by operation.
+    #: Whether each shape of a weight, or of an expert's, has a tensor that stands for gradients which products have added to the main ones
+    #: already (NVIDIA/TransformerEngine, ``pytorch/module/base.py``, ``get_dummy_wgrad``, of 2.3; of grouped products, of 2.10, which
+    #: container 26.02 is the first here to have).
+    keeps_placeholders: bool
+    keeps_expert_placeholders: bool
     compiles_loss: bool  #: Whether the loss of a compiled model is compiled, too.
     #: Whether rotations that are not fused take packed documents one after the other (NVIDIA/Megatron-LM,
     #: ``core/models/common/embeddings/rope_utils.py``: with pull request 5243 of June 2026 ``_apply_rotary_pos_emb_thd`` reads the
@@ -87,6 +92,8 @@ class ReleaseFacts:
             has_unfused_rope_and_swiglu=has_unfused_rope_and_swiglu,
             has_unfused_relu2=has_unfused_relu2,
             compiles_loss=compiles_loss,
+            keeps_placeholders=calls_modules and not is_before(release, _ENGINE_2_3),
+            keeps_expert_placeholders=calls_modules and not is_before(release, _ENGINE_2_11),
             rotates_by_document=calls_modules and is_before(release, _MEGATRON_DOCUMENTS),
             waits_for_gathers=calls_modules and is_within(release, (_ENGINE_2_0, _ENGINE_2_3)),
             repacks_experts=calls_modules and is_within(release, (_ENGINE_1_11, _ENGINE_2_3)),

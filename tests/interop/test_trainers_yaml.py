@@ -5,7 +5,6 @@ import pytest
 from simulator.errors import ConfigError
 from simulator.interop import import_any, recognise
 from simulator.memory.estimate import state_bytes
-from simulator.plan.frameworks import FRAMEWORK_ALIASES
 
 TORCHTUNE = """output_dir: /tmp/out
 tokenizer:
@@ -280,7 +279,7 @@ def test_olmo_core(tmp_path):
     found = read(tmp_path, "olmo-core")
     expected = {
         "sharding": "hsdp", "sharding_group": 8, "precision": "bf16", "gradient_bytes": 4, "recompute": "full",
-        "framework": FRAMEWORK_ALIASES["olmo-core"], "micro_batch": 2, "global_batch": 1024, "sequence_length": 4096,
+        "framework": "olmo-core", "micro_batch": 2, "global_batch": 1024, "sequence_length": 4096,
     }  # fmt: skip
     assert {name: found.settings[name] for name in expected} == expected
     assert found.spec.n_parameters == 7_298_617_344  # OLMo-2-7B: allenai/OLMo-2-1124-7B on the hub

@@ -17,6 +17,7 @@ from validation.tables.cases import case_of
 from validation.tables.reader import read_table
 from validation.tables.training_rows import answer
 
+PEAKS = Path(__file__).parents[2] / "validation" / "measurements" / "public_memory.csv"
 SEEDS = Path(__file__).parents[3] / "shared" / "measurements" / "seeds.csv"
 GIB = 2**30
 
@@ -122,3 +123,24 @@ def test_peaks_of_kempnerforge_with_whole_gradients(gpus, micro_batch, accumulat
         framework="kempnerforge-compile", sharding="zero3", recompute="full",
     )  # fmt: skip
     assert found.allocated_bytes == pytest.approx(measured_gib * GIB, rel=0.07)
+
+
+def rows_of(prefix):
+    return [row for row in read_table(PEAKS) if row.row_id.startswith(prefix) and row.metric == "peak_memory_bytes"]
+
+
+@pytest.mark.parametrize("row", rows_of("PB-SM-"), ids=lambda row: row.row_id)
+def test_peaks_of_megatron_with_transformer_engine(row):
+    """MooreThreads/SimuMax at 4dcaae5, docs/b200: ``max_memory_allocated`` of the fullest rank, Llama 3 and DeepSeek-V2 cut to some layers.
+
+    Of 405B with four layers a tenth is what Transformer Engine keeps in place of gradients.
+    """
+    found = answer(case_of(row)[0], memory_only=True)
+    assert found.metrics["peak_memory_bytes"] == pytest.approx(row.measured, rel=0.025)
+
+
+@pytest.mark.parametrize("row", rows_of("ZB-"), ids=lambda row: row.row_id)
+def test_peaks_of_zero_bubble_schedules(row):
+    """arXiv:2401.10241, table 4, in whole GB, of a fork of Megatron-LM without Transformer Engine."""
+    found = answer(case_of(row)[0], memory_only=True)
+    assert found.metrics["peak_memory_bytes"] == pytest.approx(row.measured, rel=0.03)
