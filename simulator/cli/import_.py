@@ -9,6 +9,7 @@ import typer
 
 from simulator.cli.options import PLAIN_JSON, Number, Text, Texts, option
 from simulator.cli.shared import print_json, say_written
+from simulator.plan.parallel_plan import SETTINGS
 
 _SHOWN = 72
 #: no job or cluster is larger
@@ -106,6 +107,10 @@ def write_text(out: str, text: str, document: dict[str, Any]) -> None:
     write_file(out, text)
 
 
+#: switches that mean something else off than left to the framework
+_TOLD_OFF = frozenset(name for name, one in SETTINGS.items() if one.kind is bool and one.default is None)
+
+
 def _table(document: dict[str, Any]) -> str:
     """Return the account as text, one kind of key per paragraph."""
     from simulator.config import leaves
@@ -113,7 +118,11 @@ def _table(document: dict[str, Any]) -> str:
     lines = [f"{document['file']}: {document['kind']}"]
     for part in ("plan", "model", "measurements"):
         if part in document:
-            shown = {key: value for key, value in document[part].items() if value not in (None, "", 0, False)}
+            shown = {
+                key: value
+                for key, value in document[part].items()
+                if value not in (None, "", 0, False) or key in _TOLD_OFF
+            }
             lines += _paragraph(part, [f"{key}={value}" for key, value in shown.items()], ", ")
     if "cluster" in document:
         lines += _paragraph(

@@ -432,6 +432,8 @@ def _others(plan: ParallelPlan, name: str) -> list[object]:
     now, one = getattr(plan, name), SETTINGS[name]
     if name == "scatter_gather":
         return [plan.message_shards == 1]
+    if name == "no_sync":
+        return [not plan.defers_reduction] if plan.n_micro_batches > 1 else []
     if one.kind is bool:
         return [not now]
     if name == "gradient_bytes":

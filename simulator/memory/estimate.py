@@ -15,6 +15,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
 from simulator.models.layer import DTYPE_BYTES, Elements, GemmShape, Launch, Layer
 from simulator.models.matrices import is_expert, matrices_of, sharing, whole
+from simulator.models.styles import STYLES
 from simulator.plan import MOMENTS, ParallelPlan
 from simulator.plan.rules import captures_layers
 from simulator.schedules import find_schedule
@@ -394,7 +395,12 @@ def _placeholder_bytes(layers: Sequence[Layer], plan: ParallelPlan) -> int:
     (NVIDIA/Megatron-LM, ``core/tensor_parallel/layers.py``, ``LinearWithGradAccumulationAndAsyncCommunication``).
     """
     facts = plan.release_facts
-    if not facts.keeps_placeholders or plan.lora_rank or plan.shards_parameters or not plan.precision_spec.is_16_bit:
+    are_fused = (
+        STYLES[plan.framework_spec.kernels].accumulates_in_product
+        and not plan.framework_spec.data_parallel.fsdp_version
+    )
+    is_kept = facts.keeps_placeholders and are_fused and plan.precision_spec.is_16_bit
+    if not is_kept or plan.lora_rank or plan.shards_parameters:
         return 0
     products = [item for layer in distinct(layers) for item in layer.backward if isinstance(item, GemmShape)]
     gradients = [item for item in products if item.kernel_pass == "wgrad"]

@@ -108,8 +108,8 @@ class Framework:
     parallel_by_product: bool = False
     #: Over what the loss is: ``gathered`` where a head has ``output_layouts=Replicate()``.
     loss: Loss = "vocabulary"
-    #: Month since which its loss is compiled with the model, empty where it is wherever the model is.
-    loss_compiled_since: str = ""
+    #: Months, from and before, in which its loss was not compiled with the model.
+    loss_eager_in: tuple[tuple[str, str], ...] = ()
     #: Month since which adapters are in fp32 beside 16-bit weights, and what enters and leaves them is cast, empty where they are in 16
     #: bits (huggingface/peft, ``autocast_adapter_dtype``, on by default since 0.11, and ``tuners/lora/layer.py``, ``Linear.forward``).
     adapters_fp32_since: str = ""
@@ -212,7 +212,7 @@ class Framework:
             adapters_fp32=bool(self.adapters_fp32_since) and not is_before(release, self.adapters_fp32_since),
             has_unfused_rope_and_swiglu=is_before(release, self.rope_and_swiglu_fused_since),
             has_unfused_relu2=is_within(release, self.relu2_unfused_in),
-            compiles_loss=self.host == "compiled" and not is_before(release, self.loss_compiled_since),
+            compiles_loss=self.host == "compiled" and not any(is_within(release, span) for span in self.loss_eager_in),
         )
 
     def defaults(self, settings: Mapping[str, Any], *, is_mixture: bool) -> dict[str, Any]:

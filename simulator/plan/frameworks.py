@@ -44,9 +44,9 @@ _MEGATRON_GATES = "23.11"
 _PEFT_0_11 = "24.05"
 #: and with PyTorch 2.8, from which on the Trainer of Hugging Face takes the fused Adam
 _TORCH_2_8 = "25.08"
-#: month since which torchtitan compiles its loss (pytorch/torchtitan, pull request 1033, commit bbb1b616 of April 2025), as it did for
-#: two months of 2024 before (commits e10cb949 and e8977b00)
-_TORCHTITAN_LOSS = "25.04"
+#: months in which torchtitan did not compile its loss (pytorch/torchtitan, commits e10cb949 of 22 October 2024, which turned it on,
+#: e8977b00 of 18 December, off, and bbb1b616 of April 2025, on)
+_TORCHTITAN_LOSS = (("", "24.11"), ("24.12", "25.04"))
 #: optimizers of Megatron-Core (NVIDIA/Megatron-LM, ``core/optimizer``, ``muon.py``)
 _MEGATRON_OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "muon")
 _USUAL_OF_CORE: tuple[Usual, ...] = ("flash", "interleaving", "parameter_gather", "padded_vocabulary")
@@ -91,7 +91,7 @@ _TORCHTITAN = Framework(
     cp_comm_type="all_gather",
     flash="flash_attention_2",
     copies_sequence=True,
-    loss_compiled_since=_TORCHTITAN_LOSS,
+    loss_eager_in=_TORCHTITAN_LOSS,
     usual=_USUAL_OF_TORCHTITAN,
 )
 #: KempnerInstitute/KempnerForge at 5666d0d1 (``kempnerforge/distributed/tensor_parallel.py``): ``fully_shard`` over blocks whose
@@ -309,7 +309,7 @@ FRAMEWORKS: dict[str, Framework] = {
         _TORCHTITAN,
         replace(_TORCHTITAN.hosted("compiled"), name="torchtitan-compile"),
         # allenai/OLMo-core: fully_shard over compiled blocks, with a loss that is fused (``fused_loss``, ``compile_loss``)
-        replace(_TORCHTITAN.hosted("compiled"), name="olmo-core", loss_compiled_since=""),
+        replace(_TORCHTITAN.hosted("compiled"), name="olmo-core", loss_eager_in=()),
         _KEMPNERFORGE,
         replace(_KEMPNERFORGE.hosted("compiled"), name="kempnerforge-compile"),
         Framework(

@@ -619,10 +619,8 @@ class ParallelPlan:
     @property
     def defers_reduction(self) -> bool:
         """Whether every rank adds up whole gradients, which the last micro-batch of a step reduces (``no_sync``)."""
-        usual = self.framework_spec.data_parallel.defers_reduction
-        defers = (
-            usual if self.no_sync is None else self.no_sync
-        ) and self.framework_spec.data_parallel.fsdp_version > 0
+        facts = self.framework_spec.data_parallel
+        defers = facts.orders_gathers and (facts.defers_reduction if self.no_sync is None else self.no_sync)
         return defers and self.n_micro_batches > 1 and self.shards_parameters and not self.synchronises_once
 
     def prefetched_units(self, *, forward: bool) -> int:

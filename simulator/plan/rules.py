@@ -293,6 +293,14 @@ def _memory_conflicts(plan: ParallelPlan) -> Conflicts:
             "--sharding zero3",
         ),
         (
+            plan.offload_parameters == "cpu"
+            and plan.no_sync is False
+            and plan.framework_spec.data_parallel.fsdp_version == 1
+            and plan.n_micro_batches > 1,
+            "no_sync=false with offload_parameters=cpu: FSDP's wrapper does not add up gradients that it has reduced to the host",
+            "leave out no_sync=false",
+        ),
+        (
             plan.recompute_modules and plan.recompute != "selective",
             f"recompute_modules={plan.recompute_modules} with recompute={plan.recompute}: modules are what selective "
             "recomputation recomputes",

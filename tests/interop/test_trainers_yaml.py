@@ -202,6 +202,12 @@ def test_torchtune_foreign_optimizers_are_named(tmp_path):
     assert "PagedAdamW8bit" in " ".join(read(tmp_path, "torchtune", text).report.unknown)
 
 
+@pytest.mark.parametrize(("loss", "is_named"), [("LinearCrossEntropyLoss", True), ("CEWithChunkedOutputLoss", False)])
+def test_torchtunes_losses_without_logits_are_named(tmp_path, loss, is_named):
+    text = TORCHTUNE.replace("CEWithChunkedOutputLoss", loss)
+    assert ("no whole logits" in " ".join(read(tmp_path, "torchtune", text).report.unknown)) is is_named
+
+
 def test_torchtune_adapters(tmp_path):
     """`lora_llama3_1_8b(lora_attn_modules, apply_lora_to_mlp, lora_rank=8)`: queries and keys share one projection here."""
     stated = "lora_llama3_1_8b\n  lora_attn_modules: [q_proj, v_proj, output_proj]\n  apply_lora_to_mlp: true\n  lora_rank: 64"
@@ -285,6 +291,11 @@ def test_olmo_core(tmp_path):
     assert found.spec.n_parameters == 7_298_617_344  # OLMo-2-7B: allenai/OLMo-2-1124-7B on the hub
     with pytest.raises(ConfigError, match="not a whole number of sequences"):
         read(tmp_path, "olmo-core", OLMO.replace("8192", "8000"))
+
+
+def test_copies_of_shards_without_their_number_are_named_in_files_of_olmo_core(tmp_path):
+    found = read(tmp_path, "olmo-core", OLMO.replace("shard_degree: 8", "num_replicas: 2"))
+    assert "shards of 2 copies" in " ".join(found.report.unknown)
 
 
 AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction

@@ -144,3 +144,41 @@ def test_peaks_of_zero_bubble_schedules(row):
     """arXiv:2401.10241, table 4, in whole GB, of a fork of Megatron-LM without Transformer Engine."""
     found = answer(case_of(row)[0], memory_only=True)
     assert found.metrics["peak_memory_bytes"] == pytest.approx(row.measured, rel=0.03)
+
+
+@pytest.mark.parametrize(("framework", "n"), [("megatron-core", 1), ("nanotron", 0), ("automodel-te", 0)])
+def test_placeholders_stand_for_gradients_that_products_add_up(framework, n):
+    """One of each weight's shape: queries, keys and values, projection, gate and up, down, head. PyTorch's optimizer steps ``.grad``."""
+    spec = find_spec("llama3-8b")
+    widths = (
+        spec.hidden + 2 * spec.kv_heads * spec.head_dim,
+        spec.hidden,
+        2 * spec.ffn_hidden,
+        spec.ffn_hidden,
+        spec.vocab,
+    )
+    with_them, without = (
+        peak("dgx-h100", gpus=8, micro_batch=1, framework=framework, sharding="none", release=release).by_category[
+            "gradients"
+        ]
+        for release in (None, "25.01")
+    )
+    assert with_them - without == n * 2 * spec.hidden * sum(widths)
+
+
+@pytest.mark.parametrize(
+    ("release", "is_compiled"), [("24.09", False), ("24.11", True), ("24.12", False), ("25.03", False), ("25.04", True)]
+)
+def test_torchtitan_compiles_its_loss_in_some_months(release, is_compiled):
+    """pytorch/torchtitan: on 2024-10-22 (e10cb949), off 2024-12-18 (e8977b00), on 2025-04-02 (bbb1b616)."""
+    assert ParallelPlan(framework="torchtitan-compile", release=release).release_facts.compiles_loss is is_compiled
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_ligers_pieces_are_those_of_all_ranks_logits(tp):
+    setting = RankSetting(micro_batch=1, sequence_length=8192, kernels="compiled", precision="bf16", tp=tp)
+    linear, whole = (
+        build_model(find_spec("llama3-8b"), replace(setting, loss=loss)).layers[-1].transient_bytes
+        for loss in ("linear", "gathered")
+    )
+    assert linear < whole - LOGITS // 4

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from simulator.errors import InfeasiblePlanError
+from simulator.explore.neighbourhood import Site, neighbours
+from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
 from simulator.parallel.idle import idle_settings
 from simulator.plan import ParallelPlan
@@ -95,3 +98,23 @@ def test_it_means_nothing_outside_fsdp_and_under_a_pipeline(changes, is_idle):
     }
     plan = ParallelPlan(**(settings | changes)).resolve(8)
     assert ("no_sync" in dict(idle_settings(plan, has_experts=False))) is is_idle
+
+
+def test_reducing_in_every_micro_batch_is_a_way_out_of_memory():
+    """Llama-3-70B under Accelerate's FSDP on 64 A100s: 131 GiB of gradients, or a 64th of them in fp32."""
+    plan = ParallelPlan(
+        gpus=64, micro_batch=1, global_batch=256, framework="hf-fsdp", sharding="zero3", recompute="full", sequence_length=4096
+    )  # fmt: skip
+    result = simulate(Scenario(topology="selene", model="llama3-70b", plan=plan))
+    assert not result.memory.fits
+    site = Site(topology=result.topology, spec=find_spec("llama3-70b"))
+    (other,) = (one.plan for one in neighbours(result.plan, site) if one.setting == "no_sync")
+    assert other.no_sync is False
+    assert simulate(Scenario(topology="selene", model="llama3-70b", plan=other)).memory.fits
+
+
+def test_fsdps_wrapper_adds_up_nothing_on_the_host_without_it():
+    """PyTorch, ``FullyShardedDataParallel``, ``cpu_offload``: no accumulation outside ``no_sync()``."""
+    offloads = {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
+    with pytest.raises(InfeasiblePlanError, match="no_sync=false"):
+        run("hf-fsdp", 3, no_sync=False, **offloads)

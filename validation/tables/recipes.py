@@ -192,7 +192,7 @@ def _published(row: Row, framework: Framework, assumed: list[str]) -> dict[str, 
     has_own_modules = framework.rope_and_swiglu_fused_since and not framework.calls_modules
     depends = has_own_modules or "nvidia/megatron-lm" in source or row.text("task") == "lora"
     has_month = re.fullmatch(r"20\d\d-\d\d", said) is not None
-    if not (depends and has_month) and not framework.loss_compiled_since:
+    if not (depends and has_month) and not framework.loss_eager_in:
         return {}
     month = month_of(f"{source} {row.text('framework').lower()}", said)
     if month is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
-from simulator.interop.models.adapters import adapter_settings, optimizer_settings
+from simulator.interop.models.adapters import NO_LOGITS, adapter_settings, optimizer_settings
 from simulator.interop.trainers.trainer import catalogue_model
 from simulator.plan import SETTINGS
 from simulator.plan.frameworks import automodel_variant
@@ -55,6 +55,8 @@ def _describe(found: FoundKeys) -> Described:
         settings["sequence_length"] = length
     if found["compile.enabled"]:
         settings["host"] = "compiled"
+    if "FusedLinear" in str(found["loss_fn._target_"]):
+        reader.miss("loss_fn._target_", f"this loss {NO_LOGITS}")
     if found["peft.dim"]:
         settings |= adapter_settings(reader, "peft.target_modules", found["peft.dim"], _adapted(found), _MODULES)
     return spec, settings | optimizer_settings(reader, "optimizer._target_", "torch.optim.AdamW"), None

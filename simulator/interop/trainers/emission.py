@@ -41,6 +41,7 @@ def effective(plan: ParallelPlan) -> dict[str, Any]:
         "gradient_bytes": plan.reduced_bytes,
         "optimizer_implementation": plan.steps_adam,
         "fp8_param_gather": plan.keeps_narrow,
+        "no_sync": plan.defers_reduction,
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
         "cp_comm_type": plan.context_exchange if plan.cp > 1 else None,
         "overlap_p2p": plan.pp > 1 and not sends_block(plan),
@@ -99,4 +100,6 @@ def said(plan: ParallelPlan) -> dict[str, Any]:
     """Return the fields of a plan that are set, and how they take effect where a framework decides."""
     fields = {name: value for name, value in plan.to_dict().items() if value is not None}
     fields |= {"overlap": plan.overlaps, "sequence_parallel": plan.sequence_parallel and plan.tp > 1}
+    if plan.framework_spec.data_parallel.orders_gathers and plan.shards_parameters and plan.n_micro_batches > 1:
+        fields["no_sync"] = plan.defers_reduction
     return fields | ({"cp_comm_type": plan.context_exchange} if plan.cp > 1 else {})

@@ -13,6 +13,7 @@ from typing import Any
 
 from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
+from simulator.interop.trainers.meshes import copies_of_the_rest
 from simulator.models.catalog import LLAMA_STYLE
 from simulator.models.spec import ModelSpec
 
@@ -25,6 +26,9 @@ def _describe(found: FoundKeys) -> Described:
     settings: dict[str, Any] = {"attention": "flash"} | KEYS.fields(found, "plan")
     _batches(found, settings)
     settings["sharding"] = KEYS.named(_DP).ours(found[_DP]) or "none"
+    replicas = found["train_module.dp_config.num_replicas"]
+    if replicas and settings["sharding"] == "hsdp" and not settings.get("sharding_group"):
+        found.reader.miss("train_module.dp_config.num_replicas", copies_of_the_rest(replicas))
     if settings["sharding"] != "hsdp":
         settings.pop("sharding_group", None)
     settings["gradient_bytes"] = 4 if found["train_module.dp_config.reduce_dtype"] == "float32" else 2

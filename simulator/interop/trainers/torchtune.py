@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
-from simulator.interop.models.adapters import QUANTIZED, adapter_settings, optimizer_settings
+from simulator.interop.models.adapters import NO_LOGITS, QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.trainers.meshes import copies_of_the_rest
 from simulator.interop.trainers.trainer import catalogue_model
 from simulator.plan.data_parallelism import mesh_sharding
@@ -35,6 +35,8 @@ def _describe(found: FoundKeys) -> Described:
     settings |= optimizer_settings(found.reader, "optimizer._component_", "torch.optim.AdamW")
     if found.given("optimizer.fused"):
         settings["optimizer_implementation"] = "fused" if found["optimizer.fused"] else "foreach"
+    if "Linear" in str(found["loss._component_"]):
+        found.reader.miss("loss._component_", f"this loss {NO_LOGITS}")
     *_, family, component = ("", "", *str(found["model._component_"] or "").split("."))
     settings |= _adapters(found, component)
     name = _catalogue_name(family, re.sub(r"^(q?lora_|dora_)", "", component))

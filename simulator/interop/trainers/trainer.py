@@ -18,7 +18,7 @@ from simulator.config import load_yaml
 from simulator.errors import ConfigError
 from simulator.interop.format import Format
 from simulator.interop.key_table import Described, FoundKeys, flattened, json_keys, reader_of, shipped_table
-from simulator.interop.models.adapters import QUANTIZED, adapter_settings, optimizer_settings
+from simulator.interop.models.adapters import NO_LOGITS, QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.trainers.deepspeed import KEYS as DEEPSPEED_KEYS
 from simulator.interop.trainers.deepspeed import read_deepspeed
 from simulator.interop.trainers.megatron_flags import read_flags
@@ -70,7 +70,7 @@ def _liger(found: FoundKeys, framework: str) -> dict[str, Any]:
     reader, plugins = found.reader, str(found["plugins"] or "")
     if found["cut_cross_entropy"] or ("cut_cross_entropy" in plugins and found["cut_cross_entropy"] is None):
         key = "cut_cross_entropy" if found["cut_cross_entropy"] else "plugins"
-        reader.miss(key, "Cut Cross-Entropy makes no whole logits: their memory is counted")
+        reader.miss(key, f"Cut Cross-Entropy {NO_LOGITS}")
     switched = [KEYS.named(name) for name in _LIGER if found[name]]
     if switched and "liger" not in plugins.lower():
         reader.assume(

@@ -538,13 +538,14 @@ class Style(ABC):
         if self.setting.tp == 1 or self.setting.splits_vocabulary:
             return logits
         whole = Tensor(logits.n_elements * self.setting.tp, logits.dtype, logits.storage)
-        return self.tape.record(
+        gathered = self.tape.record(
             [logits],
             whole.n_elements,
             logits.dtype,
             forward=[CommunicationPoint(operator="logits", n_bytes=whole.n_bytes), map_kernel("cat", [whole], [whole])],
             backward=[map_kernel("copy", [logits], [logits], in_pass="backward")],
         )
+        return gathered.in_pieces(logits.n_pieces)
 
     def _laid_out(self, n_elements: int, dtype: str, in_pass: Pass = "forward") -> list[LayerItem]:
         """Return the kernel that lays out all ranks' tokens along the sequence, or rank by rank, where there is one."""
