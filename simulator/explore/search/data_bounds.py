@@ -143,7 +143,7 @@ def _sharded(
     rounds: list[list[Task]] = []
     tasks = TaskList()
     for micro_batch in range(min(3, n_times)):
-        is_last = micro_batch == min(3, n_times) - 1
+        is_last = plan.defers_reduction and micro_batch == min(3, n_times) - 1
         n_before = len(tasks.tasks)
         for position in range(n_layers):
             strategy.before_layer(tasks, position, "F", micro_batch)
