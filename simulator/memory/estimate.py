@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
-from simulator.models.layer import DTYPE_BYTES, Elements, GemmShape, Launch, Layer
+from simulator.models.layer import DTYPE_BYTES, Elements, Launch, Layer
 from simulator.models.matrices import is_expert, matrices_of, sharing, whole
 from simulator.models.styles import STYLES
 from simulator.plan import MOMENTS, ParallelPlan
@@ -402,10 +402,9 @@ def _placeholder_bytes(layers: Sequence[Layer], plan: ParallelPlan) -> int:
     is_kept = facts.keeps_placeholders and are_fused and plan.precision_spec.is_16_bit
     if not is_kept or plan.lora_rank or plan.shards_parameters:
         return 0
-    products = [item for layer in distinct(layers) for item in layer.backward if isinstance(item, GemmShape)]
-    gradients = [item for item in products if item.kernel_pass == "wgrad"]
+    gradients = (one for layer in distinct(layers) for one in layer.weight_gradients)
     shapes = {(one.m, one.n) for one in gradients if facts.keeps_expert_placeholders or not is_expert(one)}
-    return 2 * sum(m * n for m, n in shapes)
+    return DTYPE_BYTES[plan.precision_spec.weights] * sum(m * n for m, n in shapes)
 
 
 def _narrowed_bytes(layers: Sequence[Layer], plan: ParallelPlan, n_shards: int) -> int:

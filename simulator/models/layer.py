@@ -430,6 +430,12 @@ class Layer:
         return found
 
     @cached_property
+    def weight_gradients(self) -> tuple[GemmShape, ...]:
+        """Products of backward that make the gradients of weights."""
+        products = (item for item in self.backward if isinstance(item, GemmShape))
+        return tuple(item for item in products if item.kernel_pass == "wgrad")
+
+    @cached_property
     def heaviest(self) -> str:
         """The operator that reads and writes most; empty where there is none."""
         kernels = [item for item in (*self.forward, *self.backward) if not isinstance(item, CommunicationPoint)]

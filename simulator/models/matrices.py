@@ -11,8 +11,7 @@ from simulator.plan import ParallelPlan
 
 def matrices_of(layers: Sequence[Layer]) -> list[GemmShape]:
     """Return the gradients ``[m, n]`` of matrices in blocks; those of a rank's experts are one batch."""
-    products = [item for layer in layers if layer.role not in ("embedding", "head") for item in layer.backward]
-    return [item for item in products if isinstance(item, GemmShape) and item.kernel_pass == "wgrad"]
+    return [item for layer in layers if layer.role not in ("embedding", "head") for item in layer.weight_gradients]
 
 
 def is_expert(shape: GemmShape) -> bool:

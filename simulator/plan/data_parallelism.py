@@ -273,5 +273,7 @@ FSDP = DataParallelism(
 )
 #: what trainers over either set: ``ShardingStrategy.FULL_SHARD``, ``reshard_after_forward``, ``data_parallel_shard_degree = -1``
 FULLY_SHARDED = {"sharding": "zero3"}
+#: how Accelerate's loop accumulates under either, and with it the Trainer (``Accelerator.accumulate``, ``Accelerator.no_sync``)
+ACCELERATES_LOOP = {"no_sync": True}
 #: ``fully_shard``, which copies what it gathered into tensors of their own
 FSDP2 = replace(FSDP, fsdp_version=2, copies_gathered=True, gathers_in_flight=0, once_under_pipelines=True)

@@ -138,12 +138,16 @@ def _sharded(
     is_first: bool,
     has_last: bool,
 ) -> DataBound:
-    """Gathers and reductions of every unit in a step: the first two micro-batches and the last are written down, others as the second."""
+    """Gathers and reductions of every unit in every micro-batch: two are written down, the others equal the second.
+
+    A third one is the last of a step that alone reduces.
+    """
     n_layers = len(strategy.layers)
     rounds: list[list[Task]] = []
     tasks = TaskList()
-    for micro_batch in range(min(3, n_times)):
-        is_last = plan.defers_reduction and micro_batch == min(3, n_times) - 1
+    n_rounds = min(3 if plan.defers_reduction else 2, n_times)
+    for micro_batch in range(n_rounds):
+        is_last = plan.defers_reduction and micro_batch == n_rounds - 1
         n_before = len(tasks.tasks)
         for position in range(n_layers):
             strategy.before_layer(tasks, position, "F", micro_batch)
@@ -152,7 +156,7 @@ def _sharded(
             strategy.before_layer(tasks, position, "B", micro_batch)
             strategy.after_layer(tasks, position, "B", micro_batch, (), is_last=is_last)
         rounds.append(tasks.tasks[n_before:])
-    times = [1, n_times - 2, 1] if len(rounds) == 3 else [1] * len(rounds)
+    times = [1, n_times - max(1, n_rounds - 1), 1][:n_rounds]
 
     def total_s(seconds_of: Callable[[list[Task]], float]) -> float:
         return sum(n * seconds_of(some) for n, some in zip(times, rounds, strict=True))

@@ -17,7 +17,7 @@ from simulator.interop.key_table import Described, FoundKeys, nested, reader_of,
 from simulator.interop.trainers.deepspeed import import_deepspeed
 from simulator.interop.trainers.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.trainers.meshes import mesh_of, outside_meshes
-from simulator.plan.data_parallelism import FSDP_STRATEGIES, mesh_sharding
+from simulator.plan.data_parallelism import ACCELERATES_LOOP, FSDP_STRATEGIES, mesh_sharding
 
 _PRECISIONS = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
 #: who compiles, and backends of PyTorch's compiler that run operations as they are
@@ -89,8 +89,7 @@ def _fsdp(found: FoundKeys) -> dict[str, Any]:
         "framework": "fsdp2" if is_second else "fsdp",
         "sharding": FSDP_STRATEGIES[strategy],
         "backward_prefetch": "pre",
-        "no_sync": True,  # ``Accelerator.accumulate``
-    }
+    } | ACCELERATES_LOOP
     settings |= KEYS.fields(found, "plan")
     if found[_F + "fsdp_activation_checkpointing"]:
         settings["recompute"] = "full"
@@ -159,7 +158,7 @@ def _mesh(found: FoundKeys) -> dict[str, Any]:
         found.reader.fault(_P + "sp_size", message, hint="one of the two")
     settings: dict[str, Any] = {"tp": found[_P + "tp_size"], "cp": ring * ulysses}
     if found["distributed_type"] in (None, "FSDP") or found[_P + "dp_shard_size"] > 1:
-        settings |= {"framework": "fsdp2", "no_sync": True}  # a device mesh is of the second version
+        settings |= {"framework": "fsdp2"} | ACCELERATES_LOOP  # a device mesh is of the second version
     if ulysses > 1:
         settings["cp_comm_type"] = "a2a"
     elif ring > 1:

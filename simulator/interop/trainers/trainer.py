@@ -26,7 +26,7 @@ from simulator.interop.trainers.nemo import megatron_name
 from simulator.interop.typed_values import Reader, words
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
-from simulator.plan.data_parallelism import FSDP_STRATEGIES, mesh_sharding
+from simulator.plan.data_parallelism import ACCELERATES_LOOP, FSDP_STRATEGIES, mesh_sharding
 from simulator.plan.frameworks import liger_variant
 
 #: keys that freeze weights in fewer bits
@@ -212,8 +212,7 @@ def _fsdp(found: FoundKeys) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "framework": "fsdp2" if found["fsdp_version"] == 2 or found.given("dp_shard_size") else "hf-fsdp",
         "sharding": _STRATEGIES[named],
-        "no_sync": True,  # ``Accelerator.no_sync``
-    }
+    } | ACCELERATES_LOOP
     if found["dp_shard_size"] and found["dp_replicate_size"] > 1:
         settings |= mesh_sharding(found["dp_replicate_size"], found["dp_shard_size"], found["context_parallel_size"])
     if found["fsdp_config.offload_params"] or "offload" in said:

@@ -33,7 +33,7 @@ OPTIONS = (
     (), (), (), (("gradient_compression", "onebit"),),
     (("gradient_collective", "reduce_scatter"),), (("gradient_compression", "fp16"),), (("bucket_bytes", 10_000_000),),
     (("offload_optimizer", "cpu"),), (("quantized_weights", True), ("quantized_gradients", True)), (("secondary_group", 2),),
-    (("backward_prefetch", "none"),), (("limit_all_gathers", False),), (("overlap_parameter_gather", True),),
+    (("backward_prefetch", "none"),), (("limit_all_gathers", False),), (("no_sync", True),), (("overlap_parameter_gather", True),),
     (("asynchronous_tp", True),), (("scatter_gather", True),), (("cp_comm_type", "p2p"),), (("cp_load_balance", False),),
     (("moe_dispatcher", "allgather"),), (("moe_imbalance", 1.3),), (("rank_order", "tp-cp-ep-pp-dp"),),
     (("sample_time_s", 0.01), ("loader_workers", 2)), (("pipeline_batch", 2),),
@@ -48,6 +48,7 @@ FRAMEWORKS = (
     "torchtitan-compile",
     "hf-eager",
     "automodel",
+    "kempnerforge",
 )
 
 
@@ -228,6 +229,17 @@ def test_what_copies_exchange_once_a_step_is_not_overestimated(topology, gpus, l
     plan = ParallelPlan(
         gpus=gpus, dp=gpus, micro_batch=1, global_batch=gpus * n_micro_batches, sequence_length=1024, framework="megatron-core",
         sharding="zero3", sharding_group=gpus // 2, outer_sharding="optim",
+    )  # fmt: skip
+    bounds, layout, result = bounded(topology, "llama3-8b", plan, layers=8)
+    assert least <= bounds.full_s(layout) / result.metrics.iteration_time_s <= 1.0
+    assert bounds.memory(layout).peak_bytes == result.memory.peak_bytes
+
+
+@pytest.mark.parametrize("n_micro_batches", [1, 2, 3, 8])
+@pytest.mark.parametrize(("topology", "least"), [("dgx-h100", 0.75), ("emulated-1g", 0.85)])
+def test_reductions_that_wait_for_the_last_micro_batch_count_once(topology, least, n_micro_batches):
+    plan = ParallelPlan(
+        gpus=8, dp=8, micro_batch=1, global_batch=8 * n_micro_batches, sequence_length=1024, framework="kempnerforge", sharding="zero3"
     )  # fmt: skip
     bounds, layout, result = bounded(topology, "llama3-8b", plan, layers=8)
     assert least <= bounds.full_s(layout) / result.metrics.iteration_time_s <= 1.0
