@@ -182,3 +182,14 @@ def test_ligers_pieces_are_those_of_all_ranks_logits(tp):
         for loss in ("linear", "gathered")
     )
     assert linear < whole - LOGITS // 4
+
+
+def test_grouped_products_have_placeholders_since_a_later_release():
+    """``GroupedLinear`` has them since Transformer Engine 2.10: one for gate and up of all experts, one for down."""
+    spec = find_spec("mixtral-8x7b")
+    settings = {"gpus": 8, "micro_batch": 1, "framework": "megatron-core", "sharding": "none", "ep": 8}
+    with_them, without = (
+        peak("dgx-h100", model=spec.name, release=release, **settings).by_category["gradients"]
+        for release in (None, "25.11")
+    )
+    assert with_them - without == 2 * 3 * spec.hidden * spec.expert_hidden
