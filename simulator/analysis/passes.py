@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -73,6 +74,7 @@ def _passes(spans: Sequence[Span], row: Row) -> list[Pass]:
     An action that no span tells from the one before it takes no time.
     """
     actions = list(_joined(row))
+    places = _places(actions)
     windows: dict[int, tuple[int, int]] = {}
     steps: list[Span] = []
     place = -1
@@ -83,8 +85,9 @@ def _passes(spans: Sequence[Span], row: Row) -> list[Pass]:
         if kind == "O" or span.micro_batch < 0:
             continue  # the rest belongs to all micro-batches, such as the copies of a gradient bucket
         first = place + 1 if place < 0 or isinstance(span.op, Block) else place
-        fitting = (i for i in range(first, len(actions)) if _belongs(kind, span.micro_batch, actions[i]))
-        place = next(fitting, place)
+        fitting = places.get((kind, span.micro_batch), ())
+        later = bisect_left(fitting, first)
+        place = fitting[later] if later < len(fitting) else place
         start_ps, _ = windows.get(place, (span.start_ps, 0))
         windows[place] = start_ps, span.end_ps
     found, end_ps = [], 0
@@ -104,12 +107,20 @@ def _joined(row: Row) -> Iterator[tuple[Action, ...]]:
             yield (action, next(actions)) if action.is_paired else (action,)
 
 
-def _belongs(kind: str, micro_batch: int, actions: Sequence[Action]) -> bool:
-    """Whether a span may be part of an action: backward that is split is told apart in blocks only."""
-    if kind == "P":
-        return len(actions) == 2 and actions[0].micro_batch == micro_batch
-    halves = {"F": "F", "B": "BIW", "I": "I", "W": "W"}[kind]
-    return any(action.kind in halves and action.micro_batch == micro_batch for action in actions)
+def _places(actions: Sequence[Sequence[Action]]) -> dict[tuple[str, int], list[int]]:
+    """Return which actions a span of a kind and micro-batch may be part of: split backward is told apart in blocks only."""
+    places: dict[tuple[str, int], list[int]] = {}
+    for i, parts in enumerate(actions):
+        fitting = {(kind, action.micro_batch) for action in parts for kind in _SPANS_OF[action.kind]}
+        if len(parts) == 2:
+            fitting.add(("P", parts[0].micro_batch))
+        for key in fitting:
+            places.setdefault(key, []).append(i)
+    return places
+
+
+#: kinds of spans that an action of a kind may be made of
+_SPANS_OF = {"F": "F", "B": "B", "I": "BI", "W": "BW"}
 
 
 def _kind(span: Span) -> str:

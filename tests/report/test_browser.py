@@ -1,6 +1,8 @@
 """The page in a real browser: it opens, draws, makes no requests, and says what the answer says."""
 
 import json
+import re
+import subprocess
 
 import pytest
 
@@ -76,6 +78,16 @@ def test_it_draws_without_complaints_and_without_asking_anybody(visit, page_file
         plots.count() == visit.page.locator(".plot .main-svg .plot-container, .plot .main-svg .cartesianlayer").count()
     )
     assert visit.page.locator("#plot-breakdown .bars path").count() >= 5
+
+
+def test_pictures_in_view_are_there_when_the_page_has_loaded(chromium, page_file, tmp_path):
+    """``chromium --headless`` writes down a page on its load event, whatever comes later."""
+    done = subprocess.run(
+        [chromium, "--headless", *ARGUMENTS, f"--user-data-dir={tmp_path}", "--dump-dom", page_file.as_uri()],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert re.search(r'id="plot-breakdown"[^>]* data-drawn="true"', done.stdout)
+    assert "<iframe" not in done.stdout
 
 
 def test_numbers_on_the_page_are_the_answers(visit, large):

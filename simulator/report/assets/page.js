@@ -250,9 +250,19 @@
     })();
     return starting;
   }
+  /* A frame that is being written holds the page's load event back, on which headless browsers take their picture. */
+  const hold = document.createElement("iframe");
+  hold.hidden = true;
+  root.append(hold);
+  hold.contentDocument.open();
   requestAnimationFrame(() => setTimeout(async () => {
-    if (waiting.size) await startLibrary();
-    for (const element of [...waiting].filter(inView)) { await draw(element); await pause(); }
+    try {
+      if (waiting.size) await startLibrary();
+      for (const element of [...waiting].filter(inView)) { await draw(element); await pause(); }
+    } finally {
+      hold.contentDocument.close();
+      hold.remove();
+    }
     root.dataset.ready = "true";
     const near = new IntersectionObserver((seen) => seen.filter((s) => s.isIntersecting).forEach((s) => draw(s.target)), { rootMargin: "400px" });
     waiting.forEach((element) => near.observe(element));
