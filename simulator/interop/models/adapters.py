@@ -19,9 +19,9 @@ _PROJECTIONS = {
 }  # fmt: skip
 #: words for all of them
 _ALL = ("all", "all-linear", "all_linear", "linear")
-#: why frozen weights of fewer bits are said and not modelled
 #: of losses that are fused with the product of their logits, under frameworks that are described without such
 NO_LOGITS = "makes no whole logits: their memory is counted"
+#: why frozen weights of fewer bits are said and not modelled
 QUANTIZED = "quantized frozen weights: taken as 16 bits, which takes more memory and leaves the unpacking out"
 
 
