@@ -95,7 +95,9 @@ def dask_cluster(dask_scheduler, tmp_path):
 def test_a_cluster_that_loses_a_worker_gives_the_same_answers(dask_cluster, tmp_path, caplog):
     caplog.set_level("INFO", "simulator")
     address, workers = dask_cluster
-    sweep = Sweep(base=BASE, axes={"gpus": (1, 2, 4, 8), "sharding": ("none", "zero1", "zero3"), "micro_batch": (1, 2)})
+    sweep = Sweep(
+        base=BASE, axes={"gpus": (1, 2, 4, 8, 16), "sharding": ("none", "zero1", "zero3"), "micro_batch": (1, 2, 4)}
+    )
 
     def kill_one(*, n_done, **_):
         if n_done == 5 and workers[0].poll() is None:

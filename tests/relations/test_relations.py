@@ -4,7 +4,7 @@ import pytest
 from checking import check
 from draws import draw_case
 
-SEED, N_SCENARIOS, N_PARTS = 20, 60, 10
+SEED, N_SCENARIOS, N_PARTS = 20, 120, 10
 
 
 @pytest.mark.parametrize("part", range(N_PARTS))

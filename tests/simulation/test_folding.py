@@ -77,7 +77,7 @@ def assert_equal(folded, unfolded, n_gpus):
     network=st.sampled_from(["flow", "flow", "alpha-beta"]),
     is_healthy=st.booleans(),
 )
-@settings(max_examples=6, deadline=None, phases=[Phase.reuse, Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, phases=[Phase.reuse, Phase.generate], suppress_health_check=list(HealthCheck))
 def test_folded_equals_unfolded(data, plan, cluster, network, is_healthy):
     wrong = NOTHING if is_healthy else data.draw(faults(plan["gpus"]))
     try:

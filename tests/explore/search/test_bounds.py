@@ -65,7 +65,7 @@ def prepared(topology, model, gpus, batch, framework, overlap, network, schedule
     return scenario, cluster, spec, plans
 
 
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(
     topology=st.sampled_from(["bigred200", "dgx1-v100-16g", "emulated-1g", "jean-zay-v100-16g"]),
     model=st.sampled_from(["gpt2", "mixtral-8x7b"]),

@@ -91,10 +91,7 @@ def test_processors_limit_what_links_do_not():
 
 
 def test_shipped_rows_are_predicted_within_their_targets():
-    """All but the steps beside another job, which take seconds to predict: every fourth of these."""
-    measured = [row for path in MEASURED for row in read_rows(path)]
-    beside = [row for row in measured if " beside " in row.get("cfg", "")]
-    rows = [with_prediction(row) for row in measured if row not in beside or row in beside[::4]]
+    rows = [with_prediction(row) for path in MEASURED for row in read_rows(path)]
     groups = groups_of(rows)
     assert {group.key["kind"] for group in groups} >= set(TARGETS)
     check_targets(groups)
