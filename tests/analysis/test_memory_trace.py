@@ -12,6 +12,7 @@ from simulator.analysis.passes import behind, passes_of, table_of
 from simulator.answer import memory_over_time, to_json
 from simulator.errors import ConfigError
 from simulator.plan import ParallelPlan
+from simulator.program.program import COMPUTE
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
 from simulator.trace_io.perfetto import write
@@ -148,3 +149,18 @@ def test_files(traced, tmp_path):
     for name, message in (("m.txt", "unknown format"), ("no/where.csv", "cannot be written")):
         with pytest.raises(ConfigError, match=message):
             write_memory_trace(tmp_path / name, 0, memory, points)
+
+
+@pytest.mark.parametrize("settings", [{"gpus": 4}, {"gpus": 8, "dp": 2, "sharding": "zero3", "framework": "fsdp"}])
+def test_what_a_stage_does_lies_in_a_pass_of_its_own_micro_batch(settings):
+    """Beside gathers a split backward is written down layer by layer, and then its halves have one name."""
+    plan = ParallelPlan(pp=4, micro_batch=1, global_batch=16, schedule="zb-1p", **{"framework": "megatron", **settings})
+    result = simulate(Scenario(topology="polaris", model="gpt2", plan=plan))
+    stages = {report.rank: report.stage for report in result.memory.stages}
+    found = passes_of(result.timeline, table_of(result.plan), stages)
+    for span in result.timeline.spans:
+        if span.stream == COMPUTE and span.micro_batch >= 0:
+            mine = [one for one in found[span.rank] if one.micro_batch == span.micro_batch]
+            assert any(one.start_ps <= span.start_ps and span.end_ps <= one.end_ps for one in mine), span
+    for passes in found.values():
+        assert all(one.end_ps > one.start_ps for one in passes if one.kind in ("F", "I")), "both take time"
