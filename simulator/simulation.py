@@ -129,8 +129,8 @@ def lower_scenario(
         allowance=allowance,
     )
     check_host_memory(
-        lowered.chunks, plan, lowered.mesh.sharding_group, n_ranks=min(plan.gpus, topology.gpus_per_node),
-        host_bytes=topology.node.cpu.memory_bytes,
+        lowered.chunks, plan, lowered.mesh.sharding_group, n_ranks=min(plan.gpus, topology.gpus_per_host),
+        host_bytes=topology.host_memory_bytes,
     )  # fmt: skip
     memory = estimate(
         lowered.chunks, peak_in_flight(lowered.table, lowered.placement.n_chunks), plan, topology.device(0),

@@ -176,7 +176,7 @@ def check_host_memory(
     n_ranks: int,
     host_bytes: float | None,
 ) -> None:
-    """Check that the states which the ranks of a node offload fit into the memory of its host.
+    """Check that the states which the ranks of a host offload fit into its memory.
 
     Parameters
     ----------
@@ -193,8 +193,7 @@ def check_host_memory(
     needed = n_ranks * max(states.offloaded_bytes() for states in stages)
     if needed > host_bytes:
         raise InfeasiblePlanError(
-            f"the states that the {n_ranks} GPUs of a node offload need {format_bytes(needed)} of the {format_bytes(host_bytes)} "
-            "of their host",
+            f"the states that the {n_ranks} GPUs of a host offload need {format_bytes(needed)} of its {format_bytes(host_bytes)}",
             hint="more GPUs share the states (--gpus), or --set offload_optimizer=none keeps them on the device",
         )
 

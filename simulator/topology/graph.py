@@ -163,6 +163,12 @@ class Topology:
         whole, rest = divmod(self.n_gpus, self.gpus_per_node)
         return whole * -(-self.gpus_per_node // self.gpus_per_host) + -(-rest // self.gpus_per_host)
 
+    @property
+    def host_memory_bytes(self) -> float | None:
+        """Memory of one host; None where the file does not say."""
+        whole = self.node.cpu.memory_bytes
+        return None if whole is None else whole / self.node.hosts
+
     def device(self, rank: int) -> Device:
         """Device of a rank."""
         self._check(rank)

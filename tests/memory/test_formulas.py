@@ -373,7 +373,7 @@ def test_offloaded_states_fit_into_the_host():
     plan = ParallelPlan(framework="deepspeed", sharding="zero2", precision="fp16", offload_optimizer="cpu", dp=16)
     chunks = [[[layer(dense=10**9)]]]
     check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=7e9)  # of two nodes, each has half of 14 GB
-    with pytest.raises(InfeasiblePlanError, match="8 GPUs of a node"):
+    with pytest.raises(InfeasiblePlanError, match="8 GPUs of a host"):
         check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=6.9e9)
     check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=None)
 

@@ -15,6 +15,7 @@ import pytest
 from simulator.answer import to_json
 from simulator.collectives import plan_collective
 from simulator.engine import Interference, run
+from simulator.errors import InfeasiblePlanError
 from simulator.interop import load_model
 from simulator.network import NETWORKS, lone_flow_s
 from simulator.network.base import Flow
@@ -318,3 +319,27 @@ def test_an_open_micro_batch_is_the_largest_power_of_two_that_fits():
     assert result.memory.fits and not twice.memory.fits
     of_batch = replace(asked, plan=replace(asked.plan, global_batch=64))
     assert simulate(of_batch).plan.micro_batch == 64  # all of it, and no more
+
+
+@pytest.mark.parametrize(
+    ("topology", "model", "gpus", "fits"),
+    [
+        ("gb200-nvl72", "llama3-405b", 8, False),
+        ("gb200-nvl72", "llama3-405b", 32, True),
+        ("dgx-b200", "llama2-70b", 8, True),
+    ],
+)
+def test_offloaded_states_lie_in_the_memory_of_their_host(topology, model, gpus, fits):
+    """ZeRO-Offload holds 12 bytes a parameter at least: of 405B, four GPUs of eight have 2.4 TB, of 32 0.6.
+
+    A tray of an NVL72 rack has 960 GiB for its four GPUs, whatever its 17 neighbours have.
+    """
+    plan = ParallelPlan(
+        gpus=gpus, framework="deepspeed", sharding="zero3", offload_optimizer="cpu", micro_batch=1, recompute="full"
+    )
+    scenario = Scenario(topology=topology, model=model, plan=plan)
+    if fits:
+        assert simulate(scenario).metrics.iteration_time_s > 0
+    else:
+        with pytest.raises(InfeasiblePlanError, match=r"4 GPUs of a host offload need .* of its 960 GiB"):
+            simulate(scenario)

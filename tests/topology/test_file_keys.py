@@ -253,8 +253,8 @@ def host_refusal(topology):
             [[[layer]]],
             plan,
             topology.n_gpus,
-            n_ranks=topology.gpus_per_node,
-            host_bytes=topology.node.cpu.memory_bytes,
+            n_ranks=topology.gpus_per_host,
+            host_bytes=topology.host_memory_bytes,
         )
     except InfeasiblePlanError as error:
         return error.message
