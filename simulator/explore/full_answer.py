@@ -34,13 +34,13 @@ def to_json(result: Result, request: RunRequest | None = None, contending: Conte
     answer = cast("Document", {**result.answer})
     if request is not None:
         from simulator.explore.run.checkpoint_policy import policy_of
-        from simulator.explore.run.goodput import checkpoint_of
+        from simulator.explore.run.goodput import checkpoint_of_job
         from simulator.explore.run.training_run import whole_run, written_beside
 
         step = _beside(result.answer, contending["jobs"][0]) if contending else result.answer
         others = contending["jobs"][1:] if contending else ()
-        plan, topology, spec = result.plan, result.topology, result.spec
-        stored = checkpoint_of(plan, topology, spec.n_parameters, spec.n_matrix_parameters)
+        plan, topology = result.plan, result.topology
+        stored = checkpoint_of_job(plan, topology, result.spec)
         policy = policy_of(request.policy, result, written_beside(stored, others, request, topology))
         answer["whole_run"] = whole_run(request, step, plan, topology, policy)
     return answer

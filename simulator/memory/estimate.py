@@ -104,14 +104,16 @@ def state_bytes(plan: ParallelPlan) -> StateBytes:
     """Bytes per parameter of weights, gradients and optimizer states in a precision.
 
     16-bit training keeps 16-bit weights and fp32 master weights with two fp32 moments unless ``master_bytes`` and
-    ``moment_bytes`` say otherwise, or, where the optimizer steps the weights themselves, two moments in 16 bits; autocast and
-    fp32 training keep fp32 weights, gradients and two moments. Full shards that are the master weights have no 16-bit weights
+    ``moment_bytes`` say otherwise, or, where the optimizer steps the weights themselves, two moments in 16 bits at most; autocast
+    and fp32 training keep fp32 weights, gradients and two moments. Full shards that are the master weights have no 16-bit weights
     beside them, and gradients of their type. Muon keeps one moment of a matrix.
     """
     half = plan.precision_spec.is_16_bit
     moments, matrix_moments = (plan.moment_bytes * MOMENTS[one] for one in ("adam", plan.optimizer))
     if half and not plan.framework_spec.master_weights:
-        return StateBytes(parameter=2, gradient=2, optimizer=4, matrix=4, moment=2)
+        moment = min(2, plan.moment_bytes)
+        n_bytes = moment * MOMENTS["adam"]
+        return StateBytes(parameter=2, gradient=2, optimizer=n_bytes, matrix=n_bytes, moment=moment)
     if half and plan.shards_masters:
         width = plan.master_bytes
         return StateBytes(
@@ -128,9 +130,7 @@ def state_bytes(plan: ParallelPlan) -> StateBytes:
             matrix=plan.master_bytes + matrix_moments,
             moment=plan.moment_bytes,
         )
-    return StateBytes(
-        parameter=4, gradient=4, optimizer=4 * MOMENTS["adam"], matrix=4 * MOMENTS[plan.optimizer], moment=4
-    )
+    return StateBytes(parameter=4, gradient=4, optimizer=moments, matrix=matrix_moments, moment=plan.moment_bytes)
 
 
 def estimate(

@@ -85,7 +85,7 @@ def optimizer_step(
         add("cpu_adam", CPU_ADAM_READ_BYTES, CPU_ADAM_WRITTEN_BYTES)
         return _runs(kernels)
     if half and not plan.framework_spec.master_weights:
-        add_adam(weight=2, moment=2, gradient=2, dtype="bf16")
+        add_adam(weight=2, moment=state_bytes(plan).moment, gradient=2, dtype="bf16")
         return _runs(kernels)
     facts = plan.framework_spec.data_parallel
     if half and grad == 2 and not facts.shards_masters:

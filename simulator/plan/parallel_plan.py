@@ -222,7 +222,8 @@ class ParallelPlan:
         changes=_BOTH,
     )  # fmt: skip
     moment_bytes: int = setting(
-        "precision", "Bytes of each moment beside 16-bit weights: 4, or fewer (Megatron-Core's `exp_avg_dtype`).", default=4,
+        "precision", "Bytes of each moment: 4, or fewer (Megatron-Core's `exp_avg_dtype`, 8-bit Adam); 2 at most where the optimizer "
+        "steps 16-bit weights themselves.", default=4,
         least=1, most=4, changes=_EVERYTHING,
     )  # fmt: skip
     master_bytes: int = setting(

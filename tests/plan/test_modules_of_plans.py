@@ -185,6 +185,18 @@ def test_automodel_steps_16_bit_weights():
         assert (state.parameter, state.gradient, state.optimizer) == (2, 2, 4)
 
 
+@pytest.mark.parametrize(
+    ("framework", "precision", "states"),
+    [("hf-fsdp", "amp_bf16", 2), ("hf-fsdp", "fp32", 2), ("automodel", "bf16", 2), ("megatron-core", "bf16", 4 + 2)],
+)
+def test_eight_bit_adam_keeps_two_bytes_of_moments_whatever_the_weights_are(framework, precision, states):
+    """Dettmers et al., arXiv:2110.02861, table 2: two bytes a parameter instead of eight; beside master weights their four."""
+    from simulator.memory.estimate import state_bytes
+
+    plan = ParallelPlan(framework=framework, precision=precision, moment_bytes=1)
+    assert state_bytes(plan).optimizer == states
+
+
 @pytest.mark.parametrize(("framework", "width"), [("automodel", 4), ("automodel-liger", 4), ("automodel-te", 2)])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_automodel_takes_torchs_loss_of_whole_logits(framework, width, tp):

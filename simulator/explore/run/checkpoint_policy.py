@@ -22,7 +22,7 @@ import numpy as np
 from simulator.answer import Result
 from simulator.collectives import plan_transfer
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.run.goodput import Checkpoint, checkpoint_of, local_s, writers_of
+from simulator.explore.run.goodput import Checkpoint, checkpoint_of_job, local_s, writers_of
 from simulator.explore.run.overlapped import overlap
 from simulator.kernels.host import COPY_LATENCY_S, copy_bytes_per_s
 from simulator.network.base import Flow
@@ -71,8 +71,8 @@ def policy_of(name: str, result: Result, stored: Checkpoint | None = None) -> Po
     stored : Checkpoint, optional
         The job's checkpoint in storage where that is slower than alone: other jobs write there, too.
     """
-    topology, plan, spec = result.topology, result.plan, result.spec
-    stored = stored or checkpoint_of(plan, topology, spec.n_parameters, spec.n_matrix_parameters)
+    topology, plan = result.topology, result.plan
+    stored = stored or checkpoint_of_job(plan, topology, result.spec)
     if name == "sync":
         return synchronous(stored)
     writers = writers_of(plan, topology.gpus_per_node)

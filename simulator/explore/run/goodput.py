@@ -16,11 +16,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.errors import InfeasiblePlanError
 from simulator.memory.estimate import state_bytes
+from simulator.models.recorded import RecordedModule
+from simulator.models.spec import ModelSpec
 from simulator.parallel.mesh import Mesh
+from simulator.parallel.rank_model import model_for
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
 from simulator.topology.operation_spec import StorageSpec, operation_defaults
@@ -190,7 +193,7 @@ def _share_going_back(domain_share: float, restarts: float) -> float:
 class Checkpoint:
     """One checkpoint."""
 
-    n_bytes: int  #: Parameters and optimizer states, each once.
+    n_bytes: int  #: Parameters and optimizer states, each once; of adapters alone beside weights that are frozen.
     n_writers: int  #: Ranks that write: one copy of the model, or a whole sharding group.
     write_s: float
     read_s: float
@@ -220,6 +223,21 @@ def checkpoint_of(
     return Checkpoint(
         n_bytes=n_bytes, n_writers=len(writers), write_s=seconds[True], read_s=seconds[False], source=source
     )
+
+
+def checkpoint_of_job(plan: ParallelPlan, topology: Topology, spec: ModelSpec | RecordedModule) -> Checkpoint:
+    """Return the checkpoint of a plan of a model. Beside frozen weights, which do not change, it has the adapters alone.
+
+    References
+    ----------
+    Adapters alone: NVIDIA-NeMo/Megatron-Bridge, ``peft/base.py``, ``adapter_key_filter``; huggingface/peft,
+    ``PeftModel.save_pretrained``.
+    """
+    if not plan.lora_rank:
+        return checkpoint_of(plan, topology, spec.n_parameters, spec.n_matrix_parameters)
+    layers = model_for(spec, replace(plan, tp=1, cp=1, ep=1, etp=None, sequence_parallel=False)).layers
+    matrices = sum(layer.matrix_elements.n for layer in layers)
+    return checkpoint_of(plan, topology, sum(layer.n_trained_parameters for layer in layers), matrices)
 
 
 def writers_of(plan: ParallelPlan, gpus_per_node: int) -> list[int]:

@@ -25,7 +25,7 @@ from simulator.config import content_in_words, load_yaml
 from simulator.engine.period_watch import PeriodWatch
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.explore.named_settings import named, scenario_of
-from simulator.explore.run.goodput import checkpoint_of
+from simulator.explore.run.goodput import checkpoint_of_job
 from simulator.explore.run.placement import Switches, place, placements, read_free_nodes
 from simulator.explore.run.shared_storage import read_steps_s
 from simulator.faults import Faults
@@ -247,8 +247,7 @@ def _read_bytes(job: PlacedJob) -> float:
 def _row(shared: SharedCluster, job: PlacedJob, alone_s: float, means_s: Sequence[float]) -> ContendingJob:
     nodes = list(job.nodes)
     beside_s = sum(means_s) / len(means_s)
-    spec = job.spec
-    checkpoint = checkpoint_of(job.scenario.plan, job.topology, spec.n_parameters, spec.n_matrix_parameters)
+    checkpoint = checkpoint_of_job(job.scenario.plan, job.topology, job.spec)
     return ContendingJob(
         model=job.scenario.model, gpus=job.scenario.plan.gpus, nodes=nodes, on_leaves=list(shared.switches.counts(nodes)),
         alone_s=alone_s, beside_s=beside_s, slowdown=beside_s / alone_s, slowdown_low=min(means_s) / alone_s,

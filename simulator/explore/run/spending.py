@@ -7,7 +7,7 @@ from typing import Any, TypedDict, cast
 from simulator.answer import Answer
 from simulator.explore.run.checkpoint_policy import policy_of, synchronous
 from simulator.explore.run.energy import Training, power_model, price_of, training_of
-from simulator.explore.run.goodput import checkpoint_of
+from simulator.explore.run.goodput import checkpoint_of, checkpoint_of_job
 from simulator.explore.run.run_request import RunRequest
 from simulator.explore.run.training_run import whole_run
 from simulator.interop import load_model
@@ -60,10 +60,12 @@ def spending(request: RunRequest, answer: Answer, plan: ParallelPlan, topology: 
         origin = answer["provenance"]
         if request.policy != "sync":  # the step once more, beside its checkpoint
             policy = policy_of(request.policy, simulate(Scenario.from_dict(origin["scenario"])))
+        elif (
+            plan.optimizer == "muon" or plan.lora_rank
+        ):  # which parameters are in matrices, or trained, is the model's to say
+            policy = synchronous(checkpoint_of_job(plan, topology, load_model(origin["scenario"]["model"])))
         else:
-            # only Muon's states depend on which parameters are in matrices
-            n_matrix = load_model(origin["scenario"]["model"]).n_matrix_parameters if plan.optimizer == "muon" else 0
-            policy = synchronous(checkpoint_of(plan, topology, origin["model_parameters"], n_matrix))
+            policy = synchronous(checkpoint_of(plan, topology, origin["model_parameters"]))
         run = whole_run(request, answer, plan, topology, policy)
         figures: dict[str, Any] = {**(run["played"] or {}), **run, **run["energy"]}
         found |= {name: figures[name] for name in RunFigures.__annotations__ if name in figures}

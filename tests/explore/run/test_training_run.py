@@ -12,7 +12,7 @@ from simulator.errors import ConfigError
 from simulator.explore.full_answer import document, to_json
 from simulator.explore.run.checkpoint_policy import Policy, synchronous
 from simulator.explore.run.energy import PowerModel, parse_price, power_model, price_of
-from simulator.explore.run.goodput import Checkpoint, checkpoint_of, daly_interval_s, writers_of
+from simulator.explore.run.goodput import Checkpoint, checkpoint_of, checkpoint_of_job, daly_interval_s, writers_of
 from simulator.explore.run.restarts import Restart
 from simulator.explore.run.run_request import (
     LinksInRun,
@@ -24,6 +24,7 @@ from simulator.explore.run.run_request import (
     run_length,
 )
 from simulator.explore.run.training_run import whole_run, written_beside
+from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 from simulator.report.answer_page import report
 from simulator.report.answer_tables import whole_run_rows
@@ -119,6 +120,16 @@ def test_a_checkpoint_has_weights_and_optimizer_states_once():
     assert one.write_s == pytest.approx(7.0)
     sharded = checkpoint_of(plan_of(sharding="zero3"), topology, 10**9)
     assert (sharded.n_writers, sharded.write_s) == (16, pytest.approx(7.0 / 4))  # four nodes write at once
+
+
+def test_a_checkpoint_beside_frozen_weights_has_the_adapters_and_their_states():
+    """Rank 16 on all projections of Llama 2 7B is 39,976,960 weights (``print_trainable_parameters`` of huggingface/peft)."""
+    topology = load_topology("bigred200", 16)
+    plan = plan_of(framework="torchtune", lora_rank=16, precision="bf16", tp=2)
+    found = checkpoint_of_job(plan, topology, find_spec("llama2-7b"))
+    assert found.n_bytes == 39_976_960 * (2 + 4)  # torchtune's weights and moments have 16 bits
+    whole = checkpoint_of_job(plan_of(framework="torchtune", precision="bf16", tp=2), topology, find_spec("llama2-7b"))
+    assert whole.n_bytes == 6_738_415_616 * (2 + 4)  # as Meta counts them
 
 
 def test_the_file_system_limits_all_nodes_together():
