@@ -179,7 +179,7 @@ def fit_cluster(rows: Sequence[Measured], topology: str) -> ClusterFit:
 
 
 def _runs_ll128(row: Measured) -> bool:
-    choice = choose(row.collective, row.n_bytes, row.shape, row.algorithm, row.protocol)
+    choice = choose(row.collective, row.n_bytes, row.shape, row.how.algorithm, row.how.protocol)
     return choice.protocol == "ll128"
 
 
@@ -341,7 +341,7 @@ def _log_rows(
     found: list[dict[str, str]] = []
     for run in table.runs:
         n_nodes = run.n_nodes or -(-run.n_ranks // topology.gpus_per_node)
-        rows = replace(run, later=()).measurements(name, transport=transport if n_nodes > 1 else "", split="")
+        rows = replace(run, later=()).measurements(name, transport=transport if n_nodes > 1 else "")
         found += [row | {"row_id": f"{Path(path).stem}-{len(found) + i}", "nodes": str(n_nodes)}
                   for i, row in enumerate(rows)]  # fmt: skip
     return found
@@ -400,7 +400,7 @@ def hold_out(rows: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
         if row.split in ("fit", "test"):
             (fit if row.split == "fit" else test).append(row)
         else:
-            series.setdefault((row.collective, row.shape, row.algorithm, row.source), []).append(row)
+            series.setdefault((row.collective, row.shape, row.how, row.source), []).append(row)
     for members in series.values():
         for index, row in enumerate(sorted(members, key=lambda r: r.n_bytes)):
             (test if index % 4 == 2 else fit).append(row)

@@ -10,7 +10,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from simulator.interop import open_topology
 _NEEDED = ("collective", "gpus", "size_bytes", "time_us")
 _OPTIONAL = (
     "topology", "nodes", "transport", "algorithm", "split", "source", "nccl", "gpus_per_process",
-    "row_id", "gpus_per_node", "in_place", "notes", "rel_uncertainty",
+    "row_id", "gpus_per_node", "in_place", "notes", "rel_uncertainty", "protocol", "dtype",
 )  # fmt: skip
 
 
@@ -48,20 +48,21 @@ class Measured:
     collective: str
     n_bytes: int
     shape: GroupShape
-    algorithm: str | None
     time_s: float  #: Geometric mean over in-place and out-of-place.
     split: str
     source: str
-    gpus_per_process: int = 1  #: GPUs that one process drove; 1 unless the row says otherwise.
+    how: BenchmarkConditions = field(default_factory=BenchmarkConditions)
     weight: float = 1.0  #: Rows that were averaged.
-    protocol: str | None = None
 
 
 def read_measured(path: Path) -> list[Measured]:
     """Read a table in the columns of ``collectives.csv``; what is no collective, such as expert dispatch, is left out."""
     rows = [row for row in read_table(path) if row["split"] in ("fit", "test") and row["collective"] in COLLECTIVES]
     if not rows:
-        raise CalibrationError(f"{path} has no rows with split=fit or split=test")
+        raise CalibrationError(
+            f"{path} has no rows of collectives with split=fit or split=test",
+            hint="--topology says whose rows they are, and fits to three of four where they do not say",
+        )
     return measured_of(rows, str(path))
 
 
@@ -96,8 +97,6 @@ class _Case:
     n_gpus: int
     n_nodes: int
     transport: str | None
-    algorithm: str | None
-    protocol: str | None
     split: str
     source: str
     how: BenchmarkConditions
@@ -112,13 +111,9 @@ def _case(row: Mapping[str, str]) -> _Case:
         n_gpus=sizes.integer("gpus"),
         n_nodes=sizes.integer("nodes", 1),
         transport=row["transport"] or None,
-        algorithm=row["algorithm"].split("/")[0] or None,
-        protocol=row["algorithm"].partition("/")[2] or None,
         split=row["split"],
         source=row["source"],
-        how=benchmark_conditions(
-            row["source"], nccl=row.get("nccl", ""), gpus_per_process=row.get("gpus_per_process", "")
-        ),
+        how=benchmark_conditions(row),
     )
 
 
@@ -129,12 +124,10 @@ def _measured(case: _Case, times: Sequence[float]) -> Measured:
         collective=case.collective,
         n_bytes=case.n_bytes,
         shape=_shape(case.topology, case.n_gpus, per_node, case.transport, case.how.nccl),
-        algorithm=case.algorithm,
-        protocol=case.protocol,
         time_s=math.exp(sum(map(math.log, times)) / len(times)),
         split=case.split,
         source=case.source,
-        gpus_per_process=case.how.gpus_per_process,
+        how=case.how,
         weight=float(len(times)),
     )
 
@@ -156,9 +149,10 @@ def predicted_s(rows: Sequence[Measured], table: Mapping[str, Any]) -> FloatArra
             row.collective,
             row.n_bytes,
             row.shape,
-            algorithm=row.algorithm,
-            protocol=row.protocol,
-            gpus_per_process=row.gpus_per_process,
+            algorithm=row.how.algorithm,
+            protocol=row.how.protocol,
+            eight_bit_float=row.how.eight_bit_float,
+            gpus_per_process=row.how.gpus_per_process,
             constants=known[row.shape],
         )
     return times

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from simulator.calibration.cells import Cells
+from simulator.collectives.benchmark import DTYPE_BYTES as BENCHMARK_DTYPES
+from simulator.errors import ConfigError
 from simulator.kernels.conditions import CONDITIONS, Conditions
+from simulator.models.layer import DTYPE_BYTES
 
 _VERSION = re.compile(r"nccl[/_ -]?v?(\d+)[._](\d+)", re.IGNORECASE)
 #: sources whose benchmarks drive so many GPUs from one process
@@ -61,20 +66,42 @@ class BenchmarkConditions:
 
     nccl: str | None = None  #: Version; None where it is not known, and that of the cluster file holds.
     gpus_per_process: int = 1  #: ``-g`` (times ``-t``): GPUs that one process drives.
+    algorithm: str | None = None  #: What the run was made to take; None where NCCL chose.
+    protocol: str | None = None
+    eight_bit_float: bool = False  #: Whether elements are floats of eight bits.
 
 
-def benchmark_conditions(source: str, *, nccl: str = "", gpus_per_process: str = "") -> BenchmarkConditions:
-    """Tell how the benchmark behind a row was run: from the row's own cells, else from its source.
+def benchmark_conditions(cells: Mapping[str, str]) -> BenchmarkConditions:
+    """Tell how the benchmark behind a row of a table of collectives was run: from the row's own cells, else from its source.
 
     Examples
     --------
-    >>> benchmark_conditions("results/nccl_2_18/n2.g4/all_reduce.dat")
-    BenchmarkConditions(nccl='2.18', gpus_per_process=1)
-    >>> benchmark_conditions("microsoft/superbenchmark@700d6501f1:tests/data/nccl_allreduce.log").gpus_per_process
+    >>> benchmark_conditions({"source": "results/nccl_2_18/n2.g4/all_reduce.dat"}).nccl
+    '2.18'
+    >>> benchmark_conditions({"source": "microsoft/superbenchmark@700d6501f1:tests/data/nccl_allreduce.log"}).gpus_per_process
     8
+    >>> benchmark_conditions({"algorithm": "ring/LL"}).protocol
+    'll'
     """
+    row = Cells(cells=cells)
+    source = row.text("source")
     version = _VERSION.search(source)
+    algorithm, _, protocol = row.text("algorithm").lower().partition("/")
     return BenchmarkConditions(
-        nccl=nccl or (f"{version[1]}.{version[2]}" if version else None),
-        gpus_per_process=int(gpus_per_process or next((n for s, n in _PER_PROCESS.items() if source.startswith(s)), 1)),
+        nccl=row.text("nccl") or (f"{version[1]}.{version[2]}" if version else None),
+        gpus_per_process=row.integer(
+            "gpus_per_process", next((n for s, n in _PER_PROCESS.items() if source.startswith(s)), 1)
+        ),
+        algorithm=algorithm or None,
+        protocol=protocol or row.text("protocol").lower() or None,
+        eight_bit_float=_is_eight_bit_float(row.text("dtype").lower()),
     )
+
+
+def _is_eight_bit_float(word: str) -> bool:
+    """Whether elements are floats of eight bits, which long rings do not add up; in nccl-tests' words, or in people's."""
+    if word.startswith(("fp8", "float8", "f8e")):
+        return True
+    if word and word not in BENCHMARK_DTYPES and word not in DTYPE_BYTES:
+        raise ConfigError(f"dtype '{word}' is unknown", hint=f"one of {', '.join(BENCHMARK_DTYPES)}")
+    return False

@@ -43,6 +43,7 @@ def benchmark_time_s(
     *,
     algorithm: str | None = None,
     protocol: str | None = None,
+    eight_bit_float: bool = False,
     gpus_per_process: int = 1,
     constants: tuple[Inside, Between] | None = None,
 ) -> float:
@@ -55,8 +56,9 @@ def benchmark_time_s(
     """
     constants = constants or constants_of(shape)
     described = describe_collective(
-        collective, n_bytes, shape, algorithm=algorithm, protocol=protocol, pipelined=True, constants=constants
-    )
+        collective, n_bytes, shape, algorithm=algorithm, protocol=protocol, eight_bit_float=eight_bit_float, pipelined=True,
+        constants=constants,
+    )  # fmt: skip
     floor_s = launch_floor_s(described.choice.label, gpus_per_process, constants[0])
     return max(floor_s, described.terms.lone_time_s(n_bytes, shape))
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
 
 from simulator.calibration.collective_fit import all_blocks, starting_table
-from simulator.calibration.collectives import get_path
+from simulator.calibration.collectives import get_path, measured_of
 from simulator.collectives.constants import shipped
 from simulator.config import load_yaml
+from simulator.errors import CalibrationError
 
 TABLE = Path(__file__).parents[3] / "shared" / "measurements" / "collectives.csv"
 FRONTIER = TABLE.parent / "frontier" / "collectives.csv"
@@ -50,3 +52,31 @@ def test_clusters_left_out_are_predicted_too(tmp_path, simulate):
     assert status == 0, err
     last = out.splitlines()[-1].split()
     assert last[0] == "all" and float(last[2].rstrip("%")) < 15.0
+
+
+def test_an_imported_log_calibrates_as_the_log_itself(tmp_path, simulate):
+    """What ``import`` writes says no split, so that every fourth size is held out, as it is of the log."""
+    log, table = tmp_path / "a.log", tmp_path / "a.csv"
+    status, printed, err = simulate("collective", "all_reduce", "--topology", "dgx-a100-80g", "--gpus", 16)
+    assert status == 0, err
+    log.write_text(printed, encoding="utf-8")
+    status, _, err = simulate("import", log, "--topology", "dgx-a100-80g", "--nodes", 2, "--out", table)
+    assert status == 0, err
+    fits = []
+    for file in (log, table):
+        status, out, err = simulate("calibrate", "collectives", file, "--topology", "dgx-a100-80g", "--json")
+        assert (status, err) == (0, "")
+        fits.append(json.loads(out)["constants"])
+    assert fits[0] == fits[1] != []
+
+
+def test_a_protocol_has_the_same_meaning_in_a_column_of_its_own_and_beside_the_algorithm():
+    """As ``simulate validate`` reads them, too: nccl-tests' floats of eight bits are told by their type."""
+    row = {"topology": "dgx-a100-80g", "collective": "all_reduce", "gpus": "8", "nodes": "1", "size_bytes": "1048576",
+           "time_us": "50", "transport": "", "split": "fit", "source": "x", "dtype": "fp8_e4m3"}  # fmt: skip
+    (one,) = measured_of([row | {"algorithm": "ring/LL"}], "x.csv")
+    (other,) = measured_of([row | {"algorithm": "Ring", "protocol": "LL"}], "x.csv")
+    assert one == other
+    assert (one.how.algorithm, one.how.protocol, one.how.eight_bit_float) == ("ring", "ll", True)
+    with pytest.raises(CalibrationError, match="dtype 'fp7' is unknown"):
+        measured_of([row | {"algorithm": "", "dtype": "fp7"}], "x.csv")

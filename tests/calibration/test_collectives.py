@@ -40,7 +40,7 @@ def synthetic(table):
     shapes = [shape_of(range(n), load_topology("dgx-a100-80g", n)) for n in (2, 4, 8)]
     rows = [
         Measured(
-            topology="dgx-a100-80g", collective=collective, n_bytes=2**power, shape=shape, algorithm=None,
+            topology="dgx-a100-80g", collective=collective, n_bytes=2**power, shape=shape,
             time_s=1.0, split="fit", source="made up",
         )
         for shape in shapes

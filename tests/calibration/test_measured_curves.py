@@ -24,7 +24,7 @@ def curves():
     measured = sorted(measured_of(rows, str(TABLE)), key=lambda row: row.n_bytes)
     found = {}
     for row, predicted in zip(measured, predicted_s(measured, shipped()), strict=True):
-        found.setdefault((row.shape.n_nodes, row.algorithm), {})[row.n_bytes] = (row.time_s, predicted)
+        found.setdefault((row.shape.n_nodes, row.how.algorithm), {})[row.n_bytes] = (row.time_s, predicted)
     return found
 
 

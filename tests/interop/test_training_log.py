@@ -116,7 +116,7 @@ def test_megatron_prints_its_job(tmp_path):
     expected = {
         "gpus": "8", "dp": "4", "tp": "2", "pp": "1", "layers": "24", "hidden": "1024", "heads": "16", "ffn": "4096", "vocab": "50304",
         "seq_len": "2048", "micro_batch": "2", "global_batch": "64", "precision": "bf16", "sharding": "zero1", "recompute": "full",
-        "sequence_parallel": "1", "architecture": "gpt", "topology": "selene", "split": "user",
+        "sequence_parallel": "1", "architecture": "gpt", "topology": "selene", "split": "",
     }  # fmt: skip
     assert {name: row[name] for name in expected} == expected
     assert "kv_heads" not in row

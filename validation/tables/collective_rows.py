@@ -6,12 +6,10 @@ from functools import lru_cache
 
 from simulator.calibration.row_conditions import benchmark_conditions
 from simulator.collectives import collective_named, plan_collective
-from simulator.collectives.benchmark import DTYPE_BYTES as BENCHMARK_DTYPES
 from simulator.collectives.benchmark import launch_floor_s
 from simulator.collectives.shape import shape_of
 from simulator.collectives.tuner import constants_of
 from simulator.errors import ConfigError
-from simulator.models.layer import DTYPE_BYTES
 from simulator.network import lone_flow_s
 from simulator.topology import Topology, load_topology
 from validation.tables.dispatch_rows import noted_exchange_s
@@ -22,15 +20,6 @@ from validation.tables.reader import Row
 @lru_cache(maxsize=256)
 def _load(name: str, changes: tuple[tuple[str, str], ...], n_gpus: int, gpus_per_node: int | None) -> Topology:
     return load_topology(name, n_gpus, gpus_per_node=gpus_per_node, overrides=dict(changes))
-
-
-def _is_eight_bit_float(word: str) -> bool:
-    """Whether elements are floats of eight bits, which long rings do not add up; in nccl-tests' words, or in people's."""
-    if word.startswith(("fp8", "float8", "f8e")):
-        return True
-    if word and word not in BENCHMARK_DTYPES and word not in DTYPE_BYTES:
-        raise ConfigError(f"dtype '{word}' is unknown", hint=f"one of {', '.join(BENCHMARK_DTYPES)}")
-    return False
 
 
 def _collective_us(row: Row) -> tuple[float, str]:
@@ -44,18 +33,17 @@ def _collective_us(row: Row) -> tuple[float, str]:
     name = collective_named(row.text("collective").lower())
     if name.startswith("moe_"):
         return 1e6 * noted_exchange_s(row, topology), ""
-    algorithm, _, protocol = row.text("algorithm").lower().partition("/")
     transport = row.text("transport") or None
-    ran = benchmark_conditions(row.text("source"), nccl=row.text("nccl"), gpus_per_process=row.text("gpus_per_process"))
+    ran = benchmark_conditions(row.cells)
     flow = plan_collective(
         name,
         row.integer("size_bytes"),
         (tuple(range(gpus)),),
         topology,
         transport=transport,
-        algorithm=algorithm or None,
-        protocol=protocol or row.text("protocol").lower() or None,
-        eight_bit_float=_is_eight_bit_float(row.text("dtype").lower()),
+        algorithm=ran.algorithm,
+        protocol=ran.protocol,
+        eight_bit_float=ran.eight_bit_float,
         nccl=ran.nccl,
         pipelined=True,
     )

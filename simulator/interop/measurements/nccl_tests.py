@@ -66,14 +66,14 @@ class CollectiveTable:
         """Itself and those after it."""
         return (self, *self.later)
 
-    def measurements(self, topology: str, *, transport: str = "", split: str = "user") -> list[dict[str, str]]:
+    def measurements(self, topology: str, *, transport: str = "") -> list[dict[str, str]]:
         """Rows of all runs in the columns of measurement tables, for ``simulate validate`` and for calibration."""
         found: list[dict[str, str]] = []
         for run in self.runs:
-            found += run._measurements(topology, transport, split, len(found))
+            found += run._measurements(topology, transport, len(found))
         return found
 
-    def _measurements(self, topology: str, transport: str, split: str, first: int) -> list[dict[str, str]]:
+    def _measurements(self, topology: str, transport: str, first: int) -> list[dict[str, str]]:
         return [
             {
                 "row_id": f"{Path(self.file).stem}-{number}",
@@ -88,7 +88,7 @@ class CollectiveTable:
                 "size_bytes": str(row.n_bytes),
                 "in_place": str(int(row.in_place)),
                 "time_us": f"{row.time_s * 1e6:.6g}",
-                "split": split,
+                "split": "",
                 "dtype": row.dtype,
                 "nccl": ".".join(str(self.nccl or "").split(".")[:2]),
                 "gpus_per_process": str(self.gpus_per_process or ""),

@@ -67,7 +67,7 @@ class TrainingLog:
                 **given,
                 "metric": self.metric,
                 "value": f"{median(self.steady):.6g}",
-                "split": "user",
+                "split": "",
             }
         ]
 
