@@ -137,7 +137,7 @@ def files_page() -> str:
         "`extends: NAME` lays a device file over another or a shipped device: keys that it has win, and a `host` section is replaced "
         "whole. Kernel constants of the other board are carried over: seconds of an SM's matrix units by the peak of one SM, joules by "
         "`relative_flop_energy`, what heat adds to them by the power limit; shares and launches stay.\n",
-        _table(DeviceFile, meanings),
+        *_sections(DeviceFile, "", meanings, set()),
         "## Plan files\n",
         "The keys of `--plan plan.yaml`, also as `--set key=value`, as axes of sweeps and as flags with `-` for `_`. "
         "`none` unsets what is derived by default.\n",
@@ -503,18 +503,18 @@ def _support_table(family: str, devices: Iterable[str]) -> Iterator[str]:
     yield f"| device | products | {' | '.join(KINDS)} |"
     yield "|---" * (2 + len(KINDS)) + "|"
     for name in devices:
-        for is_narrow in (False, True):
-            cells = (_support_cell(family, name, is_narrow, kind) for kind in KINDS)
-            yield f"| {name} | {'8 bits' if is_narrow else '16 and 32 bits'} | {' | '.join(cells)} |"
+        for bits in (16, 8, 4):
+            cells = (_support_cell(family, name, bits, kind) for kind in KINDS)
+            yield f"| {name} | {'16 and 32 bits' if bits == 16 else f'{bits} bits'} | {' | '.join(cells)} |"
     yield ""
 
 
-def _support_cell(family: str, name: str, is_narrow: bool, kind: str) -> str:
+def _support_cell(family: str, name: str, bits: int, kind: str) -> str:
     device, rows = load_device(name), shipped_table().rows
-    if is_narrow and not device.computes("fp8"):
+    if bits < 16 and not device.computes(f"fp{bits}"):
         return "refused: no such products"
     asked = Features(
-        kind=kind, device=name, generation=device.architecture, kernels="", fp8=is_narrow, gpus=KINDS[kind],
+        kind=kind, device=name, generation=device.architecture, kernels="", bits=bits, gpus=KINDS[kind],
         experts=family == "mixture", family=family,
     )  # fmt: skip
     mine = [row for row in rows if cell_of(row.features) == cell_of(asked)]

@@ -27,7 +27,7 @@ from simulator.units import count_of, format_bytes
 LEVEL = 0.8
 # estimates, no source: what intervals hold is set by :attr:`ResidualTable.widening`, whatever these are
 #: how far apart runs are that differ in one feature; 1 is "another kind of run"
-_APART = {"kind": 1.0, "device": 0.5, "generation": 0.5, "kernels": 0.7, "fp8": 0.7, "experts": 0.7}
+_APART = {"kind": 1.0, "device": 0.5, "generation": 0.5, "kernels": 0.7, "bits": 0.7, "experts": 0.7}
 #: doublings of the number of GPUs that make another kind of run
 _DOUBLINGS = 5.0
 #: a run at this distance counts 1 / e
@@ -51,7 +51,7 @@ class Features:
     device: str
     generation: str
     kernels: str  #: Style of the operator stream (:class:`simulator.plan.Framework`).
-    fp8: bool  #: Whether GEMMs run in 8 bits.
+    bits: int  #: Of the operands of products that a recipe narrows, 8 or 4; 16 without one, whatever they have.
     gpus: int
     experts: bool = False  #: Whether the model is a mixture of experts.
     family: str = ""  #: Of the model: ``llama``, ``gpt`` ..., ``mixture`` or ``module``; intervals do not look at it.
@@ -114,7 +114,7 @@ def features_of(plan: ParallelPlan, device: Device, *, experts: bool = False, fa
         device=device.name,
         generation=device.architecture,
         kernels=plan.framework_spec.kernels,
-        fp8=plan.precision_spec.quantisation is not None,
+        bits=plan.precision_spec.narrow_bits,
         experts=experts,
         family="mixture" if experts else family,
         gpus=plan.gpus or 1,

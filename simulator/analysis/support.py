@@ -34,9 +34,9 @@ class Support(TypedDict):
     basis: str  #: The same in words.
 
 
-def cell_of(features: Features) -> tuple[str, str, bool, str]:
-    """Return what must agree: family, device, whether products are of 8 bits or fewer, kind of plan."""
-    return features.family, features.device, features.fp8, features.kind
+def cell_of(features: Features) -> tuple[str, str, int, str]:
+    """Return what must agree: family, device, bits of narrowed products, kind of plan."""
+    return features.family, features.device, features.bits, features.kind
 
 
 def support_of(features: Features, table: ResidualTable | None = None) -> Support:
@@ -101,13 +101,14 @@ def in_words(features: Features, n_runs: int = 0) -> str:
 
     Examples
     --------
-    >>> v100s = Features(kind="data", device="v100", generation="volta", kernels="hf", fp8=False, gpus=8, family="bert")
+    >>> v100s = Features(kind="data", device="v100", generation="volta", kernels="hf", bits=16, gpus=8, family="bert")
     >>> in_words(v100s, 1)
     'data-parallel run of bert models on v100'
     """
     kind = f"{features.kind}-parallel" if features.kind in ("data", "tensor", "pipeline") else features.kind
     run = "run" if n_runs == 1 else "runs"
-    return f"{kind} {run} of {features.family} models{' in 8 bits' if features.fp8 else ''} on {features.device}"
+    narrow = f" in {features.bits} bits" if features.bits < 16 else ""
+    return f"{kind} {run} of {features.family} models{narrow} on {features.device}"
 
 
 def _extrapolated(features: Features, mine: Sequence[Residual], rows: Sequence[Residual]) -> str:

@@ -70,6 +70,11 @@ class Precision:
         return self.quantisation is not None and self.quantisation.element_bytes >= 1.0
 
     @property
+    def narrow_bits(self) -> int:
+        """Bits of an operand that is quantised, without its scales; 16 where none is."""
+        return 16 if self.quantisation is None else 8 if self.has_eight_bits else 4
+
+    @property
     def unquantised_products(self) -> str:
         """Type of the products that are not quantised: attention, router, output projection."""
         return self.activations if self.quantisation else self.products

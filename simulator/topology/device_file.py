@@ -67,6 +67,46 @@ def _constants(section: Mapping[str, Any], *at: str) -> Mapping[str, Any]:
 Constants = Annotated[dict[str, Any], AfterValidator(_constants)]
 
 
+_Seconds = Annotated[float | None, Field(ge=0, le=_MOST_S)]
+_Rate = Annotated[float | None, Field(gt=0, le=LARGEST)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class HostConstants(Spec):
+    """What a host takes to launch, to dispatch and to copy, in seconds and bytes per second; what is left out has a default."""
+
+    launch_s: _Seconds = None
+    graph_node_s: _Seconds = None
+    synchronize_s: _Seconds = None
+    dispatch_forward_s: _Seconds = None
+    dispatch_backward_s: _Seconds = None
+    dispatch_optimizer_s: _Seconds = None
+    dispatch_compiled_s: _Seconds = None
+    dispatch_module_s: _Seconds = None
+    dispatch_quantised_module_s: _Seconds = None
+    dispatch_expert_s: _Seconds = None
+    h2d_bytes_per_s: _Rate = None
+    d2h_bytes_per_s: _Rate = None
+    cpu_adam_bytes_per_s: _Rate = None
+    source: str = ""
+
+
+class Beside(Spec):
+    """Shares of their speed that compute and communication keep beside each other; 1 where they do not disturb each other."""
+
+    compute: _Share = 1.0
+    communication: _Share = 1.0
+
+
+class InterferenceConstants(Spec):
+    """How compute and communication slow each other, by what carries the data."""
+
+    nvlink: Beside | None = None
+    network: Beside | None = None
+    copy_: Beside | None = Field(default=None, alias="copy")
+    source: str = ""
+
+
 class DeviceFile(Spec):
     """Schema of a device file."""
 
@@ -83,8 +123,8 @@ class DeviceFile(Spec):
     peak_flops_per_s: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"], Compute] = Field(alias="peak")
     pcie_bandwidth_bytes_per_s: Bandwidth = Field(alias="pcie_bandwidth", gt=0)
     kernels: Constants = Field(default_factory=dict)
-    host: Constants = Field(default_factory=dict)
-    interference: Constants = Field(default_factory=dict)
+    host: HostConstants = Field(default_factory=HostConstants)
+    interference: InterferenceConstants = Field(default_factory=InterferenceConstants)
     #: Joules per FLOP relative to the device that the file extends: the same die at another voltage.
     relative_flop_energy: float = Field(default=1.0, gt=0, le=10)
     kernel_basis: KernelBasis = "datasheet"
@@ -130,6 +170,9 @@ def _laid_over(family: str, carried: Mapping[str, Any], own: Any) -> Any:
 
 def _device(spec: DeviceFile, path: Path) -> Device:
     values = {name: getattr(spec, name) for name in DeviceFile.model_fields if name != "relative_flop_energy"}
+    values |= {
+        name: getattr(spec, name).model_dump(by_alias=True, exclude_unset=True) for name in ("host", "interference")
+    }
     error = spec.kernel_error or DEFAULT_KERNEL_ERROR[spec.kernel_basis]
     return Device(**{**values, "kernel_error": error, "file": str(path)})
 

@@ -27,7 +27,7 @@ from simulator.plan import ParallelPlan
 from simulator.topology.device_file import load_device
 from validation.tables.residuals import coverage, fit_widening
 
-HERE = Features(kind="data", device="a100", generation="ampere", kernels="eager", fp8=False, gpus=8)
+HERE = Features(kind="data", device="a100", generation="ampere", kernels="eager", bits=16, gpus=8)
 
 
 def rows(*values, source="a", features=HERE):
@@ -42,7 +42,7 @@ def logs(found):
     ("changes", "expected"),
     [
         ({}, 0.0), ({"kind": "tensor"}, 1.0), ({"device": "a800"}, 0.5), ({"device": "h100", "generation": "hopper"}, 1.0),
-        ({"kernels": "fused"}, 0.7), ({"fp8": True}, 0.7), ({"experts": True}, 0.7), ({"gpus": 256}, 1.0), ({"gpus": 4}, 0.2),
+        ({"kernels": "fused"}, 0.7), ({"bits": 8}, 0.7), ({"experts": True}, 0.7), ({"gpus": 256}, 1.0), ({"gpus": 4}, 0.2),
         ({"kind": "tensor", "gpus": 16}, 1.2),
     ],
 )  # fmt: skip
@@ -155,9 +155,9 @@ def test_features_are_those_of_plan_and_device():
     plan = ParallelPlan(gpus=16, tp=2, framework="megatron", precision="bf16")
     found = features_of(plan, device)
     assert found == Features(
-        kind="tensor", device=device.name, generation="hopper", kernels="megatron", fp8=False, gpus=16
+        kind="tensor", device=device.name, generation="hopper", kernels="megatron", bits=16, gpus=16
     )  # fmt: skip
-    assert features_of(replace(plan, precision="fp8"), device).fp8
+    assert features_of(replace(plan, precision="fp8"), device).bits == 8
     assert features_of(plan, device, experts=True).experts and not found.experts
 
 

@@ -16,7 +16,7 @@ from simulator.simulation import simulate
 from simulator.topology.device_file import load_device
 
 HERE = Features(
-    kind="data", device="d", generation="hopper", kernels="k", fp8=False, gpus=16, experts=False, family="llama"
+    kind="data", device="d", generation="hopper", kernels="k", bits=16, gpus=16, experts=False, family="llama"
 )
 
 
@@ -34,7 +34,7 @@ def test_three_runs_of_the_same_cell_validate_up_to_twice_the_gpus():
     assert beyond["word"] == "extrapolated" and "on 16 to 64 GPUs" in beyond["basis"]
 
 
-@pytest.mark.parametrize("change", [{"family": "gpt"}, {"device": "e"}, {"fp8": True}, {"kind": "pipeline"}])
+@pytest.mark.parametrize("change", [{"family": "gpt"}, {"device": "e"}, {"bits": 8}, {"kind": "pipeline"}])
 def test_what_differs_in_one_thing_is_extrapolated_from_what_is_there(change):
     known = table(*[(HERE, 1.1)] * 3)
     found = support_of(replace(HERE, **change), known)
@@ -56,11 +56,12 @@ def test_an_answer_and_the_matrix_say_the_same():
     page = runpy.run_path(str(Path(__file__).resolve().parents[2] / "docs" / "generate.py"))
     plan = ParallelPlan(gpus=64, tp=8, pp=4, micro_batch=1, global_batch=64, precision="bf16", framework="megatron")
     answer = simulate(Scenario(topology="dgx-a100-80g", model="gpt-1.3b", plan=plan)).answer
-    cell = page["_support_cell"]("gpt", "a100-sxm4-80g", False, "pipeline")
-    rows = [row for row in shipped_table().rows if cell_of(row.features) == ("gpt", "a100-sxm4-80g", False, "pipeline")]
+    cell = page["_support_cell"]("gpt", "a100-sxm4-80g", 16, "pipeline")
+    rows = [row for row in shipped_table().rows if cell_of(row.features) == ("gpt", "a100-sxm4-80g", 16, "pipeline")]
     assert len(rows) >= ENOUGH and f"{len(rows)} rows" in cell and cell.startswith("**validated**")
     assert (answer["support"]["word"], answer["support"]["n_rows"]) == ("validated", len(rows))
-    assert page["_support_cell"]("gpt", "a100-sxm4-80g", True, "pipeline").startswith("refused")
+    assert page["_support_cell"]("gpt", "a100-sxm4-80g", 8, "pipeline").startswith("refused")
+    assert page["_support_cell"]("gpt", "h100-sxm5-80g", 4, "pipeline").startswith("refused")
     assert not load_device("a100-sxm4-80g").computes("fp8")
 
 

@@ -530,6 +530,22 @@ def test_faults_of_a_node_link_graph_come_at_once(brought):
         ("NVIDIA H800", 85e9, "h800-sxm"),
         ("NVIDIA H100 NVL", 100e9, None),
         ("Tesla V100-SXM3-32GB", None, "v100-sxm3-32g"),
+        ("NVIDIA H200 NVL", 150e9, None),
+        ("NVIDIA GH200 144G HBM3e", None, None),
+        ("NVIDIA L4", None, "l4"),
+        ("NVIDIA L40S", None, "l40s"),
+        ("NVIDIA L40", None, None),
+        ("NVIDIA A10", None, "a10"),
+        ("NVIDIA A10G", None, "a10g"),
+        ("Tesla T4", None, "t4"),
+        ("NVIDIA GeForce RTX 3090", None, "rtx3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", None, None),
+        ("NVIDIA GeForce RTX 4090", None, "rtx4090"),
+        ("NVIDIA GeForce RTX 4090 D", None, None),
+        ("NVIDIA GeForce RTX 5090", None, "rtx5090"),
+        ("NVIDIA RTX A6000", None, "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", None, "rtx6000-ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None, None),
         ("Radeon", None, None),
     ],
 )
@@ -692,6 +708,6 @@ def test_an_inventory_tells_the_board_and_so_its_links(brought, product, mib, gp
 
 
 def test_an_unknown_board_of_an_inventory_is_asked_for(brought):
-    with pytest.raises(ConfigError, match="GeForce RTX 4090") as error:
-        brought("nvidia-smi-xml", inventory("NVIDIA GeForce RTX 4090", 24564, 2))
+    with pytest.raises(ConfigError, match="GeForce RTX 4080") as error:
+        brought("nvidia-smi-xml", inventory("NVIDIA GeForce RTX 4080", 16376, 2))
     assert "--device" in error.value.hint

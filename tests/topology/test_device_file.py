@@ -1,5 +1,7 @@
 """Device files that extend others: what is the same board's, what goes with its rates, and what is its own."""
 
+import re
+
 import pytest
 
 from simulator.config import resolve_name
@@ -124,3 +126,21 @@ def test_relatives_have_all_kernels_of_their_generation(name, base):
     mine, theirs = load_device(name).kernels, load_device(base).kernels
     assert set(mine) == set(theirs)
     assert set(mine["attention"]) - {"fit", "source"} == set(theirs["attention"]) - {"fit", "source"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("host: {dispach_forward_s: 1.0e-5}\n", "dispach_forward_s.*dispatch_forward_s"),
+        ("host: {launch_s: 1.5}\n", "launch_s"),
+        ("host: {h2d_bytes_per_s: 0}\n", "h2d_bytes_per_s"),
+        ("interference: {nvlnk: {compute: 0.8}}\n", "nvlnk.*nvlink"),
+        ("interference: {network: {comm: 0.8}}\n", "network.*comm"),
+        ("interference: {copy: {compute: 1.5}}\n", "compute"),
+    ],
+)
+def test_what_a_host_or_interference_does_not_know_is_refused(device, text, told):
+    """A constant that is misspelt, or that no machine has, would be another machine's without a word."""
+    with pytest.raises(ConfigError) as error:
+        device(text)
+    assert re.search(told, f"{error.value.message} {error.value.hint}", re.DOTALL), error.value.message

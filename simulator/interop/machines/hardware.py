@@ -12,6 +12,7 @@ from simulator.topology.device_file import load_device
 
 #: pattern of the driver's product name, least memory in GB, shipped device or none that is like it; first match wins
 _PRODUCTS: tuple[tuple[str, int, str | None], ...] = (
+    (r"GH200 144G", 0, None),
     (r"GH200", 0, "gh200-96g"),
     (r"GB300", 0, "gb300"),
     (r"GB200", 0, "gb200"),
@@ -19,6 +20,7 @@ _PRODUCTS: tuple[tuple[str, int, str | None], ...] = (
     (r"B200", 0, "b200"),
     (r"H800", 0, "h800-sxm"),
     (r"\bH20\b", 0, "h20"),
+    (r"H200 NVL", 0, None),
     (r"H200", 0, "h200-sxm"),
     (r"H100 NVL", 0, None),
     (r"H100.*PCIe", 0, "h100-pcie"),
@@ -37,12 +39,25 @@ _PRODUCTS: tuple[tuple[str, int, str | None], ...] = (
     (r"V100.*32", 0, "v100-sxm2-32g"),
     (r"V100", 25, "v100-sxm2-32g"),
     (r"V100", 0, "v100-sxm2-16g"),
+    (r"\bL40S\b", 0, "l40s"),
+    (r"\bL4\b", 0, "l4"),
+    (r"\bA10G\b", 0, "a10g"),
+    (r"\bA10\b", 0, "a10"),
+    (r"\bT4\b", 0, "t4"),
+    (r"\bRTX 6000 Ada\b", 0, "rtx6000-ada"),
+    (r"\bRTX A6000\b", 0, "rtx-a6000"),
+    (r"\bRTX (30|40|50)90 ?(Ti|D|Laptop)", 0, None),  # other chips, or fewer of their processors
+    (r"\bRTX 5090\b", 0, "rtx5090"),
+    (r"\bRTX 4090\b", 0, "rtx4090"),
+    (r"\bRTX 3090\b", 0, "rtx3090"),
 )
 
 _PCI_IDS = {
     "1db1": "v100-sxm2-16g", "1db5": "v100-sxm2-32g", "1db8": "v100-sxm3-32g", "20b0": "a100-sxm4-40g",
     "20b2": "a100-sxm4-80g", "20b5": "a100-pcie-80g", "20f1": "a100-pcie-40g", "2330": "h100-sxm5-80g",
-    "2331": "h100-pcie", "2335": "h200-sxm", "2901": "b200", "66a0": "mi60", "66a1": "mi50", "738c": "mi100",
+    "2331": "h100-pcie", "2335": "h200-sxm", "2324": "h800-sxm", "2329": "h20", "2342": "gh200-96g", "2901": "b200",
+    "1eb8": "t4", "2236": "a10", "2237": "a10g", "27b8": "l4", "26b9": "l40s", "26b1": "rtx6000-ada", "2230": "rtx-a6000",
+    "2204": "rtx3090", "2684": "rtx4090", "2b85": "rtx5090", "66a0": "mi60", "66a1": "mi50", "738c": "mi100",
     "740f": "mi210", "740c": "mi250", "7408": "mi250x", "74a0": "mi300a", "74a1": "mi300x", "74b5": "mi300x",
     "74a5": "mi325x", "75a0": "mi350x", "75a3": "mi355x",
 }  # fmt: skip

@@ -31,7 +31,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 class TestIntervals:
-    features = Features(kind="data", device="a100", generation="ampere", kernels="megatron", fp8=False, gpus=8)
+    features = Features(kind="data", device="a100", generation="ampere", kernels="megatron", bits=16, gpus=8)
 
     def rows(self, n_sources, spread, seed=0):
         rng = np.random.default_rng(seed)
