@@ -424,3 +424,43 @@ def test_names_of_the_hub_name_models_of_the_catalogue(tmp_path, named, model):
     path.write_text(AUTOMODEL.replace("deepseek-ai/DeepSeek-V3", named))
     found = import_any(path)
     assert (found.spec.name if found.spec else None) == model
+
+
+_OLMO_FLOAT8 = "train_module:\n  float8_config:\n    enabled: true\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "wanted"),
+    [
+        ("torchtune", "", "enable_fp8_training: true\n", ("fp8_current", False)),
+        ("torchtune", "", "enable_fp8_training: true\nfp8_recipe_name: rowwise\n", ("fp8_rowwise", None)),
+        ("torchtune", "", "enable_fp8_training: false\nfp8_recipe_name: rowwise\n", ("bf16", None)),
+        ("olmo-core", "train_module:\n", _OLMO_FLOAT8, ("fp8_current", False)),
+        ("olmo-core", "train_module:\n", _OLMO_FLOAT8 + "    ao_recipe: rowwise_with_gw_hp\n", ("fp8_rowwise_gw_hp", None)),
+        ("olmo-core", "train_module:\n", _OLMO_FLOAT8 + "    ao: {enable_fsdp_float8_all_gather: true}\n", ("fp8_current", True)),
+        ("automodel", "", "fp8:\n  enabled: true\n  recipe_name: tensorwise\n  enable_fsdp_float8_all_gather: true\n",
+         ("fp8_current", True)),
+        ("automodel", "", "fp8:\n  enabled: false\n", ("bf16", None)),
+        ("accelerate", "", "fp8_config:\n  backend: AO\n  enable_fsdp_float8_all_gather: true\n", ("fp8_current", True)),
+        ("accelerate", "", "fp8_config:\n  backend: TE\n  fp8_format: HYBRID\n", ("fp8", None)),
+        ("axolotl", "", "fp8: true\nfp8_enable_fsdp_float8_all_gather: true\n", ("fp8_current", True)),
+    ],
+)  # fmt: skip
+def test_torchaos_eight_bits_are_the_same_whoever_names_them(tmp_path, kind, old, new, wanted):
+    """pytorch/ao, ``Float8LinearConfig``: one scale a tensor as it is unless a recipe has one a row; those gather 16 bits."""
+    texts = TEXTS | {
+        "automodel": AUTOMODEL,
+        "accelerate": "distributed_type: FSDP\nmixed_precision: fp8\nnum_processes: 8\n"
+        "fsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: true\n",
+        "axolotl": "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 1\nsequence_len: 4096\nbf16: true\n"
+        "gradient_accumulation_steps: 1\nfsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n",
+    }
+    text = texts[kind].replace(old, new, 1) if old else texts[kind] + new
+    found = read(tmp_path, kind, text)
+    assert (found.settings.get("precision"), found.settings.get("fp8_param_gather")) == wanted
+    assert not [one for one in found.report.unknown if "fp8" in one or "float8" in one]
+
+
+def test_a_recipe_that_torchao_does_not_have_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="fp8_recipe_name.*'colwise' is no recipe"):
+        read(tmp_path, "torchtune", TORCHTUNE + "enable_fp8_training: true\nfp8_recipe_name: colwise\n")

@@ -17,6 +17,7 @@ from simulator.interop.key_table import Described, FoundKeys, nested, reader_of,
 from simulator.interop.trainers.deepspeed import import_deepspeed
 from simulator.interop.trainers.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.trainers.meshes import mesh_of, outside_meshes
+from simulator.interop.trainers.torchao import float8_settings
 from simulator.plan.data_parallelism import ACCELERATES_LOOP, FSDP_STRATEGIES, mesh_sharding
 
 _PRECISIONS = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
@@ -42,6 +43,9 @@ def _describe(found: FoundKeys) -> Described:
         settings |= _READERS[kind](found) | {"precision": precision.removeprefix("amp_")}  # 16-bit working weights
     if kind == "DEEPSPEED" and found["deepspeed_config.deepspeed_config_file"]:
         settings |= _named_file(found, Path(found.reader.file))
+    if precision == "fp8" and found["fp8_config.backend"].upper() == "AO":
+        gathers = found["fp8_config.enable_fsdp_float8_all_gather"]
+        settings |= float8_settings(found.reader, "fp8_config.backend", "", gathers=gathers)
     settings |= _mesh(found)
     return None, settings, None
 

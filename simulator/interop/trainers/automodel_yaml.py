@@ -13,6 +13,7 @@ from typing import Any
 from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
 from simulator.interop.models.adapters import NO_LOGITS, adapter_settings, optimizer_settings
+from simulator.interop.trainers.torchao import float8_settings
 from simulator.interop.trainers.trainer import catalogue_model
 from simulator.plan import SETTINGS
 from simulator.plan.frameworks import automodel_variant
@@ -55,6 +56,9 @@ def _describe(found: FoundKeys) -> Described:
         settings["sequence_length"] = length
     if found["compile.enabled"]:
         settings["host"] = "compiled"
+    if found["fp8.enabled"]:
+        gathers = found["fp8.enable_fsdp_float8_all_gather"]
+        settings |= float8_settings(reader, "fp8.recipe_name", found["fp8.recipe_name"], gathers=gathers)
     if "FusedLinear" in str(found["loss_fn._target_"]):
         reader.miss("loss_fn._target_", f"this loss {NO_LOGITS}")
     if found["peft.dim"]:

@@ -14,6 +14,7 @@ from typing import Any
 from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
 from simulator.interop.trainers.meshes import copies_of_the_rest
+from simulator.interop.trainers.torchao import float8_settings
 from simulator.models.catalog import LLAMA_STYLE
 from simulator.models.spec import ModelSpec
 
@@ -33,7 +34,9 @@ def _describe(found: FoundKeys) -> Described:
         settings.pop("sharding_group", None)
     settings["gradient_bytes"] = 4 if found["train_module.dp_config.reduce_dtype"] == "float32" else 2
     if found["train_module.float8_config.enabled"]:
-        settings["precision"] = "fp8"
+        key = "train_module.float8_config.ao_recipe"
+        gathers = found["train_module.float8_config.ao.enable_fsdp_float8_all_gather"]
+        settings |= float8_settings(found.reader, key, found[key], gathers=gathers)
     mode = found["train_module.ac_config.mode"]
     settings["recompute"] = {"none": "none", "full": "full"}.get(mode, "selective")
     if mode not in ("none", "full"):

@@ -19,6 +19,7 @@ from simulator.interop.key_table import FoundKeys, flattened, json_keys, shipped
 from simulator.interop.syntax import load_toml
 from simulator.interop.trainers.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.trainers.meshes import copies_of_the_rest, mesh_of, outside_meshes
+from simulator.interop.trainers.torchao import float8_settings
 from simulator.interop.typed_values import Reader
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
@@ -151,15 +152,6 @@ def _every_nth_block(found: FoundKeys, spec: ModelSpec | None) -> dict[str, Any]
     return {"recompute": "full", "recompute_method": "block", "recompute_layers": count}
 
 
-#: recipes of torchao's converters -> precision; one scale a tensor, computed when it is needed, where no recipe is named
-_FLOAT8 = {
-    "": "fp8_current",
-    "tensorwise": "fp8_current",
-    "rowwise": "fp8_rowwise",
-    "rowwise_with_gw_hp": "fp8_rowwise_gw_hp",
-}
-
-
 def _precision(found: FoundKeys) -> dict[str, Any]:
     """Return the precision of linear layers in eight bits: a converter is named, or an old file enables it.
 
@@ -171,15 +163,9 @@ def _precision(found: FoundKeys) -> dict[str, Any]:
     converters = [str(name) for name in named] if isinstance(named, list) else []
     is_old = named is None and found["float8.enable_float8_linear"]
     if is_old or any("float8" in name for name in converters):
-        recipe = found["quantize.linear.float8.recipe_name"]
-        if recipe in _FLOAT8:
-            gathers = found["quantize.linear.float8.enable_fsdp_float8_all_gather"]
-            is_tensorwise = _FLOAT8[recipe] == "fp8_current"  # the others' weights travel in 16 bits
-            return {"precision": _FLOAT8[recipe]} | ({"fp8_param_gather": gathers} if is_tensorwise else {})
-        hint = ", ".join(filter(None, _FLOAT8))
-        found.reader.fault(
-            _spelling(found, "quantize.linear.float8.recipe_name"), f"{recipe!r:.40} is no recipe", hint=hint
-        )
+        key = "quantize.linear.float8.recipe_name"
+        gathers = found["quantize.linear.float8.enable_fsdp_float8_all_gather"]
+        return float8_settings(found.reader, _spelling(found, key), found[key], gathers=gathers)
     if any(name.rpartition(".")[2] == "mx" for name in converters):
         recipe = found["quantize.linear.mx.recipe_name"]
         if not recipe.startswith("mxfp8"):

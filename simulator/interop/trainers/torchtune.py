@@ -14,6 +14,7 @@ from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, FoundKeys, reader_of, shipped_table
 from simulator.interop.models.adapters import NO_LOGITS, QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.trainers.meshes import copies_of_the_rest
+from simulator.interop.trainers.torchao import float8_settings
 from simulator.interop.trainers.trainer import catalogue_model
 from simulator.plan.data_parallelism import mesh_sharding
 
@@ -32,6 +33,8 @@ def _describe(found: FoundKeys) -> Described:
     settings = {"framework": "torchtune"} | KEYS.fields(found, "plan") | _sharding(found)
     if found["compile"] not in (None, False):
         settings["host"] = "compiled"
+    if found["enable_fp8_training"]:
+        settings |= float8_settings(found.reader, "fp8_recipe_name", found["fp8_recipe_name"])
     settings |= optimizer_settings(found.reader, "optimizer._component_", "torch.optim.AdamW")
     if found.given("optimizer.fused"):
         settings["optimizer_implementation"] = "fused" if found["optimizer.fused"] else "foreach"

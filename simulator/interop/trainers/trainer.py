@@ -23,6 +23,7 @@ from simulator.interop.trainers.deepspeed import KEYS as DEEPSPEED_KEYS
 from simulator.interop.trainers.deepspeed import read_deepspeed
 from simulator.interop.trainers.megatron_flags import read_flags
 from simulator.interop.trainers.nemo import megatron_name
+from simulator.interop.trainers.torchao import float8_settings
 from simulator.interop.typed_values import Reader, words
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
@@ -171,7 +172,14 @@ def _is_on(value: Any) -> bool:
 
 
 def _precision(found: FoundKeys) -> dict[str, Any]:
-    """Return the precision: 16-bit working weights under FSDP or DeepSpeed, autocast without them."""
+    """Return the precision: 16-bit working weights under FSDP or DeepSpeed, autocast without them.
+
+    References
+    ----------
+    axolotl-ai-cloud/axolotl, ``core/builders/base.py``: ``fp8`` is Accelerate's, by torchao's recipe of tensors.
+    """
+    if found["fp8"]:
+        return float8_settings(found.reader, "fp8", "", gathers=found["fp8_enable_fsdp_float8_all_gather"])
     is_sharded = found["fsdp"] is not None or found["deepspeed"] is not None or _has_fsdp_config(found)
     prefix = "" if is_sharded else "amp_"
     if _is_on(found["pure_bf16"]):
