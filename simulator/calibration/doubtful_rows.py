@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from simulator.arrays import FloatArray
 from simulator.calibration.kernel_rows import EXPERTS, TimedKernel
 from simulator.calibration.robust import Residuals
-from simulator.models.layer import SCALED_ELEMENTS
+from simulator.dtypes import SCALED_ELEMENTS
 from simulator.topology.device import Device
 from simulator.units import format_time
 

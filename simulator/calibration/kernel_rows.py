@@ -12,35 +12,15 @@ from simulator.calibration.cells import Cells, number_in
 from simulator.calibration.row_conditions import kernel_conditions, library_kernel
 from simulator.calibration.tables import LINE, read_rows
 from simulator.config import shipped_names
+from simulator.dtypes import DTYPE_BYTES, our_name
 from simulator.errors import CalibrationError, ConfigError
 from simulator.kernels.conditions import CONDITIONS, Conditions
 from simulator.models.compressed import mean_keys
-from simulator.models.layer import (
-    DTYPE_BYTES,
-    AttentionShape,
-    GemmShape,
-    KernelShape,
-    Pass,
-    PointwiseShape,
-    ScanShape,
-)
+from simulator.models.layer import AttentionShape, GemmShape, KernelShape, Pass, PointwiseShape, ScanShape
 from simulator.plan.precision import SCALED_BYTES
 from simulator.topology.device_file import load_device
 from simulator.units import LARGEST
 
-_DTYPES = {
-    "f32": "fp32",
-    "float32": "fp32",
-    "float": "fp32",
-    "f16": "fp16",
-    "half": "fp16",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float8": "fp8",
-    "fp8_e4m3": "fp8",
-    "e4m3": "fp8",
-    "fp8_rowwise": "fp8",
-}
 #: types written as activation/weight and scaling -> ours; the activation decides what the matrix units compute in
 _OPERANDS = (
     (re.compile(r"^float4\w*/"), "mxfp4"),
@@ -84,10 +64,11 @@ class KernelCells(Cells):
     def dtype(self) -> str:
         """Type of the operands, by our names."""
         name = self.text("dtype").lower() or "bf16"
-        name = next((ours for words, ours in _OPERANDS if words.search(name)), _DTYPES.get(name, name))
-        if name not in DTYPE_BYTES:
+        ours = next((ours for words, ours in _OPERANDS if words.search(name)), name)
+        found = ours if ours in DTYPE_BYTES else our_name(ours.removesuffix("_rowwise"))
+        if not found:
             raise ConfigError(f"dtype '{self.text('dtype')}' is unknown", hint=f"one of {', '.join(DTYPE_BYTES)}")
-        return name
+        return found
 
     @property
     def is_both_passes(self) -> bool:

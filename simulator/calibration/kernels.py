@@ -15,13 +15,14 @@ from simulator.calibration.doubtful_rows import contradictions, far_off, hopeles
 from simulator.calibration.kernel_rows import ALL_TOKENS, EXPERTS, TimedKernel, quantise_name, read_kernel_rows
 from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
 from simulator.calibration.tables import plain_yaml, rounded
+from simulator.dtypes import SCALED_ELEMENTS
 from simulator.errors import CalibrationError
 from simulator.kernels.attention import AttentionConstants, attention_times_s, constants_names
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
 from simulator.kernels.pointwise import ALIASES, PointwiseConstants, pointwise_time_s
 from simulator.kernels.roofline import ExpertConstants, KernelConstants
 from simulator.kernels.scan import ScanConstants, scan_time_s
-from simulator.models.layer import SCALED_ELEMENTS, AttentionShape, GemmShape, PointwiseShape, ScanShape
+from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape, ScanShape
 from simulator.topology.device import NOTES, Device
 from simulator.topology.device_file import load_device
 

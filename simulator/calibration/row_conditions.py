@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from simulator.calibration.cells import Cells
-from simulator.collectives.benchmark import DTYPE_BYTES as BENCHMARK_DTYPES
+from simulator.collectives.benchmark import DTYPES
+from simulator.dtypes import our_name, torch_name
 from simulator.errors import ConfigError
 from simulator.kernels.conditions import CONDITIONS, Conditions
-from simulator.models.layer import DTYPE_BYTES
 
 _VERSION = re.compile(r"nccl[/_ -]?v?(\d+)[._](\d+)", re.IGNORECASE)
 #: sources whose benchmarks drive so many GPUs from one process
@@ -100,8 +100,6 @@ def benchmark_conditions(cells: Mapping[str, str]) -> BenchmarkConditions:
 
 def _is_eight_bit_float(word: str) -> bool:
     """Whether elements are floats of eight bits, which long rings do not add up; in nccl-tests' words, or in people's."""
-    if word.startswith(("fp8", "float8", "f8e")):
-        return True
-    if word and word not in BENCHMARK_DTYPES and word not in DTYPE_BYTES:
-        raise ConfigError(f"dtype '{word}' is unknown", hint=f"one of {', '.join(BENCHMARK_DTYPES)}")
-    return False
+    if word and not torch_name(word):
+        raise ConfigError(f"dtype '{word}' is unknown", hint=f"one of {', '.join(DTYPES)}")
+    return our_name(word) == "fp8"

@@ -17,15 +17,26 @@ from simulator.collectives.shape import GroupShape, check_transport, shape_of
 from simulator.collectives.table import SHARED, bus_factor
 from simulator.collectives.tuner import check_choice, constants_of, describe_collective
 from simulator.config import check_word
+from simulator.dtypes import element_bytes
 from simulator.errors import ConfigError
 from simulator.network import NETWORKS, lone_flow_s
 from simulator.topology.graph import Topology
 
-#: bytes of one element by the name nccl-tests prints
-DTYPE_BYTES = {
-    "int8": 1, "uint8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "half": 2, "bfloat16": 2, "int32": 4, "uint32": 4,
-    "float": 4, "int64": 8, "uint64": 8, "double": 8,
-}  # fmt: skip
+#: element types by the names that nccl-tests prints
+DTYPES = (
+    "int8",
+    "uint8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "half",
+    "bfloat16",
+    "int32",
+    "uint32",
+    "float",
+    "int64",
+    "uint64",
+    "double",
+)
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 
 
@@ -149,7 +160,7 @@ def benchmark_table(
 def _check_names(**given: str | None) -> None:
     known: Mapping[str, Collection[str]] = {
         "collective": collectives.COLLECTIVES,
-        "type": DTYPE_BYTES,
+        "type": DTYPES,
         "network": NETWORKS,
     }
     for what, name in given.items():
@@ -175,7 +186,7 @@ def row_of(collective: str, n_bytes: int, n_ranks: int, *, dtype: str, time_s: f
     algbw = n_bytes / time_s
     return BenchmarkRow(
         n_bytes=n_bytes,
-        count=n_bytes // DTYPE_BYTES[dtype] // share,
+        count=n_bytes // element_bytes(dtype) // share,
         dtype=dtype,
         redop="sum" if collective in REDUCING else "none",
         root=0 if collective in _ROOTED else -1,

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from simulator.arrays import FloatArray
+from simulator.dtypes import DTYPE_BYTES, SCALED_ELEMENTS
 from simulator.kernels.base import peak_flops_per_s
 from simulator.kernels.conditions import Conditions
 from simulator.kernels.constants import release_before
 from simulator.kernels.smooth import smooth_maximum
-from simulator.models.layer import DTYPE_BYTES, SCALED_ELEMENTS, AttentionShape
+from simulator.models.layer import AttentionShape
 from simulator.topology.device import Device
 
 #: speed beside FlashAttention 2 on A100, forward and backward, with heads of up to 64 and of more elements: FlashAttention 1 is

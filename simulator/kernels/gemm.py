@@ -21,12 +21,13 @@ from functools import lru_cache
 import numpy as np
 
 from simulator.arrays import FloatArray, IndexArray
+from simulator.dtypes import DTYPE_BYTES
 from simulator.errors import ConfigError
 from simulator.kernels.base import peak_flops_per_s
 from simulator.kernels.conditions import Conditions
 from simulator.kernels.constants import release_before
 from simulator.kernels.smooth import smooth_maximum
-from simulator.models.layer import DTYPE_BYTES, GemmShape
+from simulator.models.layer import GemmShape
 from simulator.topology.device import Device
 
 #: 16-bit elements of a vector load of 16 bytes

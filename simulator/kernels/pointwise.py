@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from simulator.dtypes import DTYPE_BYTES
 from simulator.kernels.conditions import Conditions
-from simulator.models.layer import DTYPE_BYTES, PointwiseShape
+from simulator.models.layer import PointwiseShape
 from simulator.topology.device import Device
 
 #: elements that one SM finishes per clock where instructions bound a kernel, by :data:`~simulator.models.layer.Access`

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
+from simulator.dtypes import DTYPE_BYTES
 from simulator.errors import InfeasiblePlanError
 from simulator.identity import counted, distinct
-from simulator.models.layer import DTYPE_BYTES, Elements, Launch, Layer
+from simulator.models.layer import Elements, Launch, Layer
 from simulator.models.matrices import is_expert, matrices_of, sharing, whole
 from simulator.models.styles import STYLES
 from simulator.plan import MOMENTS, ParallelPlan

@@ -7,21 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from simulator.models.layer import DTYPE_BYTES, Access, GemmShape, KernelShape, Pass, PointwiseShape
+from simulator.dtypes import DTYPE_BYTES
+from simulator.models.layer import Access, GemmShape, KernelShape, Pass, PointwiseShape
 from simulator.models.ops import access_of, kernel
-
-#: torch dtype -> the name used in shapes
-DTYPES = {
-    "float32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-    "int64": "int64",
-    "int32": "int32",
-    "bool": "bool",
-    "uint8": "uint8",
-}
 
 #: operators that launch no kernel although they are no views
 SILENT = frozenset(
@@ -87,7 +75,7 @@ class TensorSize:
     """What the dispatcher tells about one tensor."""
 
     shape: tuple[int, ...]  #: Its dimensions.
-    dtype: str  #: A value of :data:`DTYPES`.
+    dtype: str  #: As shapes name it.
     n_bytes: int  #: Bytes of memory that it covers: less than its elements take where a dimension is expanded.
     is_parameter: bool = False  #: Whether it is a weight.
     strides: tuple[int, ...] = ()  #: Elements from one index to the next, by dimension; empty where they are not known.

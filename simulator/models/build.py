@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from simulator.dtypes import DTYPE_BYTES
 from simulator.errors import ConfigError
 from simulator.models.compressed import copied, merged
 from simulator.models.edges import embedding, head, pooled, sound
 from simulator.models.flops import model_flops_per_sequence
-from simulator.models.layer import DTYPE_BYTES, Layer, Model, Parameter
+from simulator.models.layer import Layer, Model, Parameter
 from simulator.models.ops import pointwise
 from simulator.models.parameters import (
     between_parameters,

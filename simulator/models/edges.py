@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from simulator.dtypes import DTYPE_BYTES
 from simulator.models.compressed import copied, merged
-from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, LayerItem
+from simulator.models.layer import CommunicationPoint, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import add, batched_product, cast, dropout, kernel, map_kernel, pointwise
 from simulator.models.parameters import padded_vocab

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from simulator.dtypes import DTYPE_BYTES
+
 Pass = Literal["forward", "dgrad", "wgrad", "backward"]
 #: how an elementwise kernel reaches its operands: whole vectors of one layout and type, element by element where
 #: strides differ, with a conversion to a wider type (``widen``), or with several types at once (``mixed``)
@@ -23,25 +25,6 @@ Split = Literal["none", "column", "row"]
 #: what a layer is to its model: a repeated block, the embedding before all of them, the head with the loss behind them, the prediction of
 #: a further token, or what lies between two stacks of blocks; of a recorded module all that is in no block
 Role = Literal["embedding", "block", "prediction", "between", "head"]
-
-#: bytes of one element, by the dtype names used in shapes
-DTYPE_BYTES: dict[str, int] = {
-    "fp32": 4,
-    "tf32": 4,
-    "bf16": 2,
-    "fp16": 2,
-    "fp8": 1,
-    "fp8_block": 1,
-    "mxfp8": 1,
-    "nvfp4": 1,  # half a byte and a scale: whole bytes where operands are counted
-    "mxfp4": 1,
-    "int64": 8,
-    "int32": 4,
-    "bool": 1,
-    "uint8": 1,
-}
-#: types whose operands carry scales -> type of their elements
-SCALED_ELEMENTS = {"fp8": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from simulator.models.layer import DTYPE_BYTES, LayerItem
+from simulator.dtypes import DTYPE_BYTES
+from simulator.models.layer import LayerItem
 
 
 @dataclass(slots=True, eq=False)

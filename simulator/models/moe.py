@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, GemmShape, PointwiseShape, Split
+from simulator.dtypes import DTYPE_BYTES
+from simulator.models.layer import CommunicationPoint, GemmShape, PointwiseShape, Split
 from simulator.models.liveness import Tensor
 from simulator.models.ops import kernel, map_kernel
 from simulator.models.styles.base import GRADIENT, INPUT, NEITHER, Operands, Style

@@ -6,16 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from simulator.models.layer import (
-    DTYPE_BYTES,
-    Access,
-    AttentionShape,
-    GemmShape,
-    LayerItem,
-    Pass,
-    PointwiseShape,
-    Split,
-)
+from simulator.dtypes import DTYPE_BYTES
+from simulator.models.layer import Access, AttentionShape, GemmShape, LayerItem, Pass, PointwiseShape, Split
 from simulator.models.liveness import Tensor
 from simulator.models.tape import Tape
 

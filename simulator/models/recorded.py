@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import did_you_mean
+from simulator.dtypes import torch_name
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.models.layer import CommunicationPoint, Layer, LayerItem, Model
 from simulator.plan import ParallelPlan
@@ -21,15 +22,6 @@ _TENSOR = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>(?:\d+|[BS])(?:x(?:
 _SYNTAX = "[NAME=]SHAPE[:DTYPE], e.g. BxS:int64 or labels=8x1024:int64; B is the micro-batch, S the sequence length"
 #: elements from which on torch has no numbers for the bytes of a tensor
 _MOST_ELEMENTS = 2**60
-#: short names of types -> torch's
-_DTYPES = {
-    "long": "int64",
-    "int": "int32",
-    "float": "float32",
-    "half": "float16",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +51,7 @@ def parse_input(text: str) -> InputTensor:
         raise ConfigError(f"--batch {text}: not understood", hint=f"write {_SYNTAX}")
     dtype = match["dtype"] or "float32"
     return InputTensor(
-        name=match["name"] or "", shape=tuple(match["shape"].split("x")), dtype=_DTYPES.get(dtype, dtype)
+        name=match["name"] or "", shape=tuple(match["shape"].split("x")), dtype=torch_name(dtype) or dtype
     )
 
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.models.aten import DTYPES, Call, TensorSize, kernels_of
+from simulator.dtypes import our_name
+from simulator.models.aten import Call, TensorSize, kernels_of
 from simulator.models.layer import Layer, LayerItem, Parameter, Role
 
 
@@ -107,7 +108,7 @@ class Recorder:
 
     def size(self, tensor: Any) -> TensorSize:
         """Describe a tensor."""
-        dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."), "fp32")
+        dtype = our_name(str(tensor.dtype)) or "fp32"
         n_bytes = tensor.numel() * tensor.element_size()
         covered = min(n_bytes, tensor.untyped_storage().nbytes())
         return TensorSize(

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from simulator.models.layer import DTYPE_BYTES, GemmShape, Launch, Layer, LayerItem, Parameter, PointwiseShape, Role
+from simulator.dtypes import DTYPE_BYTES
+from simulator.models.layer import GemmShape, Launch, Layer, LayerItem, Parameter, PointwiseShape, Role
 from simulator.models.liveness import Node, Storage, Tensor, backward_extra_bytes, forward_extra_bytes
 
 #: bytes from which on a tensor is worth a copy to the host: 2**20 elements of 16 bits (Megatron-Core's ``min_offloaded_tensor_size``)

@@ -23,15 +23,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from simulator.dtypes import DTYPE_BYTES
 from simulator.errors import InfeasiblePlanError
-from simulator.models.layer import (
-    DTYPE_BYTES,
-    AttentionShape,
-    CommunicationPoint,
-    KernelShape,
-    LayerItem,
-    PointwiseShape,
-)
+from simulator.models.layer import AttentionShape, CommunicationPoint, KernelShape, LayerItem, PointwiseShape
 from simulator.plan import ParallelPlan
 from simulator.program.op import Routed
 

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import comb
 
-from simulator.models.layer import DTYPE_BYTES, CommunicationPoint
+from simulator.dtypes import DTYPE_BYTES
+from simulator.models.layer import CommunicationPoint
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.parallel.context import Item, LayerCollective

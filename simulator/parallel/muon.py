@@ -14,7 +14,8 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from simulator.models.layer import DTYPE_BYTES, GemmShape, Layer, PointwiseShape
+from simulator.dtypes import DTYPE_BYTES
+from simulator.models.layer import GemmShape, Layer, PointwiseShape
 from simulator.models.matrices import is_expert, matrices_of, sharing, whole
 from simulator.plan import ParallelPlan
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.dtypes import DTYPE_BYTES
 from simulator.errors import InfeasiblePlanError
 from simulator.models.build import build_model
-from simulator.models.layer import DTYPE_BYTES, Model
+from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.setting import RankSetting
 from simulator.models.spec import ModelSpec

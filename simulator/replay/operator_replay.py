@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from simulator.collectives import plan_collective
+from simulator.dtypes import element_bytes, our_name
 from simulator.engine import Costs, run
 from simulator.errors import TraceError
 from simulator.kernels import RooflineKernels
@@ -24,7 +25,6 @@ from simulator.replay.replayed import NoLinks
 from simulator.timeline import Timeline
 from simulator.topology import Topology
 from simulator.topology.device import Device
-from simulator.trace_io.collective_names import element_bytes
 from simulator.trace_io.trace_record import COMMUNICATION, CollectiveCall, Operator, RankTrace, Trace
 from simulator.units import to_ps
 
@@ -40,8 +40,8 @@ NO_KERNEL = frozenset(
     )
 )  # fmt: skip
 _SYNCHRONISING = "aten::_local_scalar_dense"
-_PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::linear": 0, "aten::matmul": 0}
-_DTYPES = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp32"}
+_PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::linear": 0, "aten::matmul": 0,
+             "aten::_scaled_mm": 0}  # fmt: skip
 
 
 class OperatorCosts(Costs):
@@ -180,7 +180,7 @@ def shape_of(name: str, operator: Operator) -> KernelShape:
     >>> shape_of("aten::mm", Operator(shapes=((512, 12), (12, 18)), dtype="float")).k
     12
     """
-    dtype = _DTYPES.get(operator.dtype.rsplit(":", 1)[-1].lower(), "bf16" if "16" in operator.dtype else "fp32")
+    dtype = our_name(operator.dtype) or "fp32"
     first = _PRODUCTS.get(name)
     if first is not None and len(operator.shapes) > first + 1:
         a, b = operator.shapes[first], operator.shapes[first + 1]

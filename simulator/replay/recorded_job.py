@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from simulator.config.names import shipped_names
+from simulator.dtypes import our_name
 from simulator.errors import TraceError
 from simulator.interop import load_model, open_topology
 from simulator.interop.machines.hardware import device_of_driver
@@ -35,7 +36,7 @@ _EVEN = 4
 _MEGATRON = re.compile(r"VocabParallelCrossEntropy|LinearWithGradAccumulation|TensorModelParallelRegion")
 #: kernels of attention -> where their shapes have the heads
 _ATTENTION = {"aten::scaled_dot_product_attention": 1, "flash_attn::_flash_attn_forward": 2, "aten::_softmax": 1}
-_PRECISIONS = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32"}
+_PRECISIONS = ("bf16", "fp16", "fp32")
 
 
 def recorded_job(
@@ -229,9 +230,9 @@ class _Shapes:
         for _, call, n in self.weights:
             types[call.dtype] += n
         found: dict[str, Any] = {"micro_batch": batch, "sequence_length": length}
-        precision = _PRECISIONS.get(types.most_common(1)[0][0])
-        wide = self.token[0].dtype == "float" and precision in ("bf16", "fp16")
-        if precision:
+        precision = our_name(types.most_common(1)[0][0])
+        wide = our_name(self.token[0].dtype) == "fp32" and precision in ("bf16", "fp16")
+        if precision in _PRECISIONS:
             found["precision"] = f"amp_{precision}" if wide else precision
         if not self._named("aten::scaled_dot_product_attention") and not self._named("flash_attn::_flash_attn_forward"):
             found["attention"] = "eager"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from simulator.config import load_layers
-from simulator.models.layer import SCALED_ELEMENTS
+from simulator.dtypes import SCALED_ELEMENTS
 
 #: generations that something here is fitted to or known of; a device file may name others
 ARCHITECTURES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from simulator.dtypes import element_bytes
 from simulator.trace_io.trace_record import CollectiveCall
 
 #: kernels that communicate; the first group holds libraries, the second custom kernels without "nccl" in the name.
@@ -57,13 +58,6 @@ KERNEL_NAMES = (
 _ANONYMOUS = "(anonymous namespace)::"
 #: NCCL runs these as sends and receives
 _AS_SEND_RECV = ("all_to_all", "send", "recv", "send_recv")
-
-_ELEMENT_BYTES = {
-    "double": 8, "float64": 8, "long": 8, "int64": 8, "longint": 8, "complexfloat": 8,
-    "float": 4, "float32": 4, "int": 4, "int32": 4, "unsignedint": 4, "uint32": 4,
-    "half": 2, "float16": 2, "bfloat16": 2, "short": 2, "shortint": 2, "int16": 2, "uint16": 2,
-    "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "unsignedchar": 1, "signedchar": 1,
-}  # fmt: skip
 
 
 class CommunicationNames:
@@ -118,20 +112,6 @@ def kernel_name(operation: str) -> str:
     if operation in _AS_SEND_RECV:
         return "SendRecv"
     return next((word for word, found in KERNEL_NAMES if found == operation and operation != "barrier"), "Generic")
-
-
-def element_bytes(dtype: str) -> int:
-    """Return the bytes of one element of a framework's dtype, 0 where unknown.
-
-    Examples
-    --------
-    >>> element_bytes("c10::BFloat16"), element_bytes("Tensor(long int)"), element_bytes("Float8_e4m3fn")
-    (2, 8, 1)
-    """
-    word = dtype.rsplit("(", 1)[-1].rstrip(")]").rsplit(":", 1)[-1].replace(" ", "").lower()
-    if word.startswith("float8"):
-        return 1
-    return _ELEMENT_BYTES.get(word, 0)
 
 
 def message_bytes(collective: str, in_nelems: int, out_nelems: int, dtype: str, group_size: int = 0) -> int:

@@ -24,11 +24,11 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from simulator.config import parse_json
+from simulator.dtypes import element_bytes
 from simulator.errors import TraceError
 from simulator.trace_io.collective_names import (
     FRAMEWORK_NAMES,
     CommunicationNames,
-    element_bytes,
     kernel_operation,
     merge_calls,
     message_bytes,

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from simulator.trace_io.collective_names import FRAMEWORK_NAMES, element_bytes, message_bytes, operation_name
+from simulator.dtypes import element_bytes
+from simulator.trace_io.collective_names import FRAMEWORK_NAMES, message_bytes, operation_name
 from simulator.trace_io.json_stream import Listed, clean
 from simulator.trace_io.trace_record import CollectiveCall, integer, rank_tuple
 

@@ -462,5 +462,5 @@ def test_torchaos_eight_bits_are_the_same_whoever_names_them(tmp_path, kind, old
 
 
 def test_a_recipe_that_torchao_does_not_have_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="fp8_recipe_name.*'colwise' is no recipe"):
+    with pytest.raises(ConfigError, match=r"fp8_recipe_name.*'colwise' is no recipe"):
         read(tmp_path, "torchtune", TORCHTUNE + "enable_fp8_training: true\nfp8_recipe_name: colwise\n")

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from functools import cache
 
 from simulator.collectives.shape import shape_of
+from simulator.dtypes import DTYPE_BYTES
 from simulator.errors import ConfigError
 from simulator.interop import open_topology
 from simulator.kernels.dispatcher import DispatchConstants, DispatcherKernels, copying_s
-from simulator.models.layer import DTYPE_BYTES
 from simulator.parallel.expert import expected_places
 from simulator.plan.dispatchers import DISPATCHERS
 from simulator.plan.precision import SCALED_BYTES

@@ -18,10 +18,10 @@ from typing import TypedDict
 
 from simulator.answer import Result
 from simulator.collectives import plan_collective
+from simulator.dtypes import DTYPE_BYTES
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.run.goodput import writers_of
 from simulator.explore.run.overlapped import overlap
-from simulator.models.layer import DTYPE_BYTES
 from simulator.simulation import simulate_on
 from simulator.topology.cluster_file import nodes_of_sites
 

@@ -10,16 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from simulator.models.layer import (
-    DTYPE_BYTES,
-    AttentionShape,
-    CommunicationPoint,
-    GemmShape,
-    LayerItem,
-    Parameter,
-    Pass,
-    Split,
-)
+from simulator.dtypes import DTYPE_BYTES
+from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, LayerItem, Parameter, Pass, Split
 from simulator.models.liveness import Tensor
 from simulator.models.ops import add, batched_product, cast, copy, flash_attention, kernel, map_kernel, product, scale
 from simulator.models.setting import RankSetting, check_blocks

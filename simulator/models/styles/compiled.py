@@ -8,7 +8,8 @@ computed again in backward rather than saved).
 
 from __future__ import annotations
 
-from simulator.models.layer import DTYPE_BYTES, AttentionShape, LayerItem
+from simulator.dtypes import DTYPE_BYTES
+from simulator.models.layer import AttentionShape, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import (
     cast,

@@ -7,7 +7,8 @@ The operator lists are those that a dispatch mode records of transformers 5 (GPT
 
 from __future__ import annotations
 
-from simulator.models.layer import DTYPE_BYTES, AttentionShape, CommunicationPoint, LayerItem
+from simulator.dtypes import DTYPE_BYTES
+from simulator.models.layer import AttentionShape, CommunicationPoint, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import (
     add,

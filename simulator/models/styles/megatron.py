@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.models.layer import DTYPE_BYTES, AttentionShape, CommunicationPoint, LayerItem
+from simulator.dtypes import DTYPE_BYTES
+from simulator.models.layer import AttentionShape, CommunicationPoint, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import (
     bias_gradient,
