@@ -18,7 +18,7 @@ from simulator.config import (
     validate,
 )
 from simulator.errors import ConfigError
-from simulator.topology.cluster_spec import ClusterSpec, TransportSpec
+from simulator.topology.cluster_spec import ClusterSpec, usual_transports
 from simulator.topology.given_graph import GraphSpec, topology_of_graph
 from simulator.topology.graph import Topology, check_size
 from simulator.topology.layout import build_layout
@@ -129,7 +129,8 @@ def spec_of(data: Any, locator: Locator, overrides: Mapping[str, object] | None 
         data, locator = _override(data, locator, key, str(value))
     if "vertices" in data or "edges" in data:
         return validate(data, GraphSpec, locator)
-    return _with_transport(validate(data, ClusterSpec, locator))
+    spec = validate(data, ClusterSpec, locator)
+    return spec if spec.node.nics is None else spec.model_copy(update={"transports": usual_transports(spec.transports)})
 
 
 def _override(data: Any, locator: Locator, key: str, value: str) -> tuple[Any, Locator]:
@@ -143,10 +144,3 @@ def _override(data: Any, locator: Locator, key: str, value: str) -> tuple[Any, L
     if parts[-1] == "kind" and len(section) == 1:
         found.begins_anew = tuple(parts[:-1])
     return merged, found
-
-
-def _with_transport(spec: ClusterSpec) -> ClusterSpec:
-    """Give a cluster that names no transport the plain one: RDMA at the rate of its NICs."""
-    if spec.transports or spec.node.nics is None:
-        return spec
-    return spec.model_copy(update={"transports": {"rdma": TransportSpec(protocol="rdma")}})

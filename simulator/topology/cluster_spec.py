@@ -6,6 +6,7 @@ Keys of the file are the aliases; attribute names carry the units.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args
 
@@ -249,6 +250,19 @@ class TransportSpec(Sourced):
     tuner: Literal["p5", "p5en", "p6-b200"] | None = None
     incast: float | None = Field(default=None, gt=0, le=1)
     constants: dict[str, Any] = Field(default_factory=dict)
+
+
+def usual_transports(said: Mapping[str, TransportSpec]) -> dict[str, TransportSpec]:
+    """Return the transports of nodes with NICs: those that a file names, else RDMA, and sockets, which every NIC carries.
+
+    Whoever names a way over sockets knows better.
+    """
+    found = dict(said) or {"rdma": TransportSpec(protocol="rdma")}
+    if not any(one.protocol in (*SOCKETS, "gloo") for one in found.values()):
+        found.setdefault(
+            "tcp", TransportSpec(protocol="tcp", gpu_direct=False, source="NCCL sockets over the same NICs")
+        )
+    return found
 
 
 class SitesSpec(Sourced):

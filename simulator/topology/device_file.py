@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from simulator.config import (
     Bandwidth,
@@ -67,24 +67,27 @@ def _constants(section: Mapping[str, Any], *at: str) -> Mapping[str, Any]:
 Constants = Annotated[dict[str, Any], AfterValidator(_constants)]
 
 
-_Seconds = Annotated[float | None, Field(ge=0, le=_MOST_S)]
-_Rate = Annotated[float | None, Field(gt=0, le=LARGEST)]
+_Rate = Annotated[float | None, Field(gt=0)]
 _Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def _checked(section: Any) -> Any:
+    return _constants(section) if isinstance(section, Mapping) else section
 
 
 class HostConstants(Spec):
     """What a host takes to launch, to dispatch and to copy, in seconds and bytes per second; what is left out has a default."""
 
-    launch_s: _Seconds = None
-    graph_node_s: _Seconds = None
-    synchronize_s: _Seconds = None
-    dispatch_forward_s: _Seconds = None
-    dispatch_backward_s: _Seconds = None
-    dispatch_optimizer_s: _Seconds = None
-    dispatch_compiled_s: _Seconds = None
-    dispatch_module_s: _Seconds = None
-    dispatch_quantised_module_s: _Seconds = None
-    dispatch_expert_s: _Seconds = None
+    launch_s: float | None = None
+    graph_node_s: float | None = None
+    synchronize_s: float | None = None
+    dispatch_forward_s: float | None = None
+    dispatch_backward_s: float | None = None
+    dispatch_optimizer_s: float | None = None
+    dispatch_compiled_s: float | None = None
+    dispatch_module_s: float | None = None
+    dispatch_quantised_module_s: float | None = None
+    dispatch_expert_s: float | None = None
     h2d_bytes_per_s: _Rate = None
     d2h_bytes_per_s: _Rate = None
     cpu_adam_bytes_per_s: _Rate = None
@@ -123,8 +126,10 @@ class DeviceFile(Spec):
     peak_flops_per_s: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"], Compute] = Field(alias="peak")
     pcie_bandwidth_bytes_per_s: Bandwidth = Field(alias="pcie_bandwidth", gt=0)
     kernels: Constants = Field(default_factory=dict)
-    host: HostConstants = Field(default_factory=HostConstants)
-    interference: InterferenceConstants = Field(default_factory=InterferenceConstants)
+    host: Annotated[HostConstants, BeforeValidator(_checked)] = Field(default_factory=HostConstants)
+    interference: Annotated[InterferenceConstants, BeforeValidator(_checked)] = Field(
+        default_factory=InterferenceConstants
+    )
     #: Joules per FLOP relative to the device that the file extends: the same die at another voltage.
     relative_flop_energy: float = Field(default=1.0, gt=0, le=10)
     kernel_basis: KernelBasis = "datasheet"

@@ -25,7 +25,7 @@ from simulator.topology.cluster_spec import (
     NvMatrixSpec,
     NvSwitchSpec,
     PcieSpec,
-    TransportSpec,
+    usual_transports,
 )
 from simulator.topology.graph import Topology
 from simulator.topology.link import (
@@ -324,9 +324,7 @@ def topology_of_graph(spec: GraphSpec, n_gpus: int | None = None) -> Topology:
     if len(devices) > 1:
         raise ConfigError(f"{spec.name}: GPUs of several kinds in one graph: {', '.join(sorted(map(str, devices)))}")
     node = _node_of_graph(layout, str(devices.pop()))
-    transports = spec.transports
-    if not transports and node.nics is not None:
-        transports = {"rdma": TransportSpec(protocol="rdma")}
+    transports = spec.transports if node.nics is None else usual_transports(spec.transports)
     said = {name: getattr(spec, name) for name in GraphSpec.model_fields if name in ClusterSpec.model_fields}
     n_nodes = len(layout.gpus) // layout.gpus_per_node
     cluster = ClusterSpec.model_construct(**{**said, "nodes": n_nodes, "node": node, "transports": transports})

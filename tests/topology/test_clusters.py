@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.collectives import plan_collective
 from simulator.config import load_yaml, resolve_name
+from simulator.network import lone_flow_s
 from simulator.topology import LINK_KINDS, describe, list_topologies, load_topology
 
 NAMED = [
@@ -176,6 +178,23 @@ def test_transports_asked_for_are_there():
     assert load_topology("bigred200").transports["rdma"].protocol == "slingshot"
     assert load_topology("oci-gb200-nvl64").transports["rdma"].protocol == "roce"
     assert not load_topology("pinnacles").transports["ipoib"].gpu_direct
+
+
+@pytest.mark.parametrize("name", ["alps", "aws-g6e", "dgx-h100", "gb200-nvl72", "frontier", "mi300x-8"])
+def test_sockets_are_at_hand_wherever_there_are_nics(name):
+    """NCCL's own transport of last resort (NVIDIA/nccl, ``src/transport/net_socket.cc``), through host memory, and never by default."""
+    topology = load_topology(name)
+    assert (topology.transports["tcp"].protocol, topology.transports["tcp"].gpu_direct) == ("tcp", False)
+    assert topology.default_transport != "tcp"
+    part, group = load_topology(name, 2 * topology.gpus_per_node), ((0, topology.gpus_per_node),)
+    flows = [plan_collective("all_reduce", 2**28, group, part, transport=way) for way in ("tcp", None)]
+    slow_s, fast_s = (lone_flow_s(flow, part) for flow in flows)
+    assert slow_s > 1.2 * fast_s
+
+
+def test_who_names_a_way_over_sockets_gets_no_other():
+    assert "tcp" not in load_topology("pinnacles").transports
+    assert [one.protocol for one in load_topology("emulated-1g").transports.values()] == ["gloo"]
 
 
 @pytest.mark.parametrize("name", list_topologies())
