@@ -37,14 +37,16 @@ def _raised(question: NcclQuestion) -> float:
     """Return how much faster than their NICs channels are taken to be inside two nodes, of which each sends a byte once only.
 
     NCCL's search raises a tree's speed inside a node, up to twice that between nodes, as long as the links there have room
-    for it. Behind switches they have; of the directly wired nodes at hand all kept rings.
+    for it. Behind switches they have, and between GH200s, whose trees on Alps and Olivia are as fast. Of A100s and V100s that are wired
+    directly all kept rings: mostly for the least speed of a tree's channels there, on Big Red 200 for no reason that is known.
 
     References
     ----------
     NVIDIA/nccl v2.30.7, ``src/graph/search.cc``: the second pass of ``ncclTopoCompute``.
     """
     shape = question.shape
-    if shape.n_nodes != 2 or shape.ranks_per_node == 1 or shape.wiring != "switch" or is_legacy(shape):
+    has_room = shape.wiring == "switch" or (shape.wiring == "mesh" and shape.generation in ("hopper", "blackwell"))
+    if shape.n_nodes != 2 or shape.ranks_per_node == 1 or not has_room or is_legacy(shape):
         return 1.0
     return max(1.0, min(2.0, nvlink_speed(shape) / question.bus))
 
