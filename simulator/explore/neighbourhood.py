@@ -21,7 +21,13 @@ from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import idle_settings, is_alone
 from simulator.parallel.rank_model import n_predictions
 from simulator.plan import SETTINGS, ParallelPlan
-from simulator.plan.rules import capture_doubt, captures_layers, counted_layers, sharding_refusal
+from simulator.plan.rules import (
+    capture_doubt,
+    captures_layers,
+    counted_layers,
+    gathers_to_recompute,
+    sharding_refusal,
+)
 from simulator.plan.stage_layout import beside_ends, shortened_ends
 from simulator.plan.vocabularies import RECOMPUTES
 from simulator.schedules import SCHEDULES, find_schedule, plain_name
@@ -30,7 +36,7 @@ from simulator.topology import Topology
 #: settings of whose words or switches every other one is a neighbour where it means anything
 _SWITCHES = (
     "overlap_parameter_gather", "sequence_parallel", "asynchronous_tp", "scatter_gather", "gradient_collective",
-    "gradient_as_bucket_view", "no_sync", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "cp_comm_type",
+    "gradient_as_bucket_view", "no_sync", "recompute_gathers", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "cp_comm_type",
     "cp_load_balance", "moe_dispatcher", "moe_shared_expert_overlap", "offload_optimizer", "offload_parameters",
     "gradient_bytes", "gradient_compression", "moe_fp8_dispatch", "quantized_weights", "quantized_gradients",
     "muon_tp_mode",
@@ -432,6 +438,8 @@ def _others(plan: ParallelPlan, name: str) -> list[object]:
     now, one = getattr(plan, name), SETTINGS[name]
     if name == "scatter_gather":
         return [plan.message_shards == 1]
+    if name == "recompute_gathers":
+        return [not gathers_to_recompute(plan)]
     if name == "no_sync":
         return [not plan.defers_reduction] if plan.n_micro_batches > 1 else []
     if one.kind is bool:

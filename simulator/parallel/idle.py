@@ -123,7 +123,7 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
     group = plan.sharding_group or (0 if plan.sharding == "hsdp" else plan.dp * plan.cp)  # 0: those of a node
     is_one_group = group >= plan.dp * plan.cp
     return [
-        ((*_SHARED, *_ELEMENTS, *_FSDP, "no_sync"), alone, "there is one data-parallel rank"),
+        ((*_SHARED, *_ELEMENTS, *_FSDP, "no_sync", "recompute_gathers"), alone, "there is one data-parallel rank"),
         (("gradient_collective",), alone, "there is one data-parallel rank"),
         (("overlap",), plan.gpus == 1, "there is one GPU"),
         (("nccl_user_buffers",), alone, "there is one data-parallel rank"),
@@ -146,7 +146,14 @@ def _idle_data(plan: ParallelPlan, has_experts: bool) -> Idle:
             not facts.copies_into_buckets or plan.sharding != "none",
             "only DDP copies into buckets",
         ),
-        ((*_FSDP, "no_sync"), not is_fsdp, "only FSDP's sharding has it"),
+        ((*_FSDP, "no_sync", "recompute_gathers"), not is_fsdp, "only FSDP's sharding has it"),
+        (
+            ("recompute_gathers",),
+            is_fsdp and facts.fsdp_version != 1,
+            "only FSDP's wrapper frees a unit behind its recomputation",
+        ),
+        (("recompute_gathers",), plan.recompute != "full", f"recompute={plan.recompute}"),
+        (("recompute_gathers",), plan.keeps_gathered, "parameters stay gathered for backward"),
         (("prefetch_depth",), is_fsdp and facts.fsdp_version != 2, "only fully_shard is told several units"),
         (("limit_all_gathers",), not facts.gathers_in_flight, "streams wait for room, not the host"),
         (("backward_prefetch", "limit_all_gathers"), plan.keeps_gathered, "parameters stay gathered for backward"),

@@ -17,6 +17,7 @@ from simulator.models.layer import Layer
 from simulator.parallel.data import DENSE, DataParallel, Owners, last_of_each_stream
 from simulator.parallel.mesh import Communicators
 from simulator.plan import ParallelPlan
+from simulator.plan.rules import gathers_to_recompute
 from simulator.program.op import HostWork, Phase
 from simulator.program.program import COMPUTE, HOST, TaskList
 from simulator.schedules import Kind
@@ -165,8 +166,7 @@ class FullySharded(DataParallel):
             elements[DENSE] = self.backward_elements(elements[DENSE])
         after = self._limit(tasks, position, kind, micro_batch) + behind if any(elements.values()) else ()
         phase: Phase = "forward" if kind == "F" else "backward"
-        gathers_again = self.plan.recompute == "full" and self.plan.framework_spec.gathers_to_recompute
-        for _ in range(2 if kind != "F" and gathers_again else 1):
+        for _ in range(2 if kind != "F" and gathers_to_recompute(self.plan) else 1):
             self._gathered[position, kind, micro_batch] = self.all_gather(tasks, elements, after, phase, micro_batch)
 
     def _keeps(self, position: int) -> bool:

@@ -64,9 +64,9 @@ class Framework:
     #: Whether recomputation ends as soon as all that was saved is there again (``early_stop`` of PyTorch's
     #: non-reentrant checkpointing).
     stops_recompute_early: bool = False
-    #: Whether blocks are checkpointed outside their FSDP units, so that recomputation gathers a unit and frees it, and backward gathers
-    #: it again (huggingface/transformers, ``TrainingArguments``: of ``gradient_checkpointing`` under full sharding, "introduces a
-    #: redundant AllGather operation in backward pass").
+    #: Whether blocks are checkpointed outside the units of FSDP's wrapper, so that recomputation gathers a unit and frees it, and
+    #: backward gathers it again (huggingface/transformers, ``TrainingArguments``: of ``gradient_checkpointing`` under full sharding,
+    #: "introduces a redundant AllGather operation in backward pass").
     gathers_to_recompute: bool = False
     #: How context parallelism exchanges keys and values unless the plan says otherwise.
     cp_comm_type: ContextExchange = "p2p"

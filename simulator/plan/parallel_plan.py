@@ -244,6 +244,10 @@ class ParallelPlan:
         "sharding", "FSDP: leave gradients of all but the last micro-batch of a step whole on every rank, and reduce their sum.",
         unset="as the framework does", changes=_BOTH,
     )  # fmt: skip
+    recompute_gathers: bool | None = setting(
+        "sharding", "FSDP's wrapper: blocks are checkpointed outside their units (`gradient_checkpointing` of transformers), so that "
+        "recomputation gathers a unit and frees it, and backward gathers it again.", unset="as the framework does",
+    )  # fmt: skip
     backward_prefetch: Literal["pre", "post", "none"] = setting(
         "overlap", "FSDP: gather the next unit before (`pre`) or after (`post`) the current one's backward, or not ahead.", default="pre"
     )  # fmt: skip

@@ -388,6 +388,13 @@ def _expert_conflicts(plan: ParallelPlan) -> Conflicts:
     ]
 
 
+def gathers_to_recompute(plan: ParallelPlan) -> bool:
+    """Tell whether full recomputation and backward each gather a unit of FSDP's wrapper."""
+    facts = plan.framework_spec
+    asked = facts.gathers_to_recompute if plan.recompute_gathers is None else plan.recompute_gathers
+    return asked and plan.recompute == "full" and facts.data_parallel.fsdp_version == 1
+
+
 def captures_layers(plan: ParallelPlan) -> bool:
     """Whether whole layers are Megatron-Core's CUDA graphs (``--cuda-graph-impl local``), which ``host=graphs`` says under it."""
     has_such = "full_iteration" in plan.framework_spec.captures

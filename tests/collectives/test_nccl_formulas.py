@@ -585,8 +585,8 @@ def test_a_generation_without_a_row_is_priced_by_one_other_throughout(own, taken
 def test_two_directly_wired_nodes_take_trees_where_their_channels_are_fast_enough(cluster, tree, ring):
     """Four NICs, a channel at 24 GB/s each, raised to twice that inside the node; NCCL's least rate of a tree's channel is what differs.
 
-    NVIDIA/nccl v2.30.7, ``src/graph/search.cc``, second pass, and ``src/graph/tuning.cc``, ``perChMaxTreeBw`` of two nodes. GH200s on Alps and
-    Olivia run trees; A100s on Perlmutter (4 GiB in 104 ms) and Polaris rings.
+    NVIDIA/nccl v2.30.7, ``src/graph/search.cc``, second pass, and ``src/graph/tuning.cc``, ``perChMaxTreeBw`` of two nodes. GH200s
+    on Alps and Olivia run trees; A100s on Perlmutter (4 GiB in 104 ms) and Polaris rings.
     """
     shape = shape_of(range(8), load_topology(cluster, 8))
     assert choose("all_reduce", 2**32, shape).label == ("tree/simple" if tree > ring else "ring/simple")

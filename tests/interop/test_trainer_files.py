@@ -6,6 +6,7 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.interop.trainers.plan_files import plan_settings
+from simulator.plan.rules import gathers_to_recompute
 from tests.interop.reading import read
 
 # ---- DeepSpeed ---------------------------------------------------------------------------------------------------
@@ -350,3 +351,16 @@ def test_groups_of_mics_need_the_third_stage(tmp_path):
     for stage, expected in ((1, "zero1"), (3, "hsdp")):
         data = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage, "mics_shard_size": 4}}
         assert read(tmp_path, json.dumps(data), "ds.json").settings["sharding"] == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "gathers"), [("gradient_checkpointing: true\n", True), ("fsdp_config: {activation_checkpointing: true}\n", False)]
+)  # fmt: skip
+def test_the_plugins_checkpoints_stand_inside_the_units(tmp_path, word, gathers):
+    """transformers, ``TrainingArguments``: with full sharding ``activation_checkpointing`` of ``fsdp_config`` is to be used, for
+    ``gradient_checkpointing`` gathers once more."""
+    text = (
+        "model_name_or_path: meta-llama/Llama-2-7b-hf\nper_device_train_batch_size: 1\nbf16: true\nfsdp: full_shard\n"
+    )
+    plan = read(tmp_path, text + word).plan().resolve(8)
+    assert (plan.recompute, gathers_to_recompute(plan)) == ("full", gathers)

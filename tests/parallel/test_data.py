@@ -293,6 +293,15 @@ def test_checkpoints_outside_units_gather_a_unit_once_more(recompute, times):
         assert sent["all_gather"] == expected * 2 * PSI, framework
 
 
+@pytest.mark.parametrize("framework", ["hf-fsdp", "fsdp"])
+@pytest.mark.parametrize(("gathers", "times"), [(True, 3), (False, 2)])
+def test_where_checkpoints_stand_is_the_trainers_to_say(framework, gathers, times):
+    """``activation_checkpointing`` of Accelerate's plugin wraps what is inside the units (``apply_activation_checkpointing``), whoever
+    calls it; any trainer may checkpoint whole units."""
+    sent = sent_bytes(zero_plan(framework=framework, recompute="full", recompute_gathers=gathers), SIZES, 1)
+    assert sent["all_gather"] == times * 2 * PSI
+
+
 def test_fsdp_that_keeps_its_parameters_gathers_once_per_micro_batch():
     plan = zero_plan(framework="fsdp", sharding="zero2", global_batch=32)
     assert sent_bytes(plan, SIZES, 2) == {"all_gather": 2 * PSI * 2, "reduce_scatter": 2 * PSI * 2}

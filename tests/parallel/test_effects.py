@@ -49,6 +49,7 @@ EFFECTS = [
     ("gradient_collective", "reduce", {"framework": "deepspeed", "sharding": "zero2"}), ("gradient_compression", "bf16", DDP),
     ("gradient_compression", "onebit", {"framework": "deepspeed", "sharding": "none"}),
     ("gradient_as_bucket_view", True, DDP), ("backward_prefetch", "none", FSDP), ("no_sync", True, FSDP),
+    ("recompute_gathers", True, {**FSDP, "recompute": "full"}),
     ("optimizer_implementation", "foreach", {}), ("optimizer_implementation", "fused", FSDP),
     ("attention_kernel", "flash_attention_1", {}), ("launch_blocking", True, {}), ("rope_fusion", False, {}),
     ("backward_prefetch", "post", {**FSDP, "recompute": "full"}),

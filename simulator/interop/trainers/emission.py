@@ -9,6 +9,7 @@ from typing import Any
 from simulator.errors import InfeasiblePlanError
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
+from simulator.plan.rules import gathers_to_recompute
 from simulator.schedules import plain_name, sends_block
 
 
@@ -42,6 +43,7 @@ def effective(plan: ParallelPlan) -> dict[str, Any]:
         "optimizer_implementation": plan.steps_adam,
         "fp8_param_gather": plan.keeps_narrow,
         "no_sync": plan.defers_reduction,
+        "recompute_gathers": gathers_to_recompute(plan),
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
         "cp_comm_type": plan.context_exchange if plan.cp > 1 else None,
         "overlap_p2p": plan.pp > 1 and not sends_block(plan),

@@ -43,7 +43,11 @@ def _describe(found: FoundKeys) -> Described:
         {"framework": "hf-eager"} | KEYS.fields(found, "plan") | _precision(found) | _attention(found) | _fsdp(found)
     )
     is_factory = found.given("finetuning_type", "stage", "cutoff_len")
-    if _is_on(found["gradient_checkpointing"]) or found["fsdp_config.activation_checkpointing"]:
+    if found[
+        "fsdp_config.activation_checkpointing"
+    ]:  # inside the units (Accelerate, ``apply_activation_checkpointing``)
+        settings |= {"recompute": "full", "recompute_gathers": False}
+    elif _is_on(found["gradient_checkpointing"]):
         settings["recompute"] = "full"
     elif is_factory and not found["disable_gradient_checkpointing"]:
         settings["recompute"] = "full"
