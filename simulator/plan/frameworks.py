@@ -154,6 +154,20 @@ FRAMEWORKS: dict[str, Framework] = {
                     adapters_fp32_since=_PEFT_0_11,
                 ),
                 Framework(
+                    name=f"hf-fsdp2{under}",
+                    kernels=kernels,  # type: ignore[arg-type]
+                    loss=loss,  # type: ignore[arg-type]
+                    data_parallel=replace(FSDP2, defers_reduction=True),
+                    pipeline=pipelines.NONE,
+                    recipe=FULLY_SHARDED,
+                    optimizer_implementation="foreach",
+                    fused_since=_TORCH_2_8,
+                    stops_recompute_early=True,  # ``checkpoint_wrapper`` and transformers 5 without reentry
+                    flash="flash_attention_2",
+                    copies_sequence=True,
+                    adapters_fp32_since=_PEFT_0_11,
+                ),
+                Framework(
                     name=f"deepspeed{under}",
                     kernels=kernels,  # type: ignore[arg-type]
                     loss=loss,  # type: ignore[arg-type]
@@ -526,8 +540,8 @@ def liger_variant(name: str) -> str:
 
     Examples
     --------
-    >>> [liger_variant(name) for name in ("hf-eager", "hf-fsdp", "deepspeed", "automodel", "fsdp2")]
-    ['hf-liger', 'hf-fsdp-liger', 'deepspeed-liger', 'automodel-liger', '']
+    >>> [liger_variant(name) for name in ("hf-eager", "hf-fsdp2", "deepspeed", "automodel", "fsdp2")]
+    ['hf-liger', 'hf-fsdp2-liger', 'deepspeed-liger', 'automodel-liger', '']
     """
     found = f"{name.removesuffix('-eager')}-liger"
     return found if found in FRAMEWORKS else ""

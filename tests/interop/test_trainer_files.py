@@ -1,6 +1,7 @@
 """Files of DeepSpeed and around the Hugging Face Trainer: small ones after the pattern of real ones, read by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -291,7 +292,7 @@ PLUGIN = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
         (PLUGIN + "liger_rms_norm: true\n", "hf-fused", ["liger_rms_norm"]),  # what else it has is named
         (PLUGIN + LIGER.replace("cross_entropy: true", "cross_entropy: false"), "hf-fused", []),
         (LIGER, "hf-eager", []),  # switches of a plugin that is not loaded
-        (PLUGIN + LIGER + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", "fsdp2", ["liger_rope"]),
+        (PLUGIN + LIGER + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", "hf-fsdp2-liger", []),
     ],
 )
 def test_kernels_of_liger_are_a_framework(tmp_path, more, framework, named):
@@ -364,3 +365,15 @@ def test_the_plugins_checkpoints_stand_inside_the_units(tmp_path, word, gathers)
     )
     plan = read(tmp_path, text + word).plan().resolve(8)
     assert (plan.recompute, gathers_to_recompute(plan)) == ("full", gathers)
+
+
+def test_the_trainer_under_fully_shard_accumulates_as_under_the_wrapper(tmp_path):
+    """Accelerate, ``Accelerator.no_sync``: either keeps whole gradients until the last micro-batch of a step."""
+    text = "model_name_or_path: meta-llama/Llama-2-7b-hf\nper_device_train_batch_size: 1\nbf16: true\n"
+    for more, name in (
+        ("fsdp: full_shard\n", "hf-fsdp"),
+        ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", "hf-fsdp2"),
+    ):
+        plan = replace(read(tmp_path, text + more).plan(), global_batch=32).resolve(8)
+        assert (plan.framework, plan.sharding, plan.defers_reduction) == (name, "zero3", True)
+        assert replace(plan, no_sync=None).defers_reduction

@@ -222,7 +222,7 @@ def _fsdp(found: FoundKeys) -> dict[str, Any]:
         "shard_grad_op" if reshard is False else "full_shard",
     )
     settings: dict[str, Any] = {
-        "framework": "fsdp2" if found["fsdp_version"] == 2 or found.given("dp_shard_size") else "hf-fsdp",
+        "framework": "hf-fsdp2" if found["fsdp_version"] == 2 or found.given("dp_shard_size") else "hf-fsdp",
         "sharding": _STRATEGIES[named],
     } | ACCELERATES_LOOP
     if found["dp_shard_size"] and found["dp_replicate_size"] > 1:
