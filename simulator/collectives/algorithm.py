@@ -96,7 +96,7 @@ class Case:
     @property
     def sockets_bytes_per_s(self) -> float:
         """Rate at which data pass from GPU to GPU, where some pass from socket to socket."""
-        return self.inside.sockets_bytes_per_s if self.shape.sockets > 1 else math.inf
+        return self.shape.rings * self.inside.sockets_bytes_per_s if self.shape.sockets > 1 else math.inf
 
     def handshake_s(self, message_bytes: float, half_bytes: float) -> float:
         """Extra time of one hop between nodes for messages that need a rendezvous."""

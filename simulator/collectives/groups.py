@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.arrays import FloatArray, IntArray
 from simulator.collectives.loads import Traffic, combine
-from simulator.collectives.shape import GroupShape, link_matrix
+from simulator.collectives.shape import GroupShape, islands_of, link_matrix
 from simulator.errors import ConfigError
 from simulator.topology.graph import Topology
 
@@ -53,8 +53,27 @@ class Groups:
             return nothing()
         if self.shape.wiring in ("mesh", "cube"):
             return self._wired_pairs()
-        target = np.roll(self.ranks, -1, axis=2)
-        return Traffic(source=self.ranks.ravel(), target=target.ravel(), amount=np.ones(self.ranks.size))
+        orders = self._orders()
+        rings = [self.ranks[:, :, order] for order in orders]
+        return combine(
+            [
+                Traffic(
+                    source=ring.ravel(),
+                    target=np.roll(ring, -1, axis=2).ravel(),
+                    amount=np.full(ring.size, 1.0 / len(rings)),
+                )
+                for ring in rings
+            ]
+        )
+
+    def _orders(self) -> list[IntArray]:
+        """Return in which orders rings visit the members of a node: one, or island by island, each entered at another GPU."""
+        assert self.ranks is not None
+        local = (self.ranks[0, 0] % self.topology.gpus_per_node).tolist()
+        if self.shape.wiring != "pcie" or self.shape.rings == 1:
+            return [np.arange(len(local))]
+        parts = [[local.index(gpu) for gpu in part] for part in islands_of(self.topology.node, local)]
+        return [np.array([one for part in parts for one in np.roll(part, -turn)]) for turn in range(self.shape.rings)]
 
     def _wired_pairs(self) -> Traffic:
         """Rings together use every NVLink between members evenly."""

@@ -54,6 +54,8 @@ class GroupShape:
     transport_class: str = "rdma"
     tuner: str = ""  #: Machine whose table of aws-ofi-nccl chooses algorithm and protocol; empty where NCCL does.
     sockets: int = 1  #: CPU sockets over which its GPUs of one node talk by PCIe; 1 with NVLink.
+    #: Rings that pass through its GPUs of one node side by side: between islands of NVLink each crosses at GPUs of its own.
+    rings: int = 1
     collnet: bool = False  #: Whether the switches between nodes reduce (SHARP with its plug-in).
     #: Whether all GPUs of the node take part (NVLS needs no less, but in racks, where any three do).
     full_node: bool = True
@@ -89,7 +91,10 @@ def shape_of(
         n_nics = len({nic for rank in members for nic in topology.nics_of(rank)})
     places = [rank % topology.gpus_per_node for rank in members]
     wiring, nvlink = _inside(node, places)
-    whole = _inside(node, list(range(node.gpus)))[1] if wiring != "pcie" else 0.0
+    together, of_all = _inside(node, list(range(node.gpus)))
+    whole = (
+        0.0 if wiring == "pcie" else nvlink if together == "pcie" else of_all
+    )  # where islands of NVLink are apart, its own
     section, device = topology.collectives, topology.device(group[0])
     overrides = _overrides(section.get("constants") or {}, topology.transports.get(name))
     return GroupShape(
@@ -111,6 +116,7 @@ def shape_of(
         transport_class=transport_class,
         tuner=getattr(topology.transports.get(name), "tuner", None) or "",
         sockets=len({socket_of(node, gpu) for gpu in places}) if wiring == "pcie" else 1,
+        rings=min(map(len, islands_of(node, places))) if wiring == "pcie" else 1,
         collnet=bool(section.get("collnet", False)),
         full_node=local == node.gpus or (node.hosts > 1 and local > 2),
         nccl=str(section.get("nccl", "")) if nccl is None else nccl,
@@ -195,9 +201,29 @@ def _inside(node: Any, locals_: list[int]) -> tuple[str, float]:
         return wiring, nvlink.links_per_peer * max(1, len(locals_) - 1) * per_link
     matrix = link_matrix(node)
     degrees = [sum(matrix[i][j] for j in locals_ if j != i) for i in locals_]
-    if len(locals_) > 1 and min(degrees) == 0:
+    if len(islands_of(node, locals_)) > 1:
         return "pcie", node.pcie.bandwidth_bytes_per_s
     return wiring, max(1, min(degrees)) * per_link
+
+
+def islands_of(node: Any, members: Sequence[int]) -> list[list[int]]:
+    """Return the GPUs of a node that NVLinks join among some of them, each part in ascending order, the parts by their first."""
+    left, found = sorted(members), []
+    if node.nvlink is None:
+        return [[one] for one in left]
+    if node.nvlink.kind == "switch":
+        return [left]
+    matrix = link_matrix(node)
+    while left:
+        part, reached = {left[0]}, [left[0]]
+        while reached:
+            at = reached.pop()
+            new = [one for one in left if matrix[at][one] and one not in part]
+            part.update(new)
+            reached += new
+        found.append(sorted(part))
+        left = [one for one in left if one not in part]
+    return found
 
 
 def link_matrix(node: Any) -> Sequence[Sequence[int]]:

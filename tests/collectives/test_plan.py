@@ -356,3 +356,38 @@ def test_unequal_nodes_meet_as_often_as_the_smaller_one_has_ranks():
     pairs = [(s // 4, t // 4, amount) for s, t, amount in zip(ring.source, ring.target, ring.amount, strict=True)]
     assert sorted(pairs) == [(0, 1, 0.5)] * 2 + [(1, 0, 0.5)] * 2
     assert len(set(ring.source.tolist())) == 4
+
+
+BRIDGED = {"h200-nvl-pcie": 4, "pairs": 2}
+
+
+def bridged(name):
+    """Eight GPUs on two sockets, joined by NVLink in fours, or in pairs."""
+    matrix = [[4 * (a != b and a // 2 == b // 2) for a in range(8)] for b in range(8)]
+    overrides = None if name == "h200-nvl-pcie" else {"node.nvlink.matrix": matrix}
+    return load_topology("h200-nvl-pcie", 8, overrides=overrides)
+
+
+@pytest.mark.parametrize("name", BRIDGED)
+@pytest.mark.parametrize("network", ["flow", "chunk"])
+def test_islands_of_nvlink_have_each_others_sum_from_socket_to_socket(name, network):
+    """Half of the buffer is added up on either socket's islands, and sent off: a whole buffer each way through what joins the sockets."""
+    topology, n_bytes = bridged(name), 2**30
+    (between,) = {link.bandwidth_bytes_per_s for link in topology.links if link.kind == "socket"}
+    flow = plan_collective("all_reduce", n_bytes, (tuple(range(8)),), topology)
+    assert lone_flow_s(flow, topology, network) > n_bytes / between
+    within = plan_collective("all_reduce", n_bytes, (tuple(range(BRIDGED[name])),), topology)
+    assert lone_flow_s(within, topology, network) < 0.2 * lone_flow_s(flow, topology, network)
+
+
+def test_rings_between_islands_cross_at_different_gpus():
+    """As many rings as an island has GPUs: each leaves at one and enters at the next, so that no GPU's PCIe link takes more than its share."""
+    topology = bridged("pairs")
+    assert shape_of(range(8), topology).rings == 2 and shape_of((0, 1), topology).wiring == "cube"
+    flow = plan_collective("all_reduce", 2**30, (tuple(range(8)),), topology, algorithm="ring")
+    loads = {}
+    for index, weight in zip(flow.links, flow.weights, strict=True):
+        link = topology.links[index]
+        if link.kind == "pcie" and "gpu" in link.source:
+            loads[link.source] = loads.get(link.source, 0.0) + weight
+    assert len(loads) == 8 and max(loads.values()) == pytest.approx(min(loads.values()))

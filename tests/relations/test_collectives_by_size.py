@@ -81,17 +81,20 @@ def test_times_fall_only_where_nccl_leaves_ll(cluster, n_nodes):
 
     From one protocol to the next beyond it, and from algorithm to algorithm, a larger message may gain what its estimate and the
     truth differ by at the crossing, which is little. RCCL's table for MI250X corrects LL's rate by a tenth at 512 KiB and by three tenths
-    at 1 MiB, LL128's hardly (tuning.cc, model 4), so that four of its nodes return to LL there.
+    at 1 MiB, LL128's hardly (tuning.cc, model 4), so that four of its nodes return to LL there. Nor do NCCL's figures know Slingshot's
+    rendezvous, for which a ring waits more often than a tree: two of Kestrel's nodes, which take trees before and behind, take rings at
+    2 MiB, where NCCL corrects trees most.
     """
     if not has_nodes(cluster, n_nodes):
         pytest.skip("too few nodes")
     found, _ = times(cluster, n_nodes)
     for collective, by_size in found.items():
         for ((before, label), (after, label_after)), size in zip(pairwise(by_size), SIZES[1:], strict=True):
-            returns = cluster == "frontier" and (label, label_after) == ("ring/ll128", "ring/ll")
+            change = (cluster, n_nodes, label, label_after)
+            returns = change in (("frontier", 4, "ring/ll128", "ring/ll"), ("kestrel", 2, "ring/ll128", "tree/ll128"))
             if label != label_after and not label.startswith("p2p") and not label.endswith("/ll") and not returns:
-                change = f"{label} {1e6 * before:.1f} to {label_after} {1e6 * after:.1f} us"
-                assert after > 0.9 * before, f"{collective} {size}: {change}"
+                told = f"{label} {1e6 * before:.1f} to {label_after} {1e6 * after:.1f} us"
+                assert after > 0.9 * before, f"{collective} {size}: {told}"
 
 
 @pytest.mark.parametrize("n_nodes", [1, 4])
