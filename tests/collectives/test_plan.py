@@ -381,7 +381,7 @@ def test_islands_of_nvlink_have_each_others_sum_from_socket_to_socket(name, netw
 
 
 def test_rings_between_islands_cross_at_different_gpus():
-    """As many rings as an island has GPUs: each leaves at one and enters at the next, so that no GPU's PCIe link takes more than its share."""
+    """As many rings as an island has GPUs: each leaves at one and enters at the next, and all PCIe links of GPUs share alike."""
     topology = bridged("pairs")
     assert shape_of(range(8), topology).rings == 2 and shape_of((0, 1), topology).wiring == "cube"
     flow = plan_collective("all_reduce", 2**30, (tuple(range(8)),), topology, algorithm="ring")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from simulator.calibration.tables import table_of
+from simulator.config import read_text
 from simulator.errors import ConfigError, SimulatorError, ThresholdError
 from simulator.report.grid import Grid
 from simulator.report.terminal import print_grid
@@ -72,17 +73,15 @@ def kind_of(row: Mapping[str, Any]) -> str:
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Read measured rows."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    missing = {"job", "nodes", "rate", "median_s"} - set(rows[0] if rows else ())
+    table = table_of(read_text(path), str(path))
+    missing = {"job", "nodes", "rate", "median_s"} - set(table.header)
     if missing:
         raise ConfigError(
             f"{path}: no columns {', '.join(sorted(missing))}", hint="see python -m validation emulate --help"
         )
-    return rows
+    if table.faults:
+        raise ConfigError(table.faults[0], hint="as many cells in every row as there are columns")
+    return [cells for _, cells in table.rows]
 
 
 def groups_of(rows: Sequence[Mapping[str, Any]]) -> list[Group]:
