@@ -299,7 +299,7 @@ def _other_jobs_and_sites(shown: Shown) -> list[Part]:
 
 
 def _inputs(shown: Shown) -> list[Part]:
-    sources = _constants(constants_of(shown.result.topology))
+    sources = _constants(constants_of(shown.result.topology, shown.result.scenario.transport or ""))
     return [*_input_tables(shown.result.scenario, shown.given), sources]
 
 

@@ -34,12 +34,12 @@ class ConstantSection:
     rows: tuple[tuple[str, str], ...]  #: Name and value as text.
 
 
-def constants_of(topology: Topology) -> list[ConstantSection]:
-    """Return all constants behind answers on a topology, by file and section."""
+def constants_of(topology: Topology, transport: str = "") -> list[ConstantSection]:
+    """Return all constants behind answers on a topology over a transport, its usual one unless named, by file and section."""
     return [
         *_of_spec(topology.spec, "cluster", topology.spec.source if hasattr(topology.spec, "source") else ""),
         *_of_device(topology.device(0)),
-        *_of_network(topology),
+        *_of_network(topology, transport or topology.default_transport),
     ]
 
 
@@ -140,8 +140,8 @@ def flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield _plain_name(name) if name.endswith(tuple(_WRITERS)) else name, write_value(key, value)
 
 
-def _of_network(topology: Topology) -> Iterator[ConstantSection]:
-    """Yield the fitted constants of collectives for this generation and these transports; nothing without the file."""
+def _of_network(topology: Topology, transport: str) -> Iterator[ConstantSection]:
+    """Yield the fitted constants of collectives for this generation and this transport; nothing without the file."""
     try:
         data, _ = load_yaml(resolve_name("nccl", "network"))
     except ConfigError:
@@ -150,7 +150,7 @@ def _of_network(topology: Topology) -> Iterator[ConstantSection]:
     source = str(tables.get("source", _UNSAID))
     wanted: dict[str, set[str]] = {
         "inside": {str(topology.device(0).architecture)},
-        "between": {str(getattr(transport, "protocol", "")) for transport in topology.transports.values()},
+        "between": {str(getattr(topology.transports.get(transport), "protocol", ""))},
     }
     for where, names in wanted.items():
         known = tables.get(where) or {}

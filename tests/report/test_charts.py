@@ -179,6 +179,16 @@ def test_every_section_of_constants_names_its_source(name):
     assert all(one.rows for one in sections)
 
 
+@pytest.mark.parametrize(("transport", "shown"), [("", "rdma"), ("rdma", "rdma"), ("tcp", "tcp")])
+def test_constants_are_those_of_the_transport_that_carried_the_messages(transport, shown):
+    (between,) = [
+        one
+        for one in constants_of(load_topology("selene", 16), transport)
+        if one.title == "collectives · between nodes"
+    ]
+    assert {name.split(":")[0].split(".")[0].split("@")[0] for name, _ in between.rows} == {shown}
+
+
 def areas(chart):
     """Return the area of all boxes of each trace, in seconds times rows."""
     size, found = {"s": 1.0, "ms": 1e-3}[chart.layout["xaxis"]["title"]["text"]], {}
