@@ -94,7 +94,7 @@ def policy_of(name: str, result: Result, stored: Checkpoint | None = None) -> Po
     held = replace(
         stored,
         write_s=snapshot_s + sent.delay_s,
-        read_s=sent.traffic_s,
+        read_s=sent.traffic_s + stored.base_s,
         source="memory of the next node",
     )
     lag_s = snapshot_s + sent.traffic_beside_s
@@ -103,7 +103,10 @@ def policy_of(name: str, result: Result, stored: Checkpoint | None = None) -> Po
     # states are copied to the host once, and go from there to drives, peers and storage
     drives_s = local_s(stored, writers, topology)
     local = replace(
-        stored, write_s=snapshot_s, read_s=drives_s, source="drives of each node, peers and storage behind them"
+        stored,
+        write_s=snapshot_s,
+        read_s=drives_s + stored.base_s,
+        source="drives of each node, peers and storage behind them",
     )
     return Policy(
         name=name, checkpoint=local, lag_s=max(lag_s, snapshot_s + drives_s),

@@ -196,12 +196,17 @@ class Checkpoint:
     n_bytes: int  #: Parameters and optimizer states, each once; of adapters alone beside weights that are frozen.
     n_writers: int  #: Ranks that write: one copy of the model, or a whole sharding group.
     write_s: float
-    read_s: float
+    read_s: float  #: With the frozen weights, which a job reads beside it.
     source: str  #: Where the rate of storage comes from.
+    base_s: float = 0.0  #: Of that, what frozen weights take wherever the checkpoint is.
+
+
+#: of a frozen weight as models are published
+_FROZEN_BYTES = 2
 
 
 def checkpoint_of(
-    plan: ParallelPlan, topology: Topology, n_parameters: int, n_matrix_parameters: int = 0
+    plan: ParallelPlan, topology: Topology, n_parameters: int, n_matrix_parameters: int = 0, n_frozen: int = 0
 ) -> Checkpoint:
     """Return the checkpoint of a plan: all its writers at once, each node at its rate, all at that of the file system.
 
@@ -209,20 +214,25 @@ def checkpoint_of(
     ----------
     n_matrix_parameters : int
         Of the parameters, those in matrices of blocks, of which Muon keeps less.
+    n_frozen : int
+        Weights beside them that are read when the job starts again, and never written.
     """
     state = state_bytes(plan)
     n_bytes = n_parameters * state.parameter + state.optimizer_bytes(n_parameters, n_matrix_parameters)
     writers = writers_of(plan, topology.gpus_per_node)
     busiest = max(Counter(topology.host_of(rank) for rank in writers).values())
     storage, source = _storage(topology)
-    seconds = {
-        writes: storage.latency_s
-        + storage_s(storage, topology, node_bytes=n_bytes * busiest / len(writers), total_bytes=n_bytes, writes=writes)
-        for writes in (True, False)
-    }
+
+    def takes_s(n_bytes: int, *, writes: bool) -> float:
+        return storage_s(
+            storage, topology, node_bytes=n_bytes * busiest / len(writers), total_bytes=n_bytes, writes=writes
+        )
+
+    base_s = takes_s(n_frozen * _FROZEN_BYTES, writes=False)
     return Checkpoint(
-        n_bytes=n_bytes, n_writers=len(writers), write_s=seconds[True], read_s=seconds[False], source=source
-    )
+        n_bytes=n_bytes, n_writers=len(writers), write_s=storage.latency_s + takes_s(n_bytes, writes=True),
+        read_s=storage.latency_s + takes_s(n_bytes, writes=False) + base_s, source=source, base_s=base_s,
+    )  # fmt: skip
 
 
 def checkpoint_of_job(plan: ParallelPlan, topology: Topology, spec: ModelSpec | RecordedModule) -> Checkpoint:
@@ -237,7 +247,8 @@ def checkpoint_of_job(plan: ParallelPlan, topology: Topology, spec: ModelSpec | 
         return checkpoint_of(plan, topology, spec.n_parameters, spec.n_matrix_parameters)
     layers = model_for(spec, replace(plan, tp=1, cp=1, ep=1, etp=None, sequence_parallel=False)).layers
     matrices = sum(layer.matrix_elements.n for layer in layers)
-    return checkpoint_of(plan, topology, sum(layer.n_trained_parameters for layer in layers), matrices)
+    trained = sum(layer.n_trained_parameters for layer in layers)
+    return checkpoint_of(plan, topology, trained, matrices, n_frozen=spec.n_parameters)
 
 
 def writers_of(plan: ParallelPlan, gpus_per_node: int) -> list[int]:

@@ -124,10 +124,14 @@ def test_a_checkpoint_has_weights_and_optimizer_states_once():
 
 def test_a_checkpoint_beside_frozen_weights_has_the_adapters_and_their_states():
     """Rank 16 on all projections of Llama 2 7B is 39,976,960 weights (``print_trainable_parameters`` of huggingface/peft)."""
-    topology = load_topology("bigred200", 16)
+    topology = load_topology("bigred200", 16, overrides={"storage.node_bandwidth": "2 GB/s"})
     plan = plan_of(framework="torchtune", lora_rank=16, precision="bf16", tp=2)
     found = checkpoint_of_job(plan, topology, find_spec("llama2-7b"))
     assert found.n_bytes == 39_976_960 * (2 + 4)  # torchtune's weights and moments have 16 bits
+    assert found.write_s == pytest.approx(found.n_bytes / 2e9)  # both ranks of one copy are on a node
+    assert found.read_s == pytest.approx(
+        (found.n_bytes + 2 * 6_738_415_616) / 2e9
+    )  # and the weights as they are published
     whole = checkpoint_of_job(plan_of(framework="torchtune", precision="bf16", tp=2), topology, find_spec("llama2-7b"))
     assert whole.n_bytes == 6_738_415_616 * (2 + 4)  # as Meta counts them
 
