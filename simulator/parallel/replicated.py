@@ -197,6 +197,17 @@ class Replicated(DataParallel):
         for bucket in self._buckets:
             if bucket.trigger == position:
                 self._reduce(tasks, bucket, last)
+        if self._buckets and position == min(bucket.trigger for bucket in self._buckets) and not is_last:
+            self._copy_out(tasks)
+
+    def _copy_out(self, tasks: TaskList) -> None:
+        """Copy what was reduced back from the buckets, which every backward that reduces ends with (``Reducer::finalize_backward``)."""
+        for n_elements, reduced in self._packed:
+            # cast into the flat bucket, then copied out of it
+            flat = self.element_bytes if self.facts.reduces_in_fp32 else 0
+            name, sizes = "copy out of bucket", (self._sent_bytes + flat, self.element_bytes + flat)
+            self._reduced.append(self.pointwise(tasks, name, n_elements, *sizes, (reduced,)))
+        self._packed.clear()
 
     def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
         """Reduce everything now where nothing overlapped, and wait for all reductions."""
@@ -213,11 +224,7 @@ class Replicated(DataParallel):
                 self.is_last = n_more == 0
                 for bucket in self._buckets:
                     self._reduce(tasks, bucket, last)
-        for n_elements, reduced in self._packed:
-            # cast into the flat bucket, then copied out of it
-            flat = self.element_bytes if self.facts.reduces_in_fp32 else 0
-            name, sizes = "copy out of bucket", (self._sent_bytes + flat, self.element_bytes + flat)
-            self._reduced.append(self.pointwise(tasks, name, n_elements, *sizes, (reduced,)))
+        self._copy_out(tasks)
         return last + last_of_each_stream(tasks, self._reduced)
 
     def _exchange_signs(self, tasks: TaskList, after: tuple[int, ...]) -> int:

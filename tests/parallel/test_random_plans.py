@@ -82,6 +82,14 @@ def test_any_plan_runs_folded_as_unfolded_or_is_refused_in_words(drawn):
     assert outcome(*drawn) == outcome(*drawn, unfold=True)
 
 
+@pytest.mark.parametrize("framework", ["torch-ddp", "hf-eager", "compiled-ddp"])
+def test_what_every_backward_ends_with_is_part_of_the_period_that_is_left_out(framework):
+    """DDP copies gradients back from its buckets at the end of each backward that reduces (``Reducer::finalize_backward``)."""
+    plan = {"gpus": 2, "cp": 2, "sharding": "zero2", "framework": framework, "micro_batch": 1, "global_batch": 16}
+    names = {"topology": "dgx-a100-80g", "model": "dense"}
+    assert outcome(plan, DENSE, names) == outcome(plan, DENSE, names, unfold=True)
+
+
 @pytest.mark.parametrize(
     ("chosen", "reason"),
     [
